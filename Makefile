@@ -1,0 +1,40 @@
+# Two commands: `make demo` and `make test`. Each makes its own .venv and installs what it needs.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3 python3.13; do \
+	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
+BIN := .venv/bin
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/.demo
+	$(BIN)/batchloom demo
+
+test: .venv/.test lint
+	$(BIN)/python -m pytest
+
+lint: .venv/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/.bench
+	for b in load first_batch pack prepare; do $(BIN)/python bench/$$b.py --peers || exit 1; done
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "batchloom needs Python 3.11 or newer; install it, or give make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
+	touch $@
+
+.venv/.test: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev]'
+	touch $@ .venv/.demo
+
+.venv/.bench: .venv/.test
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+clean:
+	rm -rf .venv demo

@@ -1,0 +1,112 @@
+"""Stores for benchmarks: log-normal document lengths (mean of log 6.2, sigma 1.1)."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from batchloom.core.fingerprint import canonical
+from batchloom.store.format import FORMAT_VERSION, MANIFEST_NAME, TOKENIZER_NAME, shard_name
+from batchloom.store.index import index_bytes
+from batchloom.store.manifest import (
+    Counts,
+    Manifest,
+    PartEntry,
+    ShardEntry,
+    SourceEntry,
+    SubsetEntry,
+    TokenizerEntry,
+    manifest_bytes,
+)
+from batchloom.store.origins import Origins
+from batchloom.store.writer import LengthsWriter, ShardWriter, write_file
+from batchloom.tokens import resolve_tokenizer
+
+VOCABULARY = 50_257
+SHARD_TOKENS = 100_000_000
+
+
+def lengths(documents: int, seed: int = 0) -> np.ndarray:
+    """Document lengths in tokens, uint32 [documents]."""
+    drawn = np.random.default_rng(seed).lognormal(6.2, 1.1, documents)
+    return np.clip(drawn, 1, None).astype(np.uint32)
+
+
+def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int = 0) -> Path:
+    """A finished store of skewed random ids; ``sparse`` leaves the ``.bin`` files as holes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    train = folder / "train"
+    train.mkdir(parents=True)
+    all_lengths = lengths(documents, seed)
+    ends = np.cumsum(all_lengths, dtype=np.int64)
+    entries = []
+    writer = LengthsWriter(train)
+    writer.append(all_lengths)
+    checksum = writer.finish()
+    start = 0
+    while start < documents:
+        base = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, base + SHARD_TOKENS, side="right")))
+        entries.append(
+            _shard(train / shard_name(len(entries)), all_lengths[start:stop], sparse, seed)
+        )
+        start = stop
+    tokenizer = resolve_tokenizer("gpt2")
+    write_file(folder / TOKENIZER_NAME, canonical(tokenizer.state()))
+    tokens = int(ends[-1])
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        generation=1,
+        dtype="uint16",
+        tokenizer=TokenizerEntry(
+            tokenizer.name,
+            tokenizer.fingerprint,
+            tokenizer.vocabulary_hash,
+            tokenizer.vocab_size,
+            tokenizer.end_id,
+            tokenizer.bos_id,
+            tokenizer.engine.name,
+            tokenizer.engine.version,
+        ),
+        recipe={},
+        recipe_fingerprint="",
+        counts=Counts(documents, documents, tokens, 0, {}),
+        subsets={"train": SubsetEntry(documents, tokens, checksum, tuple(entries))},
+        subset_overrides={},
+        sources=(
+            SourceEntry(
+                "synthetic",
+                "jsonl",
+                tokens,
+                "",
+                documents,
+                tokens,
+                "absent",
+                "absent",
+                (PartEntry(0, tokens, documents),),
+            ),
+        ),
+    )
+    write_file(folder / MANIFEST_NAME, manifest_bytes(manifest))
+    return folder
+
+
+def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> ShardEntry:
+    count, tokens = len(shard_lengths), int(shard_lengths.sum())
+    if sparse:
+        bin_path = stem.with_suffix(".bin")
+        with bin_path.open("wb") as file:
+            file.truncate(2 * tokens)
+        write_file(stem.with_suffix(".idx"), index_bytes(shard_lengths, np.dtype("<u2")))
+        return ShardEntry(stem.name, count, tokens, 2 * tokens, "", "", "")
+    rng = np.random.default_rng(seed + 1)
+    writer = ShardWriter(stem, np.dtype("<u2"))
+    # A cube of a uniform draw is skewed towards small ids, as real text is.
+    left = tokens
+    while left:
+        size = min(left, 1 << 24)
+        writer.append((rng.random(size, dtype=np.float32) ** 3 * VOCABULARY).astype("<u2"))
+        left -= size
+    numbers = np.arange(count, dtype=np.uint64)
+    origins = Origins(np.stack([numbers, numbers], 1), numbers, numbers, np.zeros(count, np.uint32))
+    return writer.finish(shard_lengths, origins)

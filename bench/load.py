@@ -1,0 +1,171 @@
+"""Load throughput against peers, in one run: tokens/s of ready [32, 2048] batches, cache warm.
+
+    python bench/load.py [--documents 200000] [--seconds 4] [--peers]
+
+Prints tokens/s for batchloom's whole path (permute, pack, assign, assemble, one process) and,
+with --peers, for Megatron's GPTDataset + DataLoader, litdata's TokensLoader and a nanoGPT-style
+random sampler over the same tokens, and the ratios to each.
+"""
+
+import argparse
+import itertools
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import batchloom
+from corpus import make_store
+
+SEQ_LEN, BATCH = 2048, 32
+
+
+def measure(batches, seconds: float) -> float:
+    """Tokens per second over ``seconds``, after a warm-up of a quarter of that."""
+    tokens, started = 0, 0.0
+    begin = time.perf_counter()
+    for batch in batches:
+        now = time.perf_counter()
+        if not started:
+            if now - begin > seconds / 4:
+                started = now
+            continue
+        tokens += batch
+        if now - started > seconds:
+            return tokens / (now - started)
+    raise SystemExit("the data ended before the measurement did")
+
+
+def ours(folder: Path, output: str, prefetch: int = 4):
+    loader = batchloom.Loader(
+        batchloom.open_store(folder),
+        seq_len=SEQ_LEN,
+        global_batch_size=BATCH,
+        epochs=1000,
+        rank=0,
+        world_size=1,
+        output=output,
+        prefetch=prefetch,
+    )
+    for batch in loader:
+        yield batch["input_ids"].shape[0] * SEQ_LEN
+
+
+def nanogpt(folder: Path):
+    """nanoGPT's get_batch: random windows of one flat memmap, x and y."""
+    import torch
+
+    files = sorted((folder / "train").glob("*.bin"))
+    data = np.memmap(files[0], np.uint16, "r")
+    while True:
+        ix = torch.randint(len(data) - SEQ_LEN, (BATCH,))
+        x = torch.stack([torch.from_numpy(data[i : i + SEQ_LEN].astype(np.int64)) for i in ix])
+        y = torch.stack(
+            [torch.from_numpy(data[i + 1 : i + 1 + SEQ_LEN].astype(np.int64)) for i in ix]
+        )
+        yield x.numel() + 0 * y.numel()
+
+
+def megatron(folder: Path, cache: Path):
+    import torch
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    class Tokenizer:
+        vocab_size, eod, pad = 50257, 50256, 50256
+        unique_identifiers = {"class": "bench"}
+
+    prefixes = [str(p.with_suffix("")) for p in sorted((folder / "train").glob("*.bin"))]
+    config = GPTDatasetConfig(
+        random_seed=0,
+        sequence_length=SEQ_LEN,
+        blend=(prefixes, None),
+        split="1,0,0",
+        path_to_cache=str(cache),
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        mid_level_dataset_surplus=0.005,
+    )
+    builder = BlendedMegatronDatasetBuilder(GPTDataset, [400_000, 0, 0], lambda: True, config)
+    dataset = builder.build()[0]
+    while True:
+        for batch in torch.utils.data.DataLoader(
+            dataset, batch_size=BATCH, num_workers=0, drop_last=True
+        ):
+            yield batch["tokens"].numel()
+
+
+def litdata(folder: Path, work: Path):
+    from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
+
+    source = str(sorted((folder / "train").glob("*.bin"))[0])
+    optimize(
+        fn=_windows,
+        inputs=[(source, k) for k in range(64)],
+        output_dir=str(work / "lit"),
+        num_workers=1,
+        chunk_bytes="64MB",
+        item_loader=TokensLoader(),
+    )
+    dataset = StreamingDataset(
+        str(work / "lit"), item_loader=TokensLoader(block_size=SEQ_LEN + 1), shuffle=True
+    )
+    while True:
+        for batch in StreamingDataLoader(dataset, batch_size=BATCH, num_workers=0, drop_last=True):
+            yield batch.shape[0] * SEQ_LEN
+
+
+def _windows(item):
+    import torch
+
+    source, part = item
+    data = np.memmap(source, np.uint16, "r")
+    step = len(data) // 64
+    yield torch.from_numpy(data[part * step : (part + 1) * step].astype(np.int32))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--documents", type=int, default=200_000)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", action="store_true")
+    options = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="batchloom-bench-"))
+    try:
+        store = make_store(work / "store", options.documents)
+        for path in (store / "train").glob("*.bin"):
+            path.read_bytes()
+        sources = {
+            "batchloom numpy": lambda: ours(store, "numpy"),
+            "batchloom torch": lambda: ours(store, "torch"),
+            "batchloom numpy, no thread": lambda: ours(store, "numpy", 0),
+        }
+        if options.peers:
+            sources |= {
+                "megatron GPTDataset + DataLoader": lambda: megatron(store, work / "cache"),
+                "litdata TokensLoader": lambda: litdata(store, work),
+                "nanoGPT-style sampler": lambda: nanogpt(store),
+            }
+        figures = {name: [] for name in sources}
+        for _, (name, source) in itertools.product(range(options.rounds), sources.items()):
+            figures[name].append(measure(source(), options.seconds) / 1e6)
+        base = float(np.median(figures["batchloom numpy"]))
+        for name, values in figures.items():
+            median = float(np.median(values))
+            print(
+                f"{name:36} {median:8.1f} Mtok/s (of {min(values):.0f}-{max(values):.0f})   batchloom/this {base / median:5.2f}"
+            )
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

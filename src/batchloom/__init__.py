@@ -1,0 +1,86 @@
+"""batchloom: the training-data engine for language models.
+
+Names are loaded when first used, so that importing batchloom stays light.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batchloom.batches.assemble import Batch
+    from batchloom.batches.inspect import inspect
+    from batchloom.batches.loader import Loader
+    from batchloom.core.errors import (
+        BatchloomError,
+        InputError,
+        OutputError,
+        PlanError,
+        RecordError,
+        SettingsError,
+        StateError,
+        StoreError,
+        TokenizerError,
+    )
+    from batchloom.plan.plan import Plan
+    from batchloom.plan.spec import PlanSpec
+    from batchloom.prepare.check import check
+    from batchloom.prepare.job import prepare
+    from batchloom.prepare.recipe import Recipe
+    from batchloom.store.reader import Store, open_store
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Batch": "batchloom.batches.assemble",
+    "BatchloomError": "batchloom.core.errors",
+    "InputError": "batchloom.core.errors",
+    "Loader": "batchloom.batches.loader",
+    "OutputError": "batchloom.core.errors",
+    "Plan": "batchloom.plan.plan",
+    "PlanError": "batchloom.core.errors",
+    "PlanSpec": "batchloom.plan.spec",
+    "Recipe": "batchloom.prepare.recipe",
+    "RecordError": "batchloom.core.errors",
+    "SettingsError": "batchloom.core.errors",
+    "StateError": "batchloom.core.errors",
+    "Store": "batchloom.store.reader",
+    "StoreError": "batchloom.core.errors",
+    "TokenizerError": "batchloom.core.errors",
+    "check": "batchloom.prepare.check",
+    "inspect": "batchloom.batches.inspect",
+    "open_store": "batchloom.store.reader",
+    "prepare": "batchloom.prepare.job",
+}
+
+__all__ = [
+    "Batch",
+    "BatchloomError",
+    "InputError",
+    "Loader",
+    "OutputError",
+    "Plan",
+    "PlanError",
+    "PlanSpec",
+    "Recipe",
+    "RecordError",
+    "SettingsError",
+    "StateError",
+    "Store",
+    "StoreError",
+    "TokenizerError",
+    "check",
+    "inspect",
+    "open_store",
+    "prepare",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'batchloom' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,1 @@
+"""Frameworks' own faces over the loader: translation only, one file a framework."""

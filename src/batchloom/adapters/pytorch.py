@@ -1,0 +1,112 @@
+"""``torch.utils.data`` faces: the same batches in any number of worker processes.
+
+Both are used with ``batch_size=None``, since an item is a whole batch of this rank:
+
+    DataLoader(LoaderIterable(loader), batch_size=None, num_workers=4)
+    StatefulDataLoader(LoaderIterable(loader), batch_size=None, num_workers=4)
+    DataLoader(LoaderDataset(loader), batch_size=None, num_workers=4)
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any, final
+
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from batchloom.batches.assemble import Batch
+from batchloom.batches.loader import Loader
+from batchloom.core.errors import StateError
+from batchloom.core.spec import to_plain
+from batchloom.plan.plan import Plan
+
+
+@final
+class _Twin:
+    """A loader that each process makes its own of, since locks and maps do not cross a fork."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._store, self._spec = loader.store, loader.plan.spec
+        self._batch_spec = to_plain(loader.spec)
+        self._made: tuple[int, Loader] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
+
+    def loader(self) -> Loader:
+        """This process's loader, made when first asked for."""
+        if self._made is None or self._made[0] != os.getpid():
+            plan = Plan(self._store, self._spec)
+            self._made = (os.getpid(), Loader(plan, **{**self._batch_spec, "prefetch": 0}))
+        return self._made[1]
+
+
+@final
+class LoaderDataset(Dataset[Batch]):
+    """Map-style face: item s is the batch of step s. Its length waits for the table of a large store."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._length = len(loader)
+        self._twin = _Twin(loader)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, step: int) -> Batch:
+        if not 0 <= step < self._length:
+            raise IndexError(f"step {step} of a run of {self._length} steps")
+        return self._twin.loader().batch(step)
+
+
+@final
+class LoaderIterable(IterableDataset[Batch]):
+    """Iterable face: worker w of n gives steps w, w + n, ...; a DataLoader puts them in order.
+
+    It begins where the loader it was made of would: at step 0, or at a loaded state's step.
+    Its own ``state_dict`` is what torchdata's StatefulDataLoader keeps for each worker.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._twin = _Twin(loader)
+        self._first = loader.next_step
+        self._next: int | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        step = self._first + number if self._next is None else self._next
+        loader = self._twin.loader()
+        while loader.plan.has_step(step):
+            self._next = step + workers
+            yield loader.batch(step)
+            step += workers
+        self._next = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The next step of this worker, and what it belongs to."""
+        worker = get_worker_info()
+        return {
+            "next": self._next,
+            "workers": worker.num_workers if worker else 1,
+            "fingerprint": self._twin.loader().plan.fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with a worker's own state.
+
+        Raises:
+            StateError: another plan, or another number of workers (for that, keep the state of
+                the ``Loader`` itself: it belongs to no number of workers).
+        """
+        worker = get_worker_info()
+        workers = worker.num_workers if worker else 1
+        ours = self._twin.loader().plan.fingerprint
+        if state["fingerprint"] != ours:
+            raise StateError(
+                f"The state belongs to plan {state['fingerprint']}, this is plan {ours}."
+            )
+        if state["workers"] != workers:
+            raise StateError(
+                f"The state was taken with {state['workers']} workers, here are {workers}. Keep "
+                "loader.state_dict() instead: it goes on with any number of workers."
+            )
+        self._next = state["next"]

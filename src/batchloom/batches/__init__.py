@@ -1,0 +1,1 @@
+"""Batches: where a store and a plan meet."""

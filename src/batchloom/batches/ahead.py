@@ -1,0 +1,84 @@
+"""One producer thread ahead of its consumer: bounded, in order, errors passed on in place."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar, final
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Made(Generic[T]):
+    """One made item: None after the last, with the error that ended them, if one did."""
+
+    item: T | None
+    error: BaseException | None
+    ahead: bool
+
+
+@final
+class Ahead(Generic[T]):
+    """Iterates ``make(first)``, ``make(first + 1)``, ... until it gives None.
+
+    A consumer that finds nothing ready makes the next item itself rather than sleeping until
+    the thread is done with it: handing over every item costs a quarter of the throughput of a
+    consumer that is faster than the producer, and the thread gains nothing there.
+
+    Args:
+        make: makes the item of a number; None ends. Called by one thread at a time.
+        first: the first number.
+        depth: items that may wait, at least 1.
+    """
+
+    def __init__(self, make: Callable[[int], T | None], first: int, depth: int) -> None:
+        self._make, self._number = make, first
+        self._ready: deque[_Made[T]] = deque()
+        self._ended = False
+        self._turn = threading.Lock()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(depth):
+            self._room.put(None)
+        self._thread = threading.Thread(
+            target=self._produce, name="batchloom-producer", daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[T]:
+        try:
+            while True:
+                if not self._ready:
+                    with self._turn:
+                        if not self._ready:
+                            self._make_one(ahead=False)
+                made = self._ready.popleft()
+                if made.error is not None:
+                    raise made.error
+                if made.item is None:
+                    return
+                if made.ahead:
+                    self._room.put(None)
+                yield made.item
+        finally:
+            self._ended = True
+            self._room.put(None)
+            self._thread.join()
+
+    def _produce(self) -> None:
+        while not self._ended:
+            self._room.get()
+            with self._turn:
+                if not self._ended:
+                    self._make_one(ahead=True)
+
+    def _make_one(self, *, ahead: bool) -> None:
+        try:
+            made = _Made(self._make(self._number), None, ahead)
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it, in place
+            made = _Made(None, error, ahead)
+        if made.item is None:
+            self._ended = True
+        self._number += 1
+        self._ready.append(made)

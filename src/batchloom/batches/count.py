@@ -1,0 +1,27 @@
+"""``python -m batchloom.batches.count``: counts one plan's table beside the training."""
+
+import json
+import os
+import sys
+
+from batchloom.batches.tables import load_table, lock_table, table_folders, write_table
+from batchloom.core.spec import from_plain
+from batchloom.plan.plan import Plan
+from batchloom.plan.spec import PlanSpec
+from batchloom.store.reader import open_store
+
+
+def main() -> None:
+    """Read a request from standard input; leave at once when another process counts."""
+    os.nice(10)
+    request = json.load(sys.stdin)
+    store = open_store(request["path"], request["split"] or "train")
+    plan = Plan(store, from_plain(PlanSpec, request["spec"]))
+    folders = table_folders(store.path)
+    with lock_table(plan, folders) as mine:
+        if mine and not load_table(plan, folders):
+            write_table(plan, folders)
+
+
+if __name__ == "__main__":
+    main()

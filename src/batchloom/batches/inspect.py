@@ -1,0 +1,142 @@
+"""What a store holds and how full its sequences would be."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError
+from batchloom.plan.plan import Plan
+from batchloom.plan.spec import PlanSpec
+from batchloom.store.reader import Store, open_store
+
+PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
+_SAMPLED_POOLS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """How a packing fills sequences.
+
+    Attributes:
+        packing: the strategy.
+        sequences: sequences of an epoch (an estimate when not ``exact``).
+        fill: tokens / (sequences x seq_len), 0 to 1.
+        cut: share of the documents that are cut (longer than seq_len, or by ``wrap``), 0 to 1.
+        exact: whether every pool was packed; else the first few of them.
+    """
+
+    packing: str
+    sequences: int
+    fill: float
+    cut: float
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What :func:`inspect` found.
+
+    Attributes:
+        path: the store or prefix; split: the subset.
+        documents, tokens, shards: counts of the subset.
+        dtype: dtype of a token on disk.
+        shortest, median, mean, longest: document lengths in tokens.
+        histogram: (from, below, documents) with bounds that double.
+        efficiencies: one a packing, at ``seq_len``.
+        seq_len: tokens of a sequence.
+        first: the beginning of the first documents, decoded (empty for a bare prefix).
+    """
+
+    path: str
+    split: str
+    documents: int
+    tokens: int
+    shards: int
+    dtype: str
+    shortest: int
+    median: float
+    mean: float
+    longest: int
+    histogram: tuple[tuple[int, int, int], ...]
+    efficiencies: tuple[Efficiency, ...]
+    seq_len: int
+    first: tuple[str, ...]
+
+
+def inspect(
+    path: str | Path, *, split: str = "train", seq_len: int = 2048, first: int = 3
+) -> Inspection:
+    """Look at one subset of a store (or a bare prefix) without changing anything.
+
+    Args:
+        path: a store's folder or a Megatron prefix.
+        split: the subset.
+        seq_len: tokens of a sequence, for the packing efficiencies.
+        first: how many documents to decode.
+
+    Raises:
+        StoreMissingError, StoreError: as :func:`batchloom.open_store`.
+        InputError: a ``seq_len`` below 1, or no such subset.
+    """
+    if seq_len < 1:
+        raise InputError(f"seq_len {seq_len} is no length of a sequence; give at least 1.")
+    store = open_store(path, split)
+    lengths = store.lengths.slice(0, len(store))
+    texts = []
+    if store.manifest:
+        texts = [_beginning(store, number) for number in range(min(first, len(store)))]
+    return Inspection(
+        path=str(path),
+        split=store.split,
+        documents=len(store),
+        tokens=store.tokens,
+        shards=store.shards,
+        dtype=store.dtype.name,
+        shortest=int(lengths.min()),
+        median=float(np.median(lengths)),
+        mean=float(lengths.mean()),
+        longest=int(lengths.max()),
+        histogram=_histogram(lengths),
+        efficiencies=tuple(_efficiency(store, packing, seq_len, lengths) for packing in PACKINGS),
+        seq_len=seq_len,
+        first=tuple(texts),
+    )
+
+
+def _beginning(store: Store, number: int) -> str:
+    return store.tokenizer.decode(store[number].ids[:48])
+
+
+def _histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int], ...]:
+    bounds = [0, *(1 << k for k in range(int(lengths.max()).bit_length() + 1))]
+    counts, _ = np.histogram(lengths, bounds)
+    rows = [(bounds[k], bounds[k + 1], int(count)) for k, count in enumerate(counts)]
+    filled = [k for k, row in enumerate(rows) if row[2]]
+    return tuple(rows[filled[0] : filled[-1] + 1])
+
+
+def _efficiency(
+    store: Store, packing: str, seq_len: int, lengths: NDArray[np.uint32]
+) -> Efficiency:
+    plan = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing))
+    chosen = range(min(plan.pools.count, _SAMPLED_POOLS))
+    sequences = documents = tokens = cut = 0
+    for pool in chosen:
+        members = plan.pools.members(pool)
+        rows = plan.pools.rows(pool, 0)
+        sequences += len(rows)
+        documents += len(members)
+        tokens += int(rows.lengths.sum())
+        cut += int(np.unique(rows.documents[rows.starts > 0]).size)
+    exact = len(chosen) == plan.pools.count
+    return Efficiency(
+        packing=packing,
+        sequences=sequences
+        if exact
+        else round(sequences * int(lengths.sum(dtype=np.int64)) / max(tokens, 1)),
+        fill=tokens / (sequences * seq_len) if sequences else 0.0,
+        cut=cut / documents,
+        exact=exact,
+    )

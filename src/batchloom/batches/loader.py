@@ -1,0 +1,250 @@
+"""The loader: a store (or a ready plan) in, the batches of one rank out."""
+
+import os
+from collections.abc import Iterator
+from typing import Any, final
+
+from batchloom.batches.ahead import Ahead
+from batchloom.batches.assemble import Batch, assemble_rows, assemble_varlen
+from batchloom.batches.device import require_torch, to_torch
+from batchloom.batches.spec import BatchSpec, Form, Labels, Output
+from batchloom.batches.tables import (
+    IN_PLACE,
+    count_beside,
+    load_table,
+    table_folders,
+    wait_for_table,
+)
+from batchloom.batches.world import find_world
+from batchloom.core.errors import InputError, SettingsError, StateError
+from batchloom.core.spec import to_plain
+from batchloom.plan.plan import Plan
+from batchloom.plan.ranks import check_world, rank_positions
+from batchloom.plan.spec import POOL_SIZE, Last, Overlong, PlanSpec
+from batchloom.store.reader import Store
+
+
+@final
+class Loader:
+    """Iterates the batches of one rank; ``len`` is the exact number of steps.
+
+    Every iteration starts at step 0, or once at the step of a loaded state. ``loader[step]``
+    gives any step, on its own. Which tokens a step holds depends only on the plan's
+    fingerprint, the step, the rank and the world size.
+
+    Args:
+        data: an open store, or a ready ``Plan`` (then the settings of ``PlanSpec`` stay unset).
+        seq_len: tokens of a sequence.
+        global_batch_size: sequences of a step over all ranks; this rank's batches have
+            global_batch_size / world_size rows.
+        packing, overlong, seed, shuffle, epochs, steps, last, pool_size, block: see ``PlanSpec``.
+        rank: data-parallel rank; found out when neither it nor ``world_size`` is given: from an
+            initialised torch.distributed, torchrun, SLURM or MPI variables, else 0 of 1.
+        world_size: number of data-parallel ranks.
+        labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
+        output: ``torch`` or ``numpy``.
+        form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
+        prefetch: batches made ahead by one producer thread; 0 for none.
+
+    Attributes:
+        plan: the order, as a value.
+        store: the open store the tokens are read from.
+        spec: how batches are made; rank and world_size are set.
+
+    Raises:
+        SettingsError: settings that are unknown or contradict each other.
+        PlanError: a world size that does not divide the batch (names those that do), or a
+            store without documents.
+        MissingDependencyError: torch is asked for and not installed.
+    """
+
+    def __init__(
+        self,
+        data: Store | Plan,
+        *,
+        seq_len: int | None = None,
+        global_batch_size: int | None = None,
+        packing: str = "best_fit",
+        overlong: Overlong = "split",
+        seed: int = 0,
+        shuffle: bool = True,
+        epochs: int | None = None,
+        steps: int | None = None,
+        last: Last = "fill",
+        pool_size: int = POOL_SIZE,
+        block: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        labels: Labels = "aligned",
+        output: Output = "torch",
+        form: Form = "rows",
+        prefetch: int = 4,
+    ) -> None:
+        settings = {
+            "packing": packing,
+            "overlong": overlong,
+            "seed": seed,
+            "shuffle": shuffle,
+            "epochs": epochs,
+            "steps": steps,
+            "last": last,
+            "pool_size": pool_size,
+            "block": block,
+        }
+        self.plan = _plan(data, seq_len, global_batch_size, settings)
+        spec = BatchSpec(
+            labels=labels,
+            output=output,
+            form=form,
+            prefetch=prefetch,
+            rank=rank,
+            world_size=world_size,
+        )
+        if output == "torch":
+            require_torch()
+        rank, world_size = (
+            find_world() if rank is None or world_size is None else (rank, world_size)
+        )
+        check_world(self.plan.spec.global_batch_size, rank, world_size)
+        self.spec = BatchSpec(**{**to_plain(spec), "rank": rank, "world_size": world_size})
+        self._rank, self._world = rank, world_size
+        self.store = _store_of(self.plan)
+        self._folders = table_folders(self.store.path)
+        self._step = 0
+        self._resumed = False
+        if self.plan.pools.count > IN_PLACE:
+            load_table(self.plan, self._folders)
+
+    @property
+    def origin(self) -> str:
+        """Where the data comes from, as log lines and batches say it."""
+        split = f"/{self.store.split}" if self.store.split else ""
+        return f"source=real {self.store.path.name}{split} {self.store.fingerprint[:12]}"
+
+    def __iter__(self) -> Iterator[Batch]:
+        first = self.next_step
+        self._step, self._resumed = first, False
+        if self.spec.prefetch:
+            for batch in Ahead(self._next, first, self.spec.prefetch):
+                if batch.step == first:
+                    self._count_beside()
+                self._step = batch.step + 1
+                yield batch
+            return
+        step = first
+        while (made := self._next(step)) is not None:
+            step += 1
+            self._step = step
+            yield made
+
+    def __len__(self) -> int:
+        self._wait()
+        return self.plan.steps
+
+    def __getitem__(self, step: int) -> Batch:
+        if self.plan.spec.steps is None:
+            self._wait()
+        if step < 0:
+            step += self.plan.steps
+        if not 0 <= step < self.plan.steps:
+            raise IndexError(f"step {step} of a run of {self.plan.steps} steps")
+        if not self.plan.has_counts and step > 0:
+            self._wait()
+        return self.batch(step)
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step of this rank, whether or not the run is that long."""
+        spec = self.plan.spec
+        rows = self.plan.rows(
+            *rank_positions(step, spec.global_batch_size, self._rank, self._world)
+        )
+        if self.spec.form == "varlen":
+            arrays = assemble_varlen(self.store, rows, self.spec.labels)
+        else:
+            arrays = assemble_rows(self.store, rows, spec.seq_len, self.spec.labels)
+        return Batch(to_torch(arrays) if self.spec.output == "torch" else arrays, step, self.origin)
+
+    def _next(self, step: int) -> Batch | None:
+        return self.batch(step) if self.plan.has_step(step) else None
+
+    @property
+    def next_step(self) -> int:
+        """The step the next iteration begins with."""
+        return self._step if self._resumed else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """One position and the plan it belongs to, as plain JSON values; the next step is next."""
+        return self.plan.state(self._step * self.plan.spec.global_batch_size)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken, on any rank of any world size.
+
+        Raises:
+            StateError: the state is of another store, tokenizer or plan; names each field that differs.
+        """
+        position = self.plan.resume(state)
+        step, inside = divmod(position, self.plan.spec.global_batch_size)
+        if inside:
+            raise StateError(
+                f"The state's position {position} lies inside step {step}; the state was changed by hand."
+            )
+        self._step, self._resumed = step, True
+
+    def _wait(self) -> None:
+        """Have the counts of all pools: at once for small plans, else from the table."""
+        if self.plan.pools.count <= IN_PLACE:
+            self.plan.count_all()
+        else:
+            wait_for_table(self.plan, self._folders)
+
+    def _count_beside(self) -> None:
+        """Start counting once a run has begun, in one process of the node."""
+        local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+        if local != "0" or self.plan.pools.count <= IN_PLACE or self.plan.has_counts:
+            return
+        count_beside(str(self.store.path), self.store.split, to_plain(self.plan.spec))
+
+
+def _store_of(plan: Plan) -> Store:
+    if not isinstance(plan.store, Store):
+        raise InputError(
+            f"A Loader reads the tokens of an open store; this plan was made of {type(plan.store).__name__}. "
+            "Give Plan(open_store(path), spec)."
+        )
+    return plan.store
+
+
+def _plan(
+    data: Store | Plan, seq_len: int | None, global_batch_size: int | None, settings: dict[str, Any]
+) -> Plan:
+    if isinstance(data, Plan):
+        given = [name for name, value in settings.items() if value != _DEFAULTS[name]]
+        given += [
+            name
+            for name, value in (("seq_len", seq_len), ("global_batch_size", global_batch_size))
+            if value is not None
+        ]
+        if given:
+            raise SettingsError(
+                [f"{name}: belongs to the plan, which is given ready" for name in given]
+            )
+        return data
+    if not isinstance(data, Store):
+        raise InputError(
+            f"Loader takes an open store or a Plan, not {type(data).__name__}; open a path with open_store(path)."
+        )
+    missing = [
+        f"{name}: missing; a whole number of at least 1"
+        for name, value in (("seq_len", seq_len), ("global_batch_size", global_batch_size))
+        if value is None
+    ]
+    if seq_len is None or global_batch_size is None:
+        raise SettingsError(missing)
+    return Plan(data, PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size, **settings))
+
+
+_DEFAULTS = {
+    name: value
+    for name, value in to_plain(PlanSpec(seq_len=1, global_batch_size=1)).items()
+    if name not in ("seq_len", "global_batch_size")
+}

@@ -1,0 +1,67 @@
+"""``batchloom inspect``."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import batchloom
+from batchloom.batches.inspect import Inspection
+
+_BAR = 40
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A store's folder or a Megatron prefix.")],
+    *,
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
+    seq_len: Annotated[
+        int, typer.Option(help="Tokens of a sequence, for the packing table.")
+    ] = 2048,
+    first: Annotated[int, typer.Option(help="How many documents to show decoded.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show shards, documents, tokens, lengths, packing efficiency and the first documents."""
+    found = batchloom.inspect(path, split=split, seq_len=seq_len, first=first)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found), ensure_ascii=False))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    _print_counts(console, found)
+    _print_packing(console, found)
+    for number, text in enumerate(found.first):
+        console.print(f"document {number}: {text!r}", markup=False)
+
+
+def _print_counts(console: Console, found: Inspection) -> None:
+    split = f" [{found.split}]" if found.split else ""
+    console.print(
+        f"{found.path}{split}: {found.documents:,} documents, {found.tokens:,} tokens ({found.dtype}) in "
+        f"{found.shards} shards",
+        markup=False,
+    )
+    console.print(
+        f"lengths in tokens: shortest {found.shortest:,}, median {found.median:,.0f}, mean {found.mean:,.1f}, "
+        f"longest {found.longest:,}",
+        markup=False,
+    )
+    most = max(count for _, _, count in found.histogram)
+    for low, below, count in found.histogram:
+        console.print(
+            f"{low:>10,} - {below - 1:<10,} {count:>12,} {'#' * round(_BAR * count / most)}",
+            markup=False,
+        )
+
+
+def _print_packing(console: Console, found: Inspection) -> None:
+    table = Table(title=f"packing at seq_len {found.seq_len:,}", title_justify="left")
+    for name in ("packing", "sequences", "filled", "documents cut"):
+        table.add_column(name, justify="left" if name == "packing" else "right")
+    for row in found.efficiencies:
+        about = "" if row.exact else "about "
+        table.add_row(row.packing, f"{about}{row.sequences:,}", f"{row.fill:.3%}", f"{row.cut:.2%}")
+    console.print(table)

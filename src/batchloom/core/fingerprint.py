@@ -1,0 +1,28 @@
+"""Fingerprints: 128-bit hashes of plain values, equal wherever the values are equal."""
+
+import hashlib
+import json
+
+
+def canonical(value: object) -> bytes:
+    """The one JSON spelling of a plain value: sorted keys, no spaces, UTF-8."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+def fingerprint(value: object) -> str:
+    """32 hex digits that name a plain value (BLAKE2b-128 of its canonical JSON)."""
+    return hashlib.blake2b(canonical(value), digest_size=16).hexdigest()
+
+
+def key128(*parts: str | int) -> tuple[int, int]:
+    """A 128-bit key for a purpose, as two 64-bit halves.
+
+    Keys come from hashing all their parts together, never from adding them, so that
+    (seed 1, epoch 2) and (seed 2, epoch 1) share nothing.
+    """
+    digest = hashlib.blake2b(
+        canonical(list(parts)), digest_size=16, person=b"batchloom.key"
+    ).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

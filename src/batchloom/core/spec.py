@@ -1,0 +1,115 @@
+"""Settings are frozen dataclasses; this turns them into plain JSON values and back.
+
+Whatever is wrong with settings is told at once, each problem with its path and, for a
+name nobody knows, the nearest one that exists.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from batchloom.core.errors import SettingsError
+
+T = TypeVar("T")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the known word nearest to ``word``, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def raise_problems(problems: list[str]) -> None:
+    """Raise one SettingsError that holds every problem, or return when there is none."""
+    if problems:
+        raise SettingsError(problems)
+
+
+def to_plain(spec: object) -> dict[str, Any]:
+    """A settings dataclass as a dict of plain JSON values (tuples become lists)."""
+    if not dataclasses.is_dataclass(spec) or isinstance(spec, type):
+        raise TypeError(f"to_plain takes a settings value, not {type(spec).__name__}")
+    return {field.name: _plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
+
+
+def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
+    """Build the settings class ``cls`` from plain values.
+
+    Raises:
+        SettingsError: unknown names (with the nearest known one), missing ones and values
+            of another type, all of them in one error, each with its path.
+    """
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    where = f"{path}." if path else ""
+    problems = [
+        f"{where}{name}: unknown setting{nearest(name, fields)}"
+        for name in values
+        if name not in fields
+    ]
+    ready: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name in values:
+            try:
+                ready[name] = _convert(hints[name], values[name], where + name)
+            except SettingsError as error:
+                problems += error.problems
+        elif field.default is field.default_factory is dataclasses.MISSING:
+            problems.append(f"{where}{name}: missing")
+    raise_problems(problems)
+    return cls(**ready)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_plain(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(args, value, path)
+    if origin is typing.Literal:
+        if value in args:
+            return value
+        raise SettingsError([f"{path}: {value!r} is none of {', '.join(map(repr, args))}"])
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is dict and isinstance(value, Mapping):
+        return {str(k): _convert(args[1], item, f"{path}.{k}") for k, item in value.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+        if isinstance(value, Mapping):
+            return from_plain(hint, value, path)
+    elif hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    elif (
+        isinstance(hint, type)
+        and isinstance(value, hint)
+        and not (isinstance(value, bool) and hint is not bool)
+    ):
+        return value
+    name = getattr(hint, "__name__", str(hint))
+    raise SettingsError([f"{path}: {value!r} is not {name}"])
+
+
+def _convert_union(args: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in args:
+        return None
+    problems: list[str] = []
+    for option in args:
+        if option is not type(None):
+            try:
+                return _convert(option, value, path)
+            except SettingsError as error:
+                problems = list(error.problems)
+    raise SettingsError(problems)

@@ -1,0 +1,56 @@
+"""Keyed hashing of index arrays: the one source of randomness of every order.
+
+The mixer is SplitMix64's finalizer (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+Generators, OOPSLA 2014; constants by Stafford, variant 13). It is a bijection on 64 bits with
+full avalanche, so keyed hashes of different indices never collide and no bit stays linear.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Key = tuple[int, int]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_U30, _U27, _U31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_N1, _N2 = np.uint64(_M1), np.uint64(_M2)
+
+
+def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finalizer, in place, over uint64 values of any shape; returns them."""
+    values ^= values >> _U30
+    values *= _N1
+    values ^= values >> _U27
+    values *= _N2
+    values ^= values >> _U31
+    return values
+
+
+def mix_int(value: int) -> int:
+    """SplitMix64's finalizer of one integer in [0, 2**64)."""
+    value = ((value ^ (value >> 30)) * _M1) & _MASK
+    value = ((value ^ (value >> 27)) * _M2) & _MASK
+    return value ^ (value >> 31)
+
+
+def keyed_hashes(indices: NDArray[np.int64], key: Key) -> NDArray[np.uint64]:
+    """A 64-bit hash of each index under a 128-bit key; different indices never share one."""
+    values = indices.astype(np.uint64)
+    values += np.uint64(key[0])
+    values = mix(values)
+    values ^= np.uint64(key[1])
+    return mix(values)
+
+
+def shuffled(size: int, key: Key) -> NDArray[np.int64]:
+    """The numbers 0 to size-1 in the order of their keyed hashes, int64 [size]."""
+    return np.argsort(keyed_hashes(np.arange(size), key)).astype(np.int64, copy=False)
+
+
+def round_keys(key: Key, rounds: int) -> list[int]:
+    """One 64-bit key a round, from a 128-bit key."""
+    return [
+        mix_int((key[0] + _GOLDEN * (i + 1)) & _MASK) ^ mix_int((key[1] + i) & _MASK)
+        for i in range(rounds)
+    ]

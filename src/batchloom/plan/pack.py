@@ -1,0 +1,252 @@
+"""Packing: the lengths of one pool in, the spans of its sequences out, one function a strategy.
+
+``best_fit`` is best-fit decreasing (Johnson, Demers, Ullman, Garey, Graham: Worst-Case
+Performance Bounds for Simple One-Dimensional Packing Algorithms, SIAM J. Comput. 1974), done
+in bulk on the histogram of lengths: the open capacities are one integer used as a bitset, the
+smallest that fits a length is its lowest set bit at or above it, and as many documents of that
+length as fit go into all sequences of that capacity in one move.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Lengths = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Where each item of a pool went, in the order of the items given [N].
+
+    Attributes:
+        count: number of sequences.
+        items: number of the item, int64 [N]; an item cut in pieces stands here once a piece.
+        starts: first token of the piece inside its item, int64 [N].
+        lengths: tokens of the piece, int64 [N].
+        sequences: number of the sequence in [0, count), int64 [N].
+    """
+
+    count: int
+    items: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+
+
+# (capacity, bins, each, room): ``each`` items go into each of the ``bins`` sequences that have
+# waited longest with ``capacity`` tokens of room; they wait on with ``room``. A plain tuple:
+# thousands are made for each pool.
+Move = tuple[int, int, int, int]
+
+
+def best_fit_moves(histogram: list[tuple[int, int]], seq_len: int) -> tuple[int, list[Move]]:
+    """Best-fit decreasing over (length, how many) from the longest down.
+
+    Returns the number of sequences and the moves, which take the items in the order of the
+    histogram. Sequences wait in one queue for each capacity; new ones join that of ``seq_len``.
+    """
+    moves: list[Move] = []
+    waiting = [0] * (seq_len + 1)
+    open_bits = count = 0
+    for length, items in histogram:
+        left = items
+        while left:
+            fits = open_bits >> length
+            if fits:
+                capacity = length + (fits & -fits).bit_length() - 1
+                bins = waiting[capacity]
+            else:
+                capacity = seq_len
+                bins = -(-left // (seq_len // length))
+                open_bits |= 1 << capacity
+                count += bins
+            each = capacity // length
+            full = left // each
+            if full >= bins:
+                full = bins
+                open_bits ^= 1 << capacity
+            elif not full:
+                full, each = 1, left
+                if bins == 1:
+                    open_bits ^= 1 << capacity
+            waiting[capacity] = bins - full
+            room = capacity - each * length
+            waiting[room] += full
+            open_bits |= 1 << room
+            moves.append((capacity, full, each, room))
+            left -= full * each
+    return count, moves
+
+
+def _histogram(lengths: Lengths) -> list[tuple[int, int]]:
+    counts = np.bincount(lengths)
+    present = np.flatnonzero(counts)[::-1]
+    return list(zip(present.tolist(), counts[present].tolist(), strict=True))
+
+
+def _best_fit_count(lengths: Lengths, seq_len: int) -> int:
+    return best_fit_moves(_histogram(lengths), seq_len)[0]
+
+
+def _best_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
+    """The sequence of each item; equal lengths are taken in the order given."""
+    count, moves = best_fit_moves(_histogram(lengths), seq_len)
+    table = np.array(moves, np.int64).reshape(-1, 4)
+    entered = np.bincount(table[:, 3], table[:, 1], seq_len + 1).astype(np.int64)
+    entered[seq_len] = count
+    ends = np.cumsum(entered)
+    queues = np.empty(ends[-1], np.int64)
+    queues[ends[-1] - count :] = np.arange(count)
+    heads = (ends - entered).tolist()
+    tails = heads.copy()
+    taken_from = []
+    for capacity, bins, _, room in moves:
+        head, tail = heads[capacity], tails[room]
+        queues[tail : tail + bins] = queues[head : head + bins]
+        taken_from.append(head)
+        heads[capacity], tails[room] = head + bins, tail + bins
+    each = table[:, 2]
+    taken = table[:, 1] * each
+    inside = np.arange(len(lengths)) - np.repeat(np.cumsum(taken) - taken, taken)
+    place = np.repeat(np.array(taken_from, np.int64), taken) + inside // np.repeat(each, taken)
+    sequences = np.empty(len(lengths), np.int64)
+    sequences[longest_first(lengths)] = queues[place]
+    return count, sequences
+
+
+def longest_first(lengths: Lengths) -> NDArray[np.int64]:
+    """Indices from the longest item to the shortest, equal lengths in the order given."""
+    # One sort of (negated length, index) in a single integer is several times a stable argsort.
+    bits = np.int64(max(len(lengths) - 1, 1)).item().bit_length()
+    longest = int(lengths.max(initial=0))
+    keys = ((longest - lengths) << bits) | np.arange(len(lengths))
+    keys.sort()
+    return keys & ((1 << bits) - 1)
+
+
+def _first_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
+    """Each item, in the order given, into the lowest-numbered sequence that has room.
+
+    A tournament tree over the room of all sequences finds it in log2(items) steps.
+    """
+    size = 1 << max(len(lengths) - 1, 1).bit_length()
+    room = [seq_len] * (2 * size)
+    sequences = []
+    for length in lengths.tolist():
+        node = 1
+        while node < size:
+            node *= 2
+            if room[node] < length:
+                node += 1
+        sequences.append(node - size)
+        room[node] -= length
+        node //= 2
+        while node:
+            left, right = room[2 * node], room[2 * node + 1]
+            most = max(right, left)
+            if room[node] == most:
+                break
+            room[node] = most
+            node //= 2
+    return max(sequences, default=-1) + 1, np.array(sequences, np.int64)
+
+
+def _window(size: int) -> Callable[[Lengths, int], tuple[int, NDArray[np.int64]]]:
+    """Best fit inside each window of ``size`` consecutive items."""
+
+    def pack_windows(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
+        sequences = np.empty(len(lengths), np.int64)
+        total = 0
+        for start in range(0, len(lengths), size):
+            count, inside = _best_fit(lengths[start : start + size], seq_len)
+            sequences[start : start + size] = inside + total
+            total += count
+        return total, sequences
+
+    return pack_windows
+
+
+def _alone(lengths: Lengths, _seq_len: int) -> tuple[int, NDArray[np.int64]]:
+    return len(lengths), np.arange(len(lengths))
+
+
+def _wrap(lengths: Lengths, seq_len: int) -> Packed:
+    """Concatenate and cut: every sequence but the last is full."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = np.arange(seq_len, total, seq_len)
+    bounds = np.sort(np.concatenate([np.zeros(1, np.int64), ends, cuts]))
+    begins, bounds = bounds[:-1], bounds[1:]
+    begins, bounds = begins[begins < bounds], bounds[begins < bounds]
+    items = np.searchsorted(ends, begins, side="right")
+    return Packed(
+        count=-(-total // seq_len),
+        items=items,
+        starts=begins - (ends[items] - lengths[items]),
+        lengths=bounds - begins,
+        sequences=begins // seq_len,
+    )
+
+
+_WINDOW = re.compile(r"window_([1-9]\d{0,6})")
+STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
+
+
+def is_strategy(name: str) -> bool:
+    """Whether ``name`` is a packing strategy (``window_N`` for any N from 1 to 9,999,999)."""
+    return name in ("best_fit", "wrap", "first_fit", "none") or bool(_WINDOW.fullmatch(name))
+
+
+def _assigner(strategy: str) -> Callable[[Lengths, int], tuple[int, NDArray[np.int64]]]:
+    window = _WINDOW.fullmatch(strategy)
+    if window:
+        return _window(int(window[1]))
+    return {"best_fit": _best_fit, "first_fit": _first_fit, "none": _alone}[strategy]
+
+
+def count_sequences(lengths: Lengths, seq_len: int, strategy: str) -> int:
+    """How many sequences :func:`pack` makes of these lengths (int64 [N], each at least 0)."""
+    if strategy == "wrap":
+        return -(-int(lengths.sum()) // seq_len)
+    whole = int((lengths // seq_len).sum())
+    rest = lengths % seq_len
+    rest = rest[rest > 0]
+    if strategy == "none":
+        return whole + len(rest)
+    if strategy == "best_fit":
+        return whole + _best_fit_count(rest, seq_len)
+    return whole + _assigner(strategy)(rest, seq_len)[0]
+
+
+def pack(lengths: Lengths, seq_len: int, strategy: str) -> Packed:
+    """Pack items of the given lengths into sequences of at most ``seq_len`` tokens.
+
+    An item longer than ``seq_len`` is cut: its whole sequences stand alone, its rest is packed
+    with the others (``wrap`` cuts where a sequence ends). Items of length 0 have no piece.
+
+    Args:
+        lengths: tokens of each item, int64 [N].
+        seq_len: tokens of a sequence.
+        strategy: one of ``STRATEGIES``.
+    """
+    if strategy == "wrap":
+        return _wrap(lengths, seq_len)
+    items = np.flatnonzero(lengths % seq_len)
+    count, sequences = _assigner(strategy)(lengths[items] % seq_len, seq_len)
+    whole = lengths // seq_len
+    starts = whole[items] * seq_len
+    rest = lengths[items] - starts
+    if not whole.any():
+        return Packed(count, items, starts, rest, sequences)
+    cut = np.repeat(np.arange(len(lengths)), whole)
+    piece = np.arange(len(cut)) - np.repeat(np.cumsum(whole) - whole, whole)
+    return Packed(
+        count=count + len(cut),
+        items=np.concatenate([items, cut]),
+        starts=np.concatenate([starts, piece * seq_len]),
+        lengths=np.concatenate([rest, np.full(len(cut), seq_len, np.int64)]),
+        sequences=np.concatenate([sequences, count + np.arange(len(cut))]),
+    )

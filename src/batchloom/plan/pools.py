@@ -1,0 +1,179 @@
+"""Pools: which documents are packed together, and the rows they give in an epoch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError
+from batchloom.core.fingerprint import key128
+from batchloom.plan.keys import Key, keyed_hashes, shuffled
+from batchloom.plan.pack import count_sequences, pack
+from batchloom.plan.permute import Permutation
+from batchloom.plan.rows import Rows, reorder_rows
+from batchloom.plan.spec import PlanSpec
+
+
+class Lengths(Protocol):
+    """The lengths of a source's documents, in tokens."""
+
+    @property
+    def size(self) -> int:
+        """Number of documents."""
+        ...
+
+    def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Lengths of the documents of these numbers, uint32 of the same length."""
+        ...
+
+
+_STRETCH = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a plan keeps out of every epoch: whole documents, and tokens (those of truncated ones too)."""
+
+    documents: int
+    tokens: int
+
+
+@final
+class Pools:
+    """The pools of one source under one spec; membership depends on the seed alone.
+
+    Args:
+        lengths: lengths of the source's documents.
+        spec: settings of the plan.
+        source: name of the source, part of every key.
+    """
+
+    __slots__ = ("_blocks", "_lengths", "_source", "_spec", "block", "count", "documents")
+
+    def __init__(self, lengths: Lengths, spec: PlanSpec, source: str) -> None:
+        self._lengths, self._spec, self._source = lengths, spec, source
+        self.documents = lengths.size
+        self.block = spec.block_for(self.documents) if spec.shuffle else 1
+        self.count = -(-self.documents // spec.pool_size)
+        blocks = -(-self.documents // self.block)
+        self._blocks = Permutation(blocks, self._key("blocks")) if spec.shuffle else None
+
+    def _key(self, purpose: str, epoch: int = -1, pool: int = -1) -> Key:
+        return key128(self._spec.seed, self._source, purpose, epoch, pool)
+
+    def members(self, pool: int) -> NDArray[np.int64]:
+        """Numbers of the documents of a pool, in the order they are packed, int64 [N]."""
+        size = self._spec.pool_size
+        if self._blocks is None:
+            return np.arange(pool * size, min((pool + 1) * size, self.documents))
+        blocks = size // self.block
+        chosen = self._blocks.at(
+            np.arange(pool * blocks, min((pool + 1) * blocks, self._blocks.size))
+        )
+        if self.block == 1:
+            return chosen
+        members = (chosen[:, None] * self.block + np.arange(self.block)).ravel()
+        members = members[members < self.documents]
+        return members[shuffled(len(members), self._key("members", pool=pool))]
+
+    def _fitted(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Lengths as they are packed: what ``overlong`` leaves of each document."""
+        lengths = self._lengths.take(members).astype(np.int64)
+        seq_len, overlong = self._spec.seq_len, self._spec.overlong
+        if overlong == "truncate":
+            return np.minimum(lengths, seq_len)
+        if overlong == "drop":
+            lengths[lengths > seq_len] = 0
+        return lengths
+
+    def refuse_overlong(self) -> None:
+        """Raise PlanError that names the first document longer than ``seq_len``, if there is one."""
+        for start, lengths in self._stretches():
+            if lengths.max(initial=0) > self._spec.seq_len:
+                worst = int((lengths > self._spec.seq_len).argmax())
+                raise PlanError(
+                    f"Document {start + worst} of source {self._source!r} has {lengths[worst]} tokens, more than "
+                    f"seq_len {self._spec.seq_len}, and overlong='error' was asked for. Raise seq_len, or choose "
+                    "overlong='split', 'drop' or 'truncate'."
+                )
+
+    def left_out(self) -> LeftOut:
+        """Whole documents and tokens that ``overlong`` keeps out of every epoch."""
+        documents = tokens = 0
+        seq_len, overlong = self._spec.seq_len, self._spec.overlong
+        if overlong in ("drop", "truncate"):
+            for _, lengths in self._stretches():
+                long = lengths[lengths > seq_len].astype(np.int64)
+                documents += long.size if overlong == "drop" else 0
+                tokens += int(long.sum()) - (0 if overlong == "drop" else seq_len * long.size)
+        return LeftOut(documents, tokens)
+
+    def _stretches(self) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        """All lengths in store order, a bounded number at a time, each with its first document."""
+        for start in range(0, self.documents, _STRETCH):
+            yield start, self._lengths.take(np.arange(start, min(start + _STRETCH, self.documents)))
+
+    def count_sequences(self, pool: int) -> int:
+        """Number of sequences a pool packs into; the same in every epoch."""
+        lengths = self._fitted(self.members(pool))
+        return count_sequences(lengths, self._spec.seq_len, self._spec.packing)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The pools in the order an epoch takes them, int64 [count]."""
+        if not self._spec.shuffle:
+            return np.arange(self.count)
+        return shuffled(self.count, self._key("pools", epoch))
+
+    def rows(self, pool: int, epoch: int) -> Rows:
+        """All rows of a pool in the order an epoch takes them."""
+        members = self.members(pool)
+        packed = pack(self._fitted(members), self._spec.seq_len, self._spec.packing)
+        order = self._span_order(pool, packed.sequences, packed.items, packed.starts)
+        lengths = packed.lengths[order]
+        pointers = np.zeros(packed.count + 1, np.int64)
+        np.cumsum(np.bincount(packed.sequences, minlength=packed.count), out=pointers[1:])
+        begins = np.cumsum(lengths) - lengths
+        first = begins[pointers[:-1]] if packed.count else begins
+        rows = Rows(
+            pointers=pointers,
+            sources=np.zeros(len(order), np.int32),
+            documents=members[packed.items[order]],
+            starts=packed.starts[order],
+            lengths=lengths,
+            places=begins - np.repeat(first, np.diff(pointers)),
+        )
+        return reorder_rows(rows, self._row_order(pool, epoch, rows))
+
+    def _span_order(
+        self,
+        pool: int,
+        sequences: NDArray[np.int64],
+        items: NDArray[np.int64],
+        starts: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Spans row by row; inside a row shuffled, or as in the store."""
+        if self._spec.packing == "wrap":
+            return np.arange(len(sequences))
+        if not self._spec.shuffle:
+            return np.lexsort((starts, items, sequences))
+        # One sort of (row, hash, index) in a single integer is several times a lexsort. Two
+        # pieces of one document never share a row, so the item's hash alone orders them.
+        bits = max(len(sequences) - 1, 1).bit_length()
+        row_bits = int(sequences.max(initial=0)).bit_length()
+        hashes = keyed_hashes(items, self._key("spans", pool=pool))
+        free = 64 - bits - row_bits
+        keys = (
+            (sequences.astype(np.uint64) << np.uint64(64 - row_bits)) if row_bits else np.uint64(0)
+        )
+        keys = keys | ((hashes >> np.uint64(64 - free)) << np.uint64(bits))
+        keys |= np.arange(len(sequences), dtype=np.uint64)
+        keys.sort()
+        return (keys & np.uint64((1 << bits) - 1)).astype(np.int64)
+
+    def _row_order(self, pool: int, epoch: int, rows: Rows) -> NDArray[np.int64]:
+        if self._spec.shuffle:
+            return shuffled(len(rows), self._key("sequences", epoch, pool))
+        first = rows.pointers[:-1]
+        return np.lexsort((rows.starts[first], rows.documents[first]))

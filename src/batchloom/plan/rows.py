@@ -1,0 +1,87 @@
+"""Rows: what a plan answers, in flat arrays."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T", np.int32, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The spans of consecutive sequences (rows), R rows with N spans in all.
+
+    Attributes:
+        pointers: row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
+        sources: number of each span's source in the plan, int32 [N].
+        documents: number of the document in its source, int64 [N].
+        starts: first token of the span inside its document, int64 [N].
+        lengths: tokens of the span, at least 1, int64 [N].
+        places: where the span begins inside its row, int64 [N].
+    """
+
+    pointers: NDArray[np.int64]
+    sources: NDArray[np.int32]
+    documents: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.pointers) - 1
+
+
+def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
+    """Rows ``start`` to ``stop - 1``, as views of the same arrays."""
+    first, last = int(rows.pointers[start]), int(rows.pointers[stop])
+    return Rows(
+        rows.pointers[start : stop + 1] - first,
+        rows.sources[first:last],
+        rows.documents[first:last],
+        rows.starts[first:last],
+        rows.lengths[first:last],
+        rows.places[first:last],
+    )
+
+
+def reorder_rows(rows: Rows, order: NDArray[np.int64]) -> Rows:
+    """The same rows in another order: row r of the answer is row order[r]."""
+    sizes = np.diff(rows.pointers)[order]
+    pointers = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(sizes, out=pointers[1:])
+    chosen = np.repeat(rows.pointers[:-1][order] - pointers[:-1], sizes)
+    chosen += np.arange(len(chosen))
+    return Rows(
+        pointers,
+        rows.sources[chosen],
+        rows.documents[chosen],
+        rows.starts[chosen],
+        rows.lengths[chosen],
+        rows.places[chosen],
+    )
+
+
+def join_rows(pieces: list[Rows], count: int) -> Rows:
+    """All pieces one after the other, then empty rows until there are ``count``."""
+    if len(pieces) == 1 and len(pieces[0]) == count:
+        return pieces[0]
+    pointers = np.zeros(count + 1, np.int64)
+    row = 0
+    for piece in pieces:
+        pointers[row + 1 : row + len(piece) + 1] = pointers[row] + piece.pointers[1:]
+        row += len(piece)
+    pointers[row + 1 :] = pointers[row]
+    return Rows(
+        pointers,
+        _joined([piece.sources for piece in pieces], np.int32),
+        _joined([piece.documents for piece in pieces], np.int64),
+        _joined([piece.starts for piece in pieces], np.int64),
+        _joined([piece.lengths for piece in pieces], np.int64),
+        _joined([piece.places for piece in pieces], np.int64),
+    )
+
+
+def _joined(arrays: list[NDArray[T]], dtype: type[T]) -> NDArray[T]:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)

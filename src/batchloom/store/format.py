@@ -1,0 +1,53 @@
+"""Names, numbers and dtypes of the store format; ``docs/format.md`` is the normative page."""
+
+import re
+from typing import Literal
+
+import numpy as np
+import xxhash
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "dataset_metadata.json"
+TOKENIZER_NAME = "tokenizer_state.json"
+QUARANTINE_NAME = "quarantine.jsonl"
+REPORT_NAME = "report.json"
+LENGTHS_NAME = "lengths.u32"
+SUBSETS = ("train", "val", "test")
+SHARD_NAME = re.compile(r"shard_\d{5,9}")
+
+DtypeName = Literal["uint16", "int32"]
+
+# Megatron's IndexedDataset dtype codes (megatron/core/datasets/indexed_dataset.py, DType).
+DTYPE_CODES: dict[int, np.dtype[np.generic]] = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    6: np.dtype("<f8"),
+    7: np.dtype("<f4"),
+    8: np.dtype("<u2"),
+}
+TOKEN_DTYPES: dict[str, np.dtype[np.generic]] = {
+    "uint16": np.dtype("<u2"),
+    "int32": np.dtype("<i4"),
+}
+# The highest vocabulary that Megatron itself stores in 16 bits (DType.optimal_dtype).
+UINT16_VOCABULARY = 65_500
+
+
+def token_dtype(name: str, vocab_size: int) -> str:
+    """The dtype name for ``auto|uint16|int32`` and a vocabulary of ``vocab_size`` ids."""
+    if name == "auto":
+        return "uint16" if vocab_size < UINT16_VOCABULARY else "int32"
+    return name
+
+
+def shard_name(number: int) -> str:
+    """``shard_00017`` for 17; more digits above 99,999."""
+    return f"shard_{number:05d}"
+
+
+def checksum(data: bytes | memoryview) -> str:
+    """XXH3-128 of ``data`` as 32 hex digits."""
+    return xxhash.xxh3_128_hexdigest(data)

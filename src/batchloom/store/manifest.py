@@ -1,0 +1,170 @@
+"""The manifest of a store, ``dataset_metadata.json``: written last, read first.
+
+It holds what follows from inputs and recipe alone: no times, speeds, absolute paths or
+worker counts, so that the same job writes the same bytes anywhere.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from batchloom.core.errors import StoreError, StoreMissingError
+from batchloom.store.format import FORMAT_VERSION, MANIFEST_NAME, SHARD_NAME, SUBSETS, TOKEN_DTYPES
+
+
+class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One shard: its name without ending, its counts and the XXH3-128 of each of its files."""
+
+    name: str
+    documents: int
+    tokens: int
+    bytes: int
+    bin: str
+    idx: str
+    docs: str
+
+
+class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One subset (``train``, ``val``, ``test``): counts, checksum of its lengths, its shards."""
+
+    documents: int
+    tokens: int
+    lengths: str
+    shards: tuple[ShardEntry, ...]
+
+
+class PartEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A stretch of a source that one unit read: [start, stop) in bytes, and its records."""
+
+    start: int
+    stop: int
+    records: int
+
+
+class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One input file: its name under the inputs, what was read, and how documents end.
+
+    ``hash`` is the XXH3-128 of the digests of its parts, each the XXH3-128 of the part's
+    bytes after decompression. ``bos`` and ``end`` are ``added``, ``present`` or ``absent``.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+    hash: str
+    documents: int
+    tokens: int
+    bos: str
+    end: str
+    parts: tuple[PartEntry, ...]
+
+
+class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokenizer's name and fingerprint, and the engine that encoded."""
+
+    name: str
+    fingerprint: str
+    vocabulary_hash: str
+    vocab_size: int
+    end_id: int
+    bos_id: int | None
+    engine: str
+    engine_version: str
+
+
+class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came in and what came out. ``dropped`` counts documents left out, by reason."""
+
+    records: int
+    documents: int
+    tokens: int
+    quarantined: int
+    dropped: dict[str, int]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of ``dataset_metadata.json``; ``docs/format.md`` gives the meaning of each field."""
+
+    format_version: int
+    generation: int
+    dtype: str
+    tokenizer: TokenizerEntry
+    recipe: dict[str, Any]
+    recipe_fingerprint: str
+    counts: Counts
+    subsets: dict[str, SubsetEntry]
+    subset_overrides: dict[str, str]
+    sources: tuple[SourceEntry, ...]
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The manifest as it lies on disk: indented JSON, fields in the order of the class."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of the store in ``folder``.
+
+    Raises:
+        StoreMissingError: there is no manifest: no store, or one not finished.
+        StoreError: not JSON, another format version, unknown or missing fields, names that
+            leave the folder, counts that contradict each other.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise StoreMissingError(
+            f"There is no store at {folder}: {MANIFEST_NAME} is missing. "
+            f"Make one with: batchloom prepare INPUT... --out {folder}"
+        ) from error
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+    _check_version(data, path)
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise StoreError(f"{path} is not a manifest of this format: {error}.") from error
+    for problem in _contradictions(manifest):
+        raise StoreError(f"{path} is damaged: {problem}.")
+    return manifest
+
+
+class _Version(msgspec.Struct):
+    format_version: int
+
+
+def _check_version(data: bytes, path: Path) -> None:
+    try:
+        version = msgspec.json.decode(data, type=_Version).format_version
+    except msgspec.DecodeError as error:
+        raise StoreError(f"{path} is not a manifest: {error}.") from error
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"{path} has format_version {version}; this batchloom reads {FORMAT_VERSION}. "
+            "Open it with the version that wrote it, or prepare the data again."
+        )
+
+
+def _contradictions(manifest: Manifest) -> list[str]:
+    problems = []
+    if manifest.dtype not in TOKEN_DTYPES:
+        problems.append(f"dtype {manifest.dtype!r} is none of {', '.join(TOKEN_DTYPES)}")
+    itemsize = TOKEN_DTYPES.get(manifest.dtype, TOKEN_DTYPES["int32"]).itemsize
+    for name, subset in manifest.subsets.items():
+        if name not in SUBSETS:
+            problems.append(f"subset {name!r} is none of {', '.join(SUBSETS)}")
+        for shard in subset.shards:
+            if not SHARD_NAME.fullmatch(shard.name):
+                problems.append(f"shard name {shard.name!r} is not of the form shard_00000")
+            if shard.bytes != shard.tokens * itemsize or min(shard.documents, shard.tokens) < 0:
+                problems.append(f"{name}/{shard.name} has counts that contradict each other")
+        documents = sum(shard.documents for shard in subset.shards)
+        tokens = sum(shard.tokens for shard in subset.shards)
+        if (documents, tokens) != (subset.documents, subset.tokens):
+            problems.append(
+                f"subset {name!r} says {subset.documents} documents and {subset.tokens} tokens, "
+                f"its shards together {documents} and {tokens}"
+            )
+    return problems

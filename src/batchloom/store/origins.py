@@ -1,0 +1,94 @@
+r"""The ``.docs`` file: where each document of a shard came from, and the hash of its text.
+
+Layout (little-endian): 8 bytes ``BLMDOCS\0``; u64 version 1; u64 documents D; u64 zero; then
+the columns hash u64 [D, 2] (low half, high half), record u64 [D], offset u64 [D], part u32 [D].
+Every column begins at a multiple of 8 bytes.
+"""
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.store.index import map_file
+
+MAGIC = b"BLMDOCS\x00"
+HEADER = struct.Struct("<8sQQQ")
+ROW_BYTES = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Origin and hash of documents, in columns of equal length D.
+
+    Attributes:
+        hashes: XXH3-128 of each document's UTF-8 text as (low, high) halves, uint64 [D, 2].
+        records: 0-based number of the record inside its part of the source, uint64 [D].
+        offsets: byte offset of the record in the (decompressed) source, uint64 [D].
+        parts: number of the part in the manifest's list of parts, uint32 [D].
+    """
+
+    hashes: NDArray[np.uint64]
+    records: NDArray[np.uint64]
+    offsets: NDArray[np.uint64]
+    parts: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def take(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Self:
+        """The rows ``chosen`` (indices, or a mask), in their order."""
+        return type(self)(
+            self.hashes[chosen], self.records[chosen], self.offsets[chosen], self.parts[chosen]
+        )
+
+    def to_bytes(self) -> bytes:
+        """The whole ``.docs`` file."""
+        columns = (
+            self.hashes.astype("<u8"),
+            self.records.astype("<u8"),
+            self.offsets.astype("<u8"),
+            self.parts.astype("<u4"),
+        )
+        header = HEADER.pack(MAGIC, 1, len(self), 0)
+        return b"".join([header, *(column.tobytes() for column in columns)])
+
+
+def join_origins(pieces: list[Origins]) -> Origins:
+    """The rows of all ``pieces`` (at least one), one after the other."""
+    return Origins(
+        np.concatenate([piece.hashes for piece in pieces]),
+        np.concatenate([piece.records for piece in pieces]),
+        np.concatenate([piece.offsets for piece in pieces]),
+        np.concatenate([piece.parts for piece in pieces]),
+    )
+
+
+def map_origins(path: Path) -> Origins:
+    """Map a ``.docs`` file; its columns are views of the file.
+
+    Raises:
+        StoreError: the file is missing, of another kind or version, or its count does not
+            fit its size.
+    """
+    view = map_file(path)
+    if len(view) < HEADER.size:
+        raise StoreError(
+            f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}."
+        )
+    magic, version, count, zero = HEADER.unpack_from(view)
+    if magic != MAGIC or version != 1 or zero:
+        raise StoreError(f"{path} is not a .docs file of version 1.")
+    if len(view) != HEADER.size + ROW_BYTES * count:
+        raise StoreError(f"{path} says {count} documents, which do not fit its {len(view)} bytes.")
+    at = HEADER.size
+    return Origins(
+        hashes=np.frombuffer(view, "<u8", 2 * count, at).reshape(count, 2),
+        records=np.frombuffer(view, "<u8", count, at + 16 * count),
+        offsets=np.frombuffer(view, "<u8", count, at + 24 * count),
+        parts=np.frombuffer(view, "<u4", count, at + 32 * count),
+    )

@@ -1,0 +1,397 @@
+"""Opening a store, or a bare Megatron prefix, and reading what a plan names."""
+
+import json
+import os
+import resource
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError, StoreError, StoreMissingError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.store.format import (
+    FORMAT_VERSION,
+    LENGTHS_NAME,
+    SUBSETS,
+    TOKEN_DTYPES,
+    TOKENIZER_NAME,
+    checksum,
+)
+from batchloom.store.index import map_file, map_index
+from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
+from batchloom.store.origins import map_origins
+from batchloom.store.shards import Shard, document_lengths
+from batchloom.tokens import Tokenizer, tokenizer_from_state
+
+_EDGE = 1 << 20
+
+
+@final
+class StoreLengths:
+    """The lengths of a subset's documents, one aligned array, mapped where it is a file."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: NDArray[np.uint32]) -> None:
+        self._array = array
+
+    @property
+    def size(self) -> int:
+        """Number of documents."""
+        return int(self._array.size)
+
+    def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Lengths of these documents in tokens, uint32 of the same length."""
+        return self._array[documents]
+
+    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
+        """Lengths of documents ``start`` to ``stop - 1``, as a view."""
+        return self._array[start:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a document came from.
+
+    Attributes:
+        source: name of the input file under the inputs.
+        record: 0-based number of the record in that file.
+        offset: byte offset of the record in that file, after decompression.
+        line: 1-based line, for files whose records are lines; else None.
+        hash: XXH3-128 of the document's UTF-8 text, 32 hex digits.
+    """
+
+    source: str
+    record: int
+    offset: int
+    line: int | None
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A document of a store: its number, its ids (in the store's dtype) and the store."""
+
+    number: int
+    ids: NDArray[np.generic]
+    _store: "Store"
+
+    @property
+    def text(self) -> str:
+        """The decoded text, control tokens spelled out."""
+        return self._store.tokenizer.decode(self.ids)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the document came from."""
+        return self._store.origin(self.number)
+
+
+@final
+class Store:
+    """One subset of a store (or a bare Megatron prefix), open for reading. Use :func:`open_store`.
+
+    Files are mapped when a document of theirs is first read; a bounded number stays mapped.
+    Safe to share between threads and to use after a fork.
+
+    Attributes:
+        path: the store's folder, or the prefix.
+        split: name of the subset; ``""`` for a bare prefix.
+        manifest: the store's manifest; None for a bare prefix.
+        dtype: dtype of a token on disk.
+        lengths: lengths of the subset's documents.
+        fingerprint: 32 hex digits that name the content.
+        tokens: tokens in the subset.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        split: str,
+        manifest: Manifest | None,
+        lengths: StoreLengths,
+        stems: list[Path],
+        shard_sizes: list[tuple[int, int]],
+        dtype: np.dtype[np.generic],
+    ) -> None:
+        self.path, self.split, self.manifest = path, split, manifest
+        self.dtype, self.lengths = dtype, lengths
+        self._stems, self._sizes = stems, shard_sizes
+        self._firsts = [0, *np.cumsum([d for d, _ in shard_sizes]).tolist()]
+        self._bounds = np.array(self._firsts[1:-1], np.int64)
+        self.tokens = sum(size for _, size in shard_sizes) // dtype.itemsize
+        self._open: list[Shard | None] = [None] * len(stems)
+        self._mapped: deque[int] = deque()
+        self._most = _mapped_limit()
+
+    def __len__(self) -> int:
+        return self.lengths.size
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open_store, (str(self.path), self.split)
+
+    def __repr__(self) -> str:
+        split = f", split={self.split!r}" if self.split else ""
+        return f"open_store({str(self.path)!r}{split})  # {len(self):,} documents, {self.tokens:,} tokens"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the content: counts and checksums, or a prefix's sizes and its edges."""
+        if self.manifest is None:
+            return _prefix_fingerprint(self._stems[0], self.dtype)
+        shards = self.manifest.subsets[self.split].shards
+        return fingerprint(
+            {
+                "format_version": FORMAT_VERSION,
+                "dtype": self.manifest.dtype,
+                "tokenizer": self.manifest.tokenizer.fingerprint,
+                "subset": self.split,
+                "shards": [[s.documents, s.tokens, s.bin, s.idx] for s in shards],
+            }
+        )
+
+    @property
+    def shards(self) -> int:
+        """Number of shards of the subset."""
+        return len(self._stems)
+
+    @property
+    def subsets(self) -> tuple[str, ...]:
+        """Names of the subsets that hold documents."""
+        if self.manifest is None:
+            return ()
+        return tuple(name for name, entry in self.manifest.subsets.items() if entry.documents)
+
+    @property
+    def end_id(self) -> int:
+        """The end-of-document id, which also fills padding; 0 for a bare prefix."""
+        return self.manifest.tokenizer.end_id if self.manifest else 0
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Every id is below this; None for a bare prefix, which does not say."""
+        return self.manifest.tokenizer.vocab_size if self.manifest else None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that lies in the store.
+
+        Raises:
+            StoreError: there is none (a bare prefix), or it is not the manifest's.
+        """
+        if self.manifest is None:
+            raise StoreError(
+                f"{self.path} is a bare Megatron prefix: it does not say which tokenizer made it."
+            )
+        path = self.path / TOKENIZER_NAME
+        try:
+            state = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path} cannot be read: {error}.") from error
+        tokenizer = tokenizer_from_state(state)
+        if tokenizer.fingerprint != self.manifest.tokenizer.fingerprint:
+            raise StoreError(
+                f"{path} has fingerprint {tokenizer.fingerprint}, the manifest says "
+                f"{self.manifest.tokenizer.fingerprint}: it is another tokenizer."
+            )
+        return tokenizer
+
+    def __getitem__(self, number: int) -> StoredDocument:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"document {number} of a subset with {len(self)}")
+        number %= len(self)
+        length = int(self.lengths.slice(number, number + 1)[0])
+        shard, local = self._place(number)
+        opened = self._shard(shard)
+        begin = opened.begin(local, 0, length)
+        return StoredDocument(number, opened.tokens[begin : begin + length], self)
+
+    def read(
+        self,
+        documents: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        out: NDArray[np.int64],
+        places: NDArray[np.int64],
+    ) -> None:
+        """Copy spans of documents into ``out``, one copy a span.
+
+        Args:
+            documents: number of each span's document [N].
+            starts: first token of each span inside its document [N].
+            lengths: tokens of each span [N].
+            out: where to copy to, int64 [T].
+            places: where each span begins in ``out`` [N].
+
+        Raises:
+            StoreError: a shard is missing, damaged, or contradicts the lengths.
+        """
+        firsts, opened = self._firsts, self._open
+        shards = np.searchsorted(self._bounds, documents, side="right").tolist()
+        for number, start, length, place, shard in zip(
+            documents.tolist(),
+            starts.tolist(),
+            lengths.tolist(),
+            places.tolist(),
+            shards,
+            strict=True,
+        ):
+            source = opened[shard] or self._shard(shard)
+            local = number - firsts[shard]
+            if source.documents is None:
+                # Shard.begin written out: a call a span would cost a tenth of the whole path.
+                begin = (source.pointers[local] >> source.shift) + start
+                if (
+                    start + length > source.lengths[local]
+                    or begin + length > source.size
+                    or begin < 0
+                ):
+                    source.refuse(local, start, length)
+            else:
+                begin = source.begin(local, start, length)
+            out[place : place + length] = source.tokens[begin : begin + length]
+
+    def origin(self, number: int) -> Origin:
+        """Where a document came from.
+
+        Raises:
+            StoreError: the store does not say (a bare prefix), or its ``.docs`` is damaged.
+        """
+        if self.manifest is None:
+            raise StoreError(
+                f"{self.path} is a bare Megatron prefix: it does not say where documents came from."
+            )
+        shard, local = self._place(number)
+        origins = map_origins(self._stems[shard].with_suffix(".docs"))
+        if len(origins) != self._sizes[shard][0]:
+            raise StoreError(
+                f"{self._stems[shard]}.docs does not have the manifest's number of documents."
+            )
+        source, earlier = self._part(int(origins.parts[local]))
+        record = earlier + int(origins.records[local])
+        low, high = (int(half) for half in origins.hashes[local])
+        return Origin(
+            source=source.name,
+            record=record,
+            offset=int(origins.offsets[local]),
+            line=record + 1 if source.kind == "jsonl" else None,
+            hash=f"{(high << 64) | low:032x}",
+        )
+
+    def _part(self, number: int) -> tuple[SourceEntry, int]:
+        """The source of a part, and the records of the source before it."""
+        if self.manifest is None:
+            raise AssertionError("parts are asked of stores with a manifest only")
+        for source in self.manifest.sources:
+            if number < len(source.parts):
+                return source, sum(part.records for part in source.parts[:number])
+            number -= len(source.parts)
+        raise StoreError(
+            f"{self.path}: a document names a part of its sources that the manifest does not list."
+        )
+
+    def _place(self, number: int) -> tuple[int, int]:
+        shard = bisect_right(self._firsts, number) - 1
+        return shard, number - self._firsts[shard]
+
+    def _shard(self, number: int) -> Shard:
+        opened = self._open[number]
+        if opened is None:
+            documents, size = self._sizes[number]
+            opened = Shard(self._stems[number], self.dtype, documents, size)
+            self._open[number] = opened
+            self._mapped.append(number)
+            if len(self._mapped) > self._most:
+                self._open[self._mapped.popleft()] = None
+        return opened
+
+
+def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
+    """Open one subset of a store, or a bare Megatron prefix.
+
+    Args:
+        path: a store's folder; or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's,
+            uint16 or int32), also given with one of the two endings.
+        split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
+
+    Raises:
+        StoreMissingError: there is neither a store nor a prefix at ``path``.
+        StoreError: the store is damaged, of another format, or names files outside itself.
+        InputError: the subset does not exist or is empty.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return _open_folder(folder, split)
+    stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder
+    if stem.with_name(stem.name + ".idx").is_file():
+        return _open_prefix(stem)
+    raise StoreMissingError(
+        f"There is no store at {folder}: neither a folder with a manifest nor {stem.name}.bin with "
+        f"{stem.name}.idx. Make one with: batchloom prepare INPUT... --out {folder}"
+    )
+
+
+def _open_folder(folder: Path, split: str) -> Store:
+    manifest = read_manifest(folder)
+    if split not in manifest.subsets or not manifest.subsets[split].documents:
+        have = [
+            name
+            for name in SUBSETS
+            if name in manifest.subsets and manifest.subsets[name].documents
+        ]
+        raise InputError(
+            f"{folder} has no documents in subset {split!r}; it has: {', '.join(have) or 'none'}."
+        )
+    entry = manifest.subsets[split]
+    path = folder / split / LENGTHS_NAME
+    view = map_file(path)
+    if len(view) != 4 * entry.documents:
+        raise StoreError(
+            f"{path} has {len(view)} bytes; {entry.documents} documents take {4 * entry.documents}."
+        )
+    return Store(
+        folder,
+        split,
+        manifest,
+        StoreLengths(np.frombuffer(view, "<u4")),
+        [folder / split / shard.name for shard in entry.shards],
+        [(shard.documents, shard.bytes) for shard in entry.shards],
+        TOKEN_DTYPES[manifest.dtype],
+    )
+
+
+def _open_prefix(stem: Path) -> Store:
+    index = map_index(stem.with_name(stem.name + ".idx"))
+    if index.dtype not in TOKEN_DTYPES.values():
+        raise StoreError(
+            f"{stem}.idx holds {index.dtype.name} tokens; a bare prefix must hold uint16 or int32."
+        )
+    lengths = document_lengths(index, stem)
+    size = len(map_file(stem.with_name(stem.name + ".bin")))
+    needed = int(lengths.sum(dtype=np.int64)) * index.dtype.itemsize
+    if size != needed:
+        raise StoreError(
+            f"{stem}.bin has {size} bytes; its index describes {needed}: one of the two is cut short."
+        )
+    return Store(stem, "", None, StoreLengths(lengths), [stem], [(lengths.size, size)], index.dtype)
+
+
+def _prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic]) -> str:
+    """Sizes, counts and the first and last MiB of both files."""
+    edges = {}
+    for suffix in (".bin", ".idx"):
+        view = map_file(stem.with_name(stem.name + suffix))
+        edges[suffix] = [len(view), checksum(view[:_EDGE]), checksum(view[-_EDGE:])]
+    return fingerprint({"prefix": edges, "dtype": dtype.name})
+
+
+def _mapped_limit() -> int:
+    """Shards kept mapped: each costs two descriptors of what the process may open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return int(min(max(16, (soft - 256) // 2 if soft > 0 else 512), 4096))

@@ -1,0 +1,202 @@
+"""Verifying a store: every byte against its checksum, every id against the vocabulary."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.errors import BatchloomError, StoreError
+from batchloom.store.format import LENGTHS_NAME, TOKEN_DTYPES
+from batchloom.store.index import map_file, map_index
+from batchloom.store.manifest import Manifest, ShardEntry, SubsetEntry, read_manifest
+from batchloom.store.origins import map_origins
+from batchloom.store.reader import Store, open_store
+
+_BLOCK = 8 << 20
+_NOISE_SAMPLE = 1 << 22
+# Text repeats its tokens hundreds of times more often than uniform noise; below this it is noise.
+_NOISE_FACTOR = 1.5
+_NOISE_PAIRS = 200.0
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a check found.
+
+    Attributes:
+        path: what was checked.
+        kind: ``store``, ``prefix`` or ``file``.
+        faults: one sentence each; none means sound.
+        facts: what was checked and counted, in order, for people to read.
+        sample: the beginning of a document, decoded.
+    """
+
+    path: str
+    kind: str
+    faults: list[str] = field(default_factory=list)
+    facts: dict[str, str | int] = field(default_factory=dict)
+    sample: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+
+def verify_store(folder: Path, progress: Callable[[int], None] | None = None) -> Verdict:
+    """Check a whole store against its manifest.
+
+    Args:
+        folder: the store.
+        progress: called with the number of bytes verified since the last call.
+
+    Raises:
+        StoreMissingError: there is no manifest.
+    """
+    verdict = Verdict(str(folder), "store")
+    try:
+        manifest = read_manifest(folder)
+    except FileNotFoundError:
+        raise
+    except StoreError as error:
+        verdict.faults.append(str(error))
+        return verdict
+    tick = progress or (lambda _: None)
+    for name, subset in manifest.subsets.items():
+        verdict.faults += _subset_faults(folder / name, manifest, subset, tick)
+        verdict.facts[name] = (
+            f"{subset.documents:,} documents, {subset.tokens:,} tokens, {len(subset.shards)} shards"
+        )
+    if not verdict.faults:
+        _check_content(folder, manifest, verdict)
+    return verdict
+
+
+def verify_prefix(path: Path) -> Verdict:
+    """Check a bare Megatron prefix: that it opens and is not noise; its vocabulary is unknown."""
+    verdict = Verdict(str(path), "prefix")
+    try:
+        store = open_store(path)
+        verdict.facts["prefix"] = (
+            f"{len(store):,} documents, {store.tokens:,} tokens, {store.dtype.name}"
+        )
+        ids = _sample_ids(store)
+    except FileNotFoundError:
+        raise
+    except StoreError as error:
+        verdict.faults.append(str(error))
+        return verdict
+    if ids.size and int(ids.min()) < 0:
+        verdict.faults.append(f"{path}: holds negative token ids ({int(ids.min())}).")
+    verdict.faults += _noise_faults(ids, int(ids.max(initial=0)) + 1, str(path))
+    return verdict
+
+
+def _subset_faults(
+    folder: Path, manifest: Manifest, subset: SubsetEntry, tick: Callable[[int], None]
+) -> list[str]:
+    faults = []
+    dtype = TOKEN_DTYPES[manifest.dtype]
+    try:
+        view = map_file(folder / LENGTHS_NAME)
+        if xxhash.xxh3_128_hexdigest(view) != subset.lengths:
+            faults.append(f"{folder / LENGTHS_NAME}: checksum differs from the manifest's.")
+        lengths = np.frombuffer(view[: len(view) // 4 * 4], "<u4")
+    except StoreError as error:
+        return [str(error)]
+    start = 0
+    for shard in subset.shards:
+        own = lengths[start : start + shard.documents]
+        start += shard.documents
+        try:
+            faults += _shard_faults(
+                folder / shard.name, shard, own, dtype, manifest.tokenizer.vocab_size, tick
+            )
+        except StoreError as error:
+            faults.append(str(error))
+    return faults
+
+
+def _shard_faults(
+    stem: Path,
+    shard: ShardEntry,
+    lengths: NDArray[np.uint32],
+    dtype: np.dtype[np.generic],
+    vocabulary: int,
+    tick: Callable[[int], None],
+) -> list[str]:
+    faults = []
+    index = map_index(stem.with_suffix(".idx"))
+    if not np.array_equal(index.lengths, lengths):
+        faults.append(f"{stem}.idx: its lengths differ from {LENGTHS_NAME}.")
+    if index.dtype != dtype:
+        faults.append(
+            f"{stem}.idx: holds {index.dtype.name} tokens, the manifest says {dtype.name}."
+        )
+    if len(map_origins(stem.with_suffix(".docs"))) != shard.documents:
+        faults.append(f"{stem}.docs: does not have the manifest's {shard.documents} documents.")
+    for suffix, expected in ((".idx", shard.idx), (".docs", shard.docs)):
+        if xxhash.xxh3_128_hexdigest(map_file(stem.with_suffix(suffix))) != expected:
+            faults.append(f"{stem}{suffix}: checksum differs from the manifest's.")
+    view = map_file(stem.with_suffix(".bin"))
+    if len(view) != shard.bytes:
+        return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
+    digest, lowest, highest = xxhash.xxh3_128(), 0, 0
+    for begin in range(0, len(view), _BLOCK):
+        block = view[begin : begin + _BLOCK]
+        digest.update(block)
+        ids = np.frombuffer(block, dtype)
+        lowest, highest = min(lowest, int(ids.min())), max(highest, int(ids.max()))
+        tick(len(block))
+    if digest.hexdigest() != shard.bin:
+        faults.append(f"{stem}.bin: checksum differs from the manifest's.")
+    if highest >= vocabulary or lowest < 0:
+        worst = highest if highest >= vocabulary else lowest
+        faults.append(
+            f"{stem}.bin: holds token id {worst}; the vocabulary has ids 0 to {vocabulary - 1}."
+        )
+    return faults
+
+
+def _check_content(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
+    """The tokenizer is the manifest's, a document decodes, and the tokens are not noise."""
+    filled = [name for name, subset in manifest.subsets.items() if subset.documents]
+    if not filled:
+        verdict.faults.append(f"{folder}: holds no documents.")
+        return
+    store = open_store(folder, filled[0])
+    entry = manifest.tokenizer
+    verdict.facts["tokenizer"] = f"{entry.name}, {entry.vocab_size:,} ids, {entry.fingerprint}"
+    try:
+        tokenizer = store.tokenizer
+        verdict.sample = tokenizer.decode(store[0].ids[:64])
+    except BatchloomError as error:
+        verdict.faults.append(str(error))
+        return
+    verdict.faults += _noise_faults(_sample_ids(store), entry.vocab_size, str(folder))
+
+
+def _sample_ids(store: Store) -> NDArray[np.int64]:
+    """Tokens of documents spread evenly over the store, at most about four million."""
+    share = max(1, _NOISE_SAMPLE // 256)
+    numbers = np.unique(np.linspace(0, len(store) - 1, num=min(len(store), 256)).astype(np.int64))
+    return np.concatenate([store[int(n)].ids[:share] for n in numbers]).astype(np.int64)
+
+
+def _noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> list[str]:
+    """A fault when pairs of equal tokens are no more frequent than chance alone gives."""
+    pairs = ids.size * (ids.size - 1) / 2
+    if ids.size == 0 or int(ids.min()) < 0 or pairs / vocabulary < _NOISE_PAIRS:
+        return []
+    counts = np.bincount(ids).astype(np.float64)
+    factor = float((counts * (counts - 1)).sum() / 2 / (pairs / vocabulary))
+    if factor < _NOISE_FACTOR:
+        fault = (
+            f"{name}: its tokens look like uniform noise (equal pairs {factor:.2f} times chance; text has "
+            "hundreds): they were made up, or written with another dtype."
+        )
+        return [fault]
+    return []

@@ -1,0 +1,156 @@
+"""Writing: everything is written aside, synced and renamed; a name that exists is whole."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.errors import OutputError
+from batchloom.store.format import LENGTHS_NAME, checksum
+from batchloom.store.index import index_bytes
+from batchloom.store.manifest import ShardEntry
+from batchloom.store.origins import Origins
+
+ASIDE = ".partial"
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some room, then give the same command again: it goes on",
+    errno.EDQUOT: "the disk quota is used up; free some room, then give the same command again",
+    errno.EACCES: "permission denied; choose another --out or change its owner",
+    errno.EPERM: "permission denied; choose another --out or change its owner",
+    errno.EROFS: "the file system is read-only; choose another --out",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another --out",
+    errno.EEXIST: "a file is in the way; choose another --out",
+}
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write ``path`` into one sentence with its remedy.
+
+    Raises:
+        OutputError: in place of any OSError raised inside.
+    """
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        reason = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+        raise OutputError(f"Cannot write {path}: {reason}.") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make ``path`` and its parents where they are missing."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def write_file(path: Path, data: bytes) -> str:
+    """Write ``data`` aside, sync it, rename it to ``path``; returns its checksum."""
+    aside = path.with_name(path.name + ASIDE)
+    with writing(path):
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    return checksum(data)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the renames inside ``path`` outlast a power cut."""
+    with writing(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class ShardWriter:
+    """Writes one shard: tokens as they come, index and origins at the end.
+
+    Args:
+        stem: path of the shard without ending (``OUT/train/shard_00000``).
+        dtype: dtype of a token on disk.
+    """
+
+    def __init__(self, stem: Path, dtype: np.dtype[np.generic]) -> None:
+        self._stem, self._dtype = stem, dtype
+        self._aside = stem.with_name(stem.name + ".bin" + ASIDE)
+        self._hash = xxhash.xxh3_128()
+        self._tokens = 0
+        with writing(self._aside):
+            self._file = self._aside.open("wb")
+
+    def append(self, tokens: NDArray[np.generic]) -> None:
+        """Add tokens at the end; documents may arrive in any pieces."""
+        data = np.ascontiguousarray(tokens, self._dtype)
+        with writing(self._aside):
+            self._file.write(data.data)
+        self._hash.update(data.data)
+        self._tokens += data.size
+
+    def finish(self, lengths: NDArray[np.uint32], origins: Origins) -> ShardEntry:
+        """Close the shard; it exists under its names only after this.
+
+        Args:
+            lengths: tokens of each document [D]; their sum is what was appended.
+            origins: origin and hash of each document [D].
+        """
+        if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(origins):
+            raise AssertionError(f"{self._stem}: lengths do not add up to the tokens appended")
+        with writing(self._aside):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        idx = write_file(self._stem.with_suffix(".idx"), index_bytes(lengths, self._dtype))
+        docs = write_file(self._stem.with_suffix(".docs"), origins.to_bytes())
+        with writing(self._stem):
+            self._aside.replace(self._stem.with_suffix(".bin"))
+        return ShardEntry(
+            name=self._stem.name,
+            documents=len(lengths),
+            tokens=self._tokens,
+            bytes=self._tokens * self._dtype.itemsize,
+            bin=self._hash.hexdigest(),
+            idx=idx,
+            docs=docs,
+        )
+
+    def abandon(self) -> None:
+        """Close the file without giving it its name (after an error)."""
+        self._file.close()
+
+
+class LengthsWriter:
+    """Writes a subset's ``lengths.u32`` piece by piece, in the order of its shards."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LENGTHS_NAME
+        self._aside = folder / (LENGTHS_NAME + ASIDE)
+        self._hash = xxhash.xxh3_128()
+        with writing(self._aside):
+            self._file = self._aside.open("wb")
+
+    def append(self, lengths: NDArray[np.uint32]) -> None:
+        """Add the lengths of the next documents, uint32 [D]."""
+        data = np.ascontiguousarray(lengths, "<u4")
+        with writing(self._aside):
+            self._file.write(data.data)
+        self._hash.update(data.data)
+
+    def finish(self) -> str:
+        """Sync and rename the file; returns its checksum."""
+        with writing(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._aside.replace(self._path)
+        return str(self._hash.hexdigest())

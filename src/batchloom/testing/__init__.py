@@ -1,0 +1,1 @@
+"""What tests of batchloom's users (and its own) are written with."""

@@ -1,0 +1,130 @@
+"""Small finished stores made of token ids, for tests."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.fingerprint import canonical
+from batchloom.store.format import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    TOKEN_DTYPES,
+    TOKENIZER_NAME,
+    shard_name,
+    token_dtype,
+)
+from batchloom.store.manifest import (
+    Counts,
+    Manifest,
+    PartEntry,
+    ShardEntry,
+    SourceEntry,
+    SubsetEntry,
+    TokenizerEntry,
+    manifest_bytes,
+)
+from batchloom.store.origins import Origins
+from batchloom.store.reader import Store, open_store
+from batchloom.store.writer import LengthsWriter, ShardWriter, make_folder, write_file
+from batchloom.tokens import Tokenizer, resolve_tokenizer
+
+Documents = Sequence[Sequence[int]]
+
+
+def write_store(
+    folder: Path,
+    documents: Documents | Mapping[str, Documents],
+    *,
+    tokenizer: str = "bytes",
+    dtype: str = "auto",
+    documents_per_shard: int = 1000,
+) -> Store:
+    """Write a finished store whose documents are exactly these ids, and open it.
+
+    Args:
+        folder: where; made when missing.
+        documents: token ids of each document, for ``train`` or for each subset by name.
+        tokenizer: spec of the tokenizer the store names.
+        dtype: ``auto``, ``uint16`` or ``int32``.
+        documents_per_shard: where shards are cut.
+    """
+    chosen = resolve_tokenizer(tokenizer)
+    name = token_dtype(dtype, chosen.vocab_size)
+    subsets = documents if isinstance(documents, Mapping) else {"train": documents}
+    entries: dict[str, SubsetEntry] = {}
+    count = 0
+    for subset, listed in subsets.items():
+        entries[subset] = _write_subset(folder / subset, listed, name, documents_per_shard, count)
+        count += len(listed)
+    write_file(folder / TOKENIZER_NAME, canonical(chosen.state()))
+    write_file(folder / MANIFEST_NAME, manifest_bytes(_manifest(chosen, name, entries)))
+    return open_store(folder, next(iter(subsets)))
+
+
+def _write_subset(
+    folder: Path, documents: Documents, dtype: str, per_shard: int, first: int
+) -> SubsetEntry:
+    make_folder(folder)
+    lengths = LengthsWriter(folder)
+    shards: list[ShardEntry] = []
+    for start in range(0, len(documents), per_shard):
+        chosen = [np.array(ids, np.int64) for ids in documents[start : start + per_shard]]
+        writer = ShardWriter(folder / shard_name(len(shards)), TOKEN_DTYPES[dtype])
+        writer.append(np.concatenate(chosen))
+        sizes = np.array([len(ids) for ids in chosen], np.uint32)
+        shards.append(writer.finish(sizes, _origins(chosen, first + start)))
+        lengths.append(sizes)
+    tokens = sum(shard.tokens for shard in shards)
+    return SubsetEntry(len(documents), tokens, lengths.finish(), tuple(shards))
+
+
+def _origins(documents: list[NDArray[np.int64]], first: int) -> Origins:
+    hashes = [xxhash.xxh3_128_intdigest(ids.tobytes()) for ids in documents]
+    halves = [(h & 0xFFFFFFFFFFFFFFFF, h >> 64) for h in hashes]
+    records = np.arange(first, first + len(documents), dtype=np.uint64)
+    return Origins(
+        np.array(halves, np.uint64), records, records, np.zeros(len(documents), np.uint32)
+    )
+
+
+def _manifest(tokenizer: Tokenizer, dtype: str, subsets: dict[str, SubsetEntry]) -> Manifest:
+    documents = sum(entry.documents for entry in subsets.values())
+    tokens = sum(entry.tokens for entry in subsets.values())
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        generation=1,
+        dtype=dtype,
+        tokenizer=TokenizerEntry(
+            name=tokenizer.name,
+            fingerprint=tokenizer.fingerprint,
+            vocabulary_hash=tokenizer.vocabulary_hash,
+            vocab_size=tokenizer.vocab_size,
+            end_id=tokenizer.end_id,
+            bos_id=tokenizer.bos_id,
+            engine=tokenizer.engine.name,
+            engine_version=tokenizer.engine.version,
+        ),
+        recipe={},
+        recipe_fingerprint="",
+        counts=Counts(
+            records=documents, documents=documents, tokens=tokens, quarantined=0, dropped={}
+        ),
+        subsets=subsets,
+        subset_overrides={},
+        sources=(
+            SourceEntry(
+                name="given",
+                kind="jsonl",
+                bytes=tokens,
+                hash="",
+                documents=documents,
+                tokens=tokens,
+                bos="present",
+                end="present",
+                parts=(PartEntry(0, tokens, documents),),
+            ),
+        ),
+    )

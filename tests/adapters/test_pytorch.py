@@ -1,0 +1,104 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import batchloom
+from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
+from batchloom.core.errors import StateError
+from batchloom.testing.stores import write_store
+
+STEPS = 11
+
+pytestmark = [
+    # torch counts this machine's cores and warns; forking with a (finished) thread warns on 3.12.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    rng = np.random.default_rng(1)
+    documents = [rng.integers(0, 257, rng.integers(1, 60)).tolist() for _ in range(300)]
+    return write_store(tmp_path_factory.mktemp("store"), documents, documents_per_shard=100)
+
+
+def make(store):
+    return batchloom.Loader(
+        store, seq_len=32, global_batch_size=8, steps=STEPS, rank=0, world_size=1
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(store):
+    return [batch["input_ids"].clone() for batch in make(store)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
+def test_the_same_batches_for_any_number_of_workers(store, expected, face, workers):
+    loader = make(store)
+    next(iter(loader))  # a producer thread has been at work before the fork
+    got = [b["input_ids"] for b in DataLoader(face(loader), batch_size=None, num_workers=workers)]
+    assert len(got) == STEPS
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+def test_spawned_workers_too(store, expected):
+    loader = DataLoader(
+        LoaderIterable(make(store)), batch_size=None, num_workers=2, multiprocessing_context="spawn"
+    )
+    assert all(torch.equal(a, b["input_ids"]) for a, b in zip(expected, loader, strict=True))
+
+
+def test_a_loaded_loader_state_carries_into_any_number_of_workers(store, expected):
+    loader = make(store)
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    state = loader.state_dict()
+    iterator.close()
+    for workers in (0, 3):
+        rest = make(store)
+        rest.load_state_dict(state)
+        got = [
+            b["input_ids"]
+            for b in DataLoader(LoaderIterable(rest), batch_size=None, num_workers=workers)
+        ]
+        assert len(got) == STEPS - 4
+        assert all(torch.equal(a, b) for a, b in zip(expected[4:], got, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_stateful_dataloader(store, expected, workers, stop):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+    first = StatefulDataLoader(LoaderIterable(make(store)), batch_size=None, num_workers=workers)
+    iterator = iter(first)
+    for _ in range(stop):
+        next(iterator)
+    state = first.state_dict()
+    del iterator
+    second = StatefulDataLoader(LoaderIterable(make(store)), batch_size=None, num_workers=workers)
+    second.load_state_dict(state)
+    got = [batch["input_ids"] for batch in second]
+    assert len(got) == STEPS - stop
+    assert all(torch.equal(a, b) for a, b in zip(expected[stop:], got, strict=True))
+
+
+def test_a_workers_state_of_another_plan_or_number_is_refused(store):
+    face = LoaderIterable(make(store))
+    state = face.state_dict()
+    with pytest.raises(StateError, match="taken with 4 workers, here are 1"):
+        face.load_state_dict({**state, "workers": 4})
+    with pytest.raises(StateError, match="belongs to plan"):
+        face.load_state_dict({**state, "fingerprint": "x"})
+    with pytest.raises(IndexError):
+        LoaderDataset(make(store))[STEPS]

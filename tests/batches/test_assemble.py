@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.batches.assemble import IGNORE, assemble_rows, assemble_varlen, spans_of
+from batchloom.plan.plan import Plan
+from batchloom.plan.spec import PlanSpec
+from batchloom.testing.stores import write_store
+
+DOCUMENTS = st.lists(
+    st.lists(st.integers(0, 255), min_size=1, max_size=30), min_size=1, max_size=20
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A fresh folder a call: hypothesis keeps a function-scoped fixture for all its examples."""
+    return lambda: tmp_path_factory.mktemp("store")
+
+
+def by_hand(store, rows, seq_len, labels):
+    """The batch contract, one token at a time."""
+    shape = (len(rows), seq_len)
+    ids, positions = np.full(shape, store.end_id), np.zeros(shape, int)
+    targets = np.full(shape, IGNORE)
+    filled = [0] * len(rows)
+    for row, document, start, stop in spans_of(rows):
+        span = store[document].ids[start:stop].tolist()
+        at = filled[row]
+        for k, token in enumerate(span):
+            ids[row, at + k], positions[row, at + k] = token, k
+            if k > 0:
+                targets[row, at + k - (labels == "shifted")] = token
+        filled[row] += len(span)
+    for row, at in enumerate(filled):
+        positions[row, at:] = range(seq_len - at)
+    return ids, targets, positions
+
+
+@given(
+    documents=DOCUMENTS,
+    seq_len=st.integers(1, 40),
+    labels=st.sampled_from(["aligned", "shifted"]),
+    packing=st.sampled_from(["best_fit", "wrap", "none"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_are_the_contract(folders, documents, seq_len, labels, packing):
+    store = write_store(folders(), documents, documents_per_shard=7)
+    rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing)).rows(0, 9)
+    batch = assemble_rows(store, rows, seq_len, labels)
+    expected = by_hand(store, rows, seq_len, labels)
+    for key, array in zip(("input_ids", "labels", "position_ids"), expected, strict=True):
+        assert batch[key].dtype == np.int64
+        assert np.array_equal(batch[key], array), key
+
+
+@given(documents=DOCUMENTS, seq_len=st.integers(2, 40))
+@settings(max_examples=40, deadline=None)
+def test_aligned_and_shifted_labels_train_the_same_set(folders, documents, seq_len):
+    store = write_store(folders(), documents)
+    rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1)).rows(0, 9)
+    aligned = assemble_rows(store, rows, seq_len, "aligned")["labels"]
+    shifted = assemble_rows(store, rows, seq_len, "shifted")["labels"]
+    assert np.array_equal(aligned[:, 1:], shifted[:, :-1])
+    assert (aligned[:, 0] == IGNORE).all()
+    assert (shifted[:, -1] == IGNORE).all()
+
+
+@given(documents=DOCUMENTS, seq_len=st.integers(1, 40))
+@settings(max_examples=40, deadline=None)
+def test_varlen_is_what_hf_flattening_gives(folders, documents, seq_len):
+    from transformers import DataCollatorWithFlattening
+
+    store = write_store(folders(), documents)
+    rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1)).rows(0, 5)
+    spans = [store[d].ids[a:b].astype(np.int64).tolist() for _, d, a, b in spans_of(rows)]
+    collate = DataCollatorWithFlattening(
+        return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="np"
+    )
+    theirs = collate([{"input_ids": span, "labels": span} for span in spans])
+    ours = assemble_varlen(store, rows, "aligned")
+    assert set(ours) == set(theirs)
+    for key, value in theirs.items():
+        assert np.array_equal(ours[key], value), key
+        if isinstance(value, np.ndarray):
+            assert ours[key].dtype == value.dtype
+            assert ours[key].shape == value.shape
+
+
+def test_a_row_without_spans_carries_no_loss(folders):
+    store = write_store(folders(), [[1, 2, 3]])
+    rows = Plan(store, PlanSpec(seq_len=4, global_batch_size=3)).rows(0, 3)
+    batch = assemble_rows(store, rows, 4, "aligned")
+    assert (batch["labels"][1:] == IGNORE).all()
+    assert (batch["input_ids"][1:] == store.end_id).all()
+    assert batch["position_ids"][1:].tolist() == [[0, 1, 2, 3]] * 2
+
+
+def test_int32_stores_give_the_same_batches(folders):
+    documents = [[1, 2, 3, 256], [4, 5, 256]]
+    batches = []
+    for dtype in ("uint16", "int32"):
+        store = write_store(folders(), documents, dtype=dtype)
+        rows = Plan(store, PlanSpec(seq_len=8, global_batch_size=1)).rows(0, 1)
+        batches.append(assemble_rows(store, rows, 8, "aligned")["input_ids"])
+    # The seed's keys know nothing of the store, so two stores of equal lengths share an order.
+    assert np.array_equal(*batches)

@@ -1,0 +1,273 @@
+import json
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import batchloom
+from batchloom.batches import loader as loader_module
+from batchloom.batches.ahead import Ahead
+from batchloom.batches.world import find_world
+from batchloom.core.errors import InputError, PlanError, SettingsError, StateError, StoreError
+from batchloom.testing.stores import write_store
+
+KEYS = ("input_ids", "labels", "position_ids")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    documents = [[*rng.integers(0, 256, rng.integers(1, 90)).tolist(), 256] for _ in range(400)]
+    return write_store(tmp_path_factory.mktemp("store"), documents, documents_per_shard=150)
+
+
+def make(store, **options):
+    return batchloom.Loader(
+        store,
+        **{
+            "seq_len": 64,
+            "global_batch_size": 12,
+            "output": "numpy",
+            "rank": 0,
+            "world_size": 1,
+            **options,
+        },
+    )
+
+
+def same(one, two):
+    return all(np.array_equal(one[key], two[key]) for key in KEYS)
+
+
+def test_the_length_is_exact_and_every_step_can_be_had_alone(store):
+    loader = make(store, epochs=2)
+    batches = list(loader)
+    assert len(batches) == len(loader)
+    assert [batch.step for batch in batches] == list(range(len(loader)))
+    assert all(same(loader[step], batch) for step, batch in enumerate(batches))
+    assert same(loader[-1], batches[-1])
+    for step in (len(loader), -len(loader) - 1):
+        with pytest.raises(IndexError):
+            loader[step]
+
+
+def test_every_iteration_starts_over(store):
+    loader = make(store)
+    first = next(iter(loader))
+    assert same(first, next(iter(loader)))
+    assert len(list(loader)) == len(list(loader))
+
+
+@given(data=st.data(), prefetch=st.sampled_from([0, 1, 4]))
+@settings(max_examples=25, deadline=None)
+def test_resuming_at_any_step_equals_no_interruption(store, data, prefetch):
+    whole = list(make(store, epochs=2))
+    stop = data.draw(st.integers(0, len(whole)))
+    loader = make(store, epochs=2, prefetch=prefetch)
+    iterator = iter(loader)
+    for _ in range(stop):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    iterator.close()
+    worlds = [1, 2, 3, 4, 6, 12]
+    world = data.draw(st.sampled_from(worlds))
+    parts = []
+    for rank in range(world):
+        rest = make(store, epochs=2, rank=rank, world_size=world, prefetch=prefetch)
+        rest.load_state_dict(state)
+        parts.append(list(rest))
+    assert {len(part) for part in parts} == {len(whole) - stop}
+    for offset, expected in enumerate(whole[stop:]):
+        for key in KEYS:
+            together = np.concatenate([part[offset][key] for part in parts])
+            assert np.array_equal(together, expected[key])
+
+
+def test_the_state_is_one_small_json_value(store):
+    loader = make(store)
+    assert len(json.dumps(loader.state_dict())) < 1500
+    assert loader.state_dict()["position"] == 0
+
+
+def test_a_state_of_another_loader_is_refused_by_field(store, tmp_path):
+    state = make(store).state_dict()
+    with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
+        make(store, seq_len=32).load_state_dict(state)
+    with pytest.raises(StateError, match="spec.seed was 0 and is 1"):
+        make(store, seed=1).load_state_dict(state)
+    with pytest.raises(StateError, match=r"sources.data.store was"):
+        make(write_store(tmp_path, [[1, 2, 3]])).load_state_dict(state)
+    state["position"] = 5
+    with pytest.raises(StateError, match="inside step 0"):
+        make(store).load_state_dict(state)
+
+
+def test_another_tokenizer_is_another_store(tmp_path, store):
+    from batchloom.tokens import train_tokenizer
+
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(train_tokenizer(["ab ab ab"], 258).state()["tokenizer_json"]))
+    one = write_store(tmp_path / "a", [[1, 2, 3]])
+    two = write_store(tmp_path / "b", [[1, 2, 3]], tokenizer=str(path))
+    with pytest.raises(StateError, match="store was"):
+        make(two).load_state_dict(make(one).state_dict())
+
+
+def test_more_epochs_continue_the_same_run(store):
+    short, long = make(store, epochs=1), make(store, epochs=3)
+    long.load_state_dict(short.state_dict())
+    assert short.plan.fingerprint == long.plan.fingerprint
+    assert all(same(long[step], batch) for step, batch in enumerate(list(short)[:-1]))
+
+
+def test_a_ready_plan(store):
+    plan = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=12))
+    loader = batchloom.Loader(plan, output="numpy", rank=0, world_size=1)
+    assert same(loader[3], make(store)[3])
+    with pytest.raises(SettingsError, match="seed: belongs to the plan"):
+        batchloom.Loader(plan, seed=3, output="numpy")
+
+
+def test_torch_tensors_share_the_arrays_and_the_batch_says_where_it_came_from(store):
+    import torch
+
+    batch = make(store, output="torch")[0]
+    assert all(
+        isinstance(batch[key], torch.Tensor) and batch[key].dtype == torch.int64 for key in KEYS
+    )
+    assert batch.origin.startswith("source=real ")
+    assert set(batch) == set(KEYS)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"seq_len": None}, "seq_len: missing"),
+        (
+            {"labels": "shift"},
+            "labels: 'shift' is none of aligned, shifted; did you mean 'shifted'",
+        ),
+        ({"output": "jax"}, "output: 'jax' is none of"),
+        ({"rank": 1, "world_size": None}, "go together"),
+        ({"prefetch": -1}, "prefetch: -1"),
+        ({"packing": "wrapp"}, "did you mean 'wrap'"),
+    ],
+)
+def test_settings_that_cannot_be(store, options, sentence):
+    with pytest.raises(SettingsError, match=sentence):
+        make(store, **options)
+
+
+def test_ranks_that_cannot_be(store):
+    with pytest.raises(PlanError, match="cannot be dealt evenly to 5 ranks"):
+        make(store, rank=0, world_size=5)
+    with pytest.raises(PlanError, match="rank 3 of world_size 3 does not exist"):
+        make(store, rank=3, world_size=3)
+    with pytest.raises(InputError, match="open a path with open_store"):
+        make("some/path")
+
+
+class Trouble(RuntimeError):
+    pass
+
+
+def test_errors_arrive_in_order_and_the_thread_ends():
+    def build(number):
+        if number == 3:
+            raise Trouble("three")
+        return number
+
+    got = []
+    with pytest.raises(Trouble, match="three"):
+        for item in Ahead(build, 0, 2):
+            got.append(item)  # noqa: PERF402 - what came before the error counts
+    assert got == [0, 1, 2]
+    assert not [t for t in threading.enumerate() if t.name == "batchloom-producer"]
+
+
+def test_the_producer_stays_a_bounded_number_ahead_and_stops_when_left():
+    made = []
+    ahead = iter(Ahead(lambda n: made.append(n) or n, 0, 3))
+    assert next(ahead) == 0
+    deadline = time.monotonic() + 5
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert made in ([0, 1, 2, 3], [0, 1, 2])
+    ahead.close()
+    assert not [t for t in threading.enumerate() if t.name == "batchloom-producer"]
+
+
+def test_items_come_in_order_from_both_threads():
+    def slow(number):
+        time.sleep(0.0002 * (number % 3))
+        return number if number < 500 else None
+
+    got = []
+    for item in Ahead(slow, 0, 4):
+        if item % 7 == 0:
+            time.sleep(0.001)
+        got.append(item)
+    assert got == list(range(500))
+
+
+def test_a_store_damaged_on_the_way_stops_the_run(tmp_path):
+    write_store(tmp_path, [[n, 256] for n in range(100)], documents_per_shard=10)
+    loader = make(batchloom.open_store(tmp_path), seq_len=2, global_batch_size=1)
+    (tmp_path / "train" / "shard_00004.bin").write_bytes(b"")
+    with pytest.raises(StoreError, match="shard_00004.bin has 0 bytes"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("variables", "world"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}, (2, 4)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, (0, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
+        ({"PMI_RANK": "5", "PMI_SIZE": "6"}, (5, 6)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "PMI_RANK": "5", "PMI_SIZE": "6"}, (1, 2)),
+    ],
+)
+def test_the_rank_comes_from_the_launcher(monkeypatch, variables, world):
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "OMPI_", "PMI_")) or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert find_world() == world
+
+
+@pytest.mark.parametrize(
+    "variables", [{"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}]
+)
+def test_half_a_rank_is_refused(monkeypatch, variables):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(PlanError, match="which is no rank of a world"):
+        find_world()
+
+
+def test_torch_missing_is_one_sentence(monkeypatch, store):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        ImportError, match=r"pip install 'batchloom\[train\]', or give output='numpy'"
+    ):
+        make(store, output="torch")
+
+
+def test_small_plans_start_no_process(store, monkeypatch):
+    monkeypatch.setattr(
+        loader_module, "count_beside", lambda *_: pytest.fail("a process for 400 documents")
+    )
+    assert list(make(store))

@@ -1,0 +1,131 @@
+import os
+import stat
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom.batches.tables import (
+    load_table,
+    lock_table,
+    table_folders,
+    table_name,
+    wait_for_table,
+    write_table,
+)
+from batchloom.core.errors import StoreError
+from batchloom.testing.stores import write_store
+
+SPEC = {
+    "seq_len": 16,
+    "global_batch_size": 4,
+    "pool_size": 8,
+    "rank": 0,
+    "world_size": 1,
+    "output": "numpy",
+}
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    return write_store(tmp_path / "s", [[1] * int(n) for n in rng.integers(1, 30, 400)])
+
+
+def tables(folder):
+    return sorted(folder.rglob("*.counts"))
+
+
+def test_a_long_plan_is_served_at_once_and_counted_beside(store):
+    loader = batchloom.Loader(store, **SPEC)
+    assert loader.plan.pools.count == 50
+    iterator = iter(loader)
+    next(iterator)
+    assert not loader.plan.has_counts
+    next(iterator)
+    deadline = time.monotonic() + 30
+    while not tables(store.path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(tables(store.path)) == 1
+    iterator.close()
+    again = batchloom.Loader(store, **SPEC)
+    assert again.plan.has_counts
+    assert len(again) == len(list(again)) == len(loader)
+
+
+def test_the_table_is_the_plans_own_counts(store):
+    counted = batchloom.Loader(store, **SPEC).plan
+    folders = table_folders(store.path)
+    path = write_table(counted, folders)
+    assert path.parent == store.path / "plans"
+    adopted = batchloom.Loader(store, **SPEC).plan
+    assert load_table(adopted, folders)
+    assert [adopted.locate(p) for p in range(200)] == [counted.locate(p) for p in range(200)]
+    assert (
+        table_name(batchloom.Loader(store, **SPEC | {"global_batch_size": 8, "epochs": 3}).plan)
+        == path.name
+    )
+    assert table_name(batchloom.Loader(store, **SPEC | {"seed": 1}).plan) != path.name
+
+
+def test_a_far_step_waits_for_the_table_and_is_right(store):
+    loader = batchloom.Loader(store, **SPEC)
+    last = loader[-1]
+    assert np.array_equal(list(batchloom.Loader(store, **SPEC))[-1]["input_ids"], last["input_ids"])
+
+
+def test_a_read_only_store_uses_the_users_cache(store, tmp_path):
+    plan = batchloom.Loader(store, **SPEC).plan
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    path = write_table(plan, [blocked / "plans", tmp_path / "cache" / "batchloom" / "plans"])
+    assert path.parent == tmp_path / "cache" / "batchloom" / "plans"
+    fresh = batchloom.Loader(store, **SPEC).plan
+    assert load_table(fresh, table_folders(store.path))
+    with pytest.raises(StoreError, match="set XDG_CACHE_HOME"):
+        write_table(plan, [blocked / "plans"])
+
+
+def test_a_damaged_table_is_refused_not_used(store):
+    plan = batchloom.Loader(store, **SPEC).plan
+    path = write_table(plan, table_folders(store.path))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="is damaged; delete it"):
+        batchloom.Loader(store, **SPEC)
+
+
+def test_one_process_counts_and_the_lock_dies_with_it(store):
+    plan = batchloom.Loader(store, **SPEC).plan
+    folders = table_folders(store.path)
+    code = (
+        "import sys, time, batchloom; from batchloom.batches.tables import *;"
+        f"p = batchloom.Loader(batchloom.open_store({str(store.path)!r}), **{SPEC!r}).plan;"
+        "c = lock_table(p, table_folders(p.store.path)); print(c.__enter__(), flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline().strip() == "True"
+        with lock_table(plan, folders) as mine:
+            assert not mine
+    finally:
+        holder.kill()
+        holder.communicate()
+    wait_for_table(plan, folders)
+    assert plan.has_counts
+
+
+def test_a_store_nobody_may_write_still_counts(store, tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    store.path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert len(batchloom.Loader(store, **SPEC)) > 0
+        assert tables(tmp_path / "cache")
+    finally:
+        store.path.chmod(stat.S_IRWXU)

@@ -1,0 +1,22 @@
+"""What plans are tested on: lengths without files."""
+
+import numpy as np
+
+
+class ArrayLengths:
+    def __init__(self, lengths):
+        self._lengths = np.asarray(lengths, np.uint32)
+
+    @property
+    def size(self):
+        return self._lengths.size
+
+    def take(self, documents):
+        return self._lengths[documents]
+
+
+class LengthsOnly:
+    """A plan's view of a store: lengths and a fingerprint."""
+
+    def __init__(self, lengths, fingerprint="f"):
+        self.lengths, self.fingerprint = ArrayLengths(lengths), fingerprint

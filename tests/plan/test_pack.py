@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.plan.pack import count_sequences, is_strategy, pack
+
+STRATEGIES = st.sampled_from(
+    ["best_fit", "wrap", "first_fit", "none", "window_1", "window_7", "window_100"]
+)
+LENGTHS = st.lists(st.integers(0, 70), max_size=120).map(lambda xs: np.array(xs, np.int64))
+
+
+def rooms(packed, seq_len):
+    return seq_len - np.bincount(packed.sequences, packed.lengths, packed.count).astype(np.int64)
+
+
+@given(lengths=LENGTHS, seq_len=st.integers(1, 40), strategy=STRATEGIES)
+@settings(max_examples=300, deadline=None)
+def test_every_token_once_and_no_sequence_too_full(lengths, seq_len, strategy):
+    packed = pack(lengths, seq_len, strategy)
+    covered = [np.zeros(n, int) for n in lengths]
+    for item, start, length in zip(packed.items, packed.starts, packed.lengths, strict=True):
+        covered[item][start : start + length] += 1
+    assert all((c == 1).all() for c in covered)
+    assert (packed.lengths > 0).all()
+    assert (rooms(packed, seq_len) >= 0).all()
+    assert packed.count == count_sequences(lengths, seq_len, strategy)
+    assert np.unique(packed.sequences).size == packed.count
+
+
+def best_fit_by_hand(lengths, seq_len):
+    """Best-fit decreasing, one document at a time."""
+    open_rooms = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [room for room in open_rooms if room >= length]
+        if fitting:
+            open_rooms.remove(min(fitting))
+            open_rooms.append(min(fitting) - length)
+        else:
+            open_rooms.append(seq_len - length)
+    return sorted(open_rooms)
+
+
+@given(lengths=st.lists(st.integers(1, 30), max_size=200), seq_len=st.integers(30, 64))
+@settings(max_examples=200, deadline=None)
+def test_best_fit_in_bulk_is_best_fit_decreasing(lengths, seq_len):
+    packed = pack(np.array(lengths, np.int64), seq_len, "best_fit")
+    assert sorted(rooms(packed, seq_len).tolist()) == best_fit_by_hand(lengths, seq_len)
+    assert packed.count == len(best_fit_by_hand(lengths, seq_len))
+
+
+@given(lengths=st.lists(st.integers(1, 29), max_size=200), seq_len=st.integers(30, 64))
+@settings(max_examples=200, deadline=None)
+def test_first_fit_is_true_first_fit(lengths, seq_len):
+    packed = pack(np.array(lengths, np.int64), seq_len, "first_fit")
+    open_rooms, expected = [], []
+    for length in lengths:
+        fitting = [i for i, room in enumerate(open_rooms) if room >= length]
+        if not fitting:
+            open_rooms.append(seq_len)
+            fitting = [len(open_rooms) - 1]
+        open_rooms[fitting[0]] -= length
+        expected.append(fitting[0])
+    assert packed.sequences.tolist() == expected
+
+
+@given(lengths=st.lists(st.integers(1, 30), max_size=100), size=st.integers(1, 40))
+@settings(max_examples=100, deadline=None)
+def test_windows_pack_only_neighbours_together(lengths, size):
+    packed = pack(np.array(lengths, np.int64), 30, f"window_{size}")
+    for sequence in range(packed.count):
+        windows = packed.items[packed.sequences == sequence] // size
+        assert np.unique(windows).size == 1
+
+
+def test_wrap_fills_every_sequence_but_the_last():
+    packed = pack(np.array([5, 3, 0, 9, 2]), 4, "wrap")
+    assert rooms(packed, 4).tolist() == [0, 0, 0, 0, 1]
+    spans = zip(packed.sequences, packed.items, packed.starts, packed.lengths, strict=True)
+    assert [tuple(map(int, s)) for s in spans] == [
+        (0, 0, 0, 4), (1, 0, 4, 1), (1, 1, 0, 3), (2, 3, 0, 4), (3, 3, 4, 4), (4, 3, 8, 1), (4, 4, 0, 2),
+    ]  # fmt: skip
+
+
+def test_a_long_document_is_cut_and_only_its_rest_is_packed():
+    packed = pack(np.array([10, 2, 2]), 4, "best_fit")
+    spans = sorted(
+        zip(packed.items.tolist(), packed.starts.tolist(), packed.lengths.tolist(), strict=True)
+    )
+    assert spans == [(0, 0, 4), (0, 4, 4), (0, 8, 2), (1, 0, 2), (2, 0, 2)]
+    assert packed.count == 4
+
+
+def test_log_normal_documents_fill_99_9_percent():
+    lengths = np.clip(np.random.default_rng(0).lognormal(6.2, 1.1, 65_536), 1, None).astype(
+        np.int64
+    )
+    for seq_len in (2048, 4096, 8192):
+        count = count_sequences(lengths, seq_len, "best_fit")
+        assert lengths.sum() / (count * seq_len) > 0.999
+
+
+@pytest.mark.parametrize(
+    "name", ["best-fit", "window_0", "window_", "window_12345678", "", "wrap "]
+)
+def test_unknown_strategies_are_told_apart(name):
+    assert not is_strategy(name)

@@ -1,0 +1,273 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.core.errors import PlanError, SettingsError, StateError
+from batchloom.plan.plan import Plan
+from batchloom.plan.ranks import check_world, rank_positions
+from batchloom.plan.spec import PlanSpec
+from plan.sources import LengthsOnly
+
+PINNED_FINGERPRINT = "28de7f0b314dc72e78823bcc5ba667d1"
+PINNED_ROWS = [[10], [35, 26], [31, 25], [1, 20, 38]]
+PINNED_SECOND_EPOCH = [17, 8, 34, 14, 32, 4, 5, 3]
+
+SPECS = st.builds(
+    dict,
+    seq_len=st.integers(1, 40),
+    global_batch_size=st.sampled_from([1, 2, 6, 12]),
+    packing=st.sampled_from(["best_fit", "wrap", "first_fit", "none", "window_5"]),
+    seed=st.integers(-5, 2**40),
+    shuffle=st.booleans(),
+    epochs=st.integers(1, 3),
+    pool_size=st.sampled_from([1, 4, 8, 64]),
+    block=st.sampled_from([0, 1, 2, 4]),
+).filter(lambda s: not s["block"] or s["pool_size"] % s["block"] == 0)
+LENGTHS = st.lists(st.integers(0, 90), min_size=1, max_size=80).filter(any)
+
+
+def spans(rows):
+    return list(
+        zip(rows.documents.tolist(), rows.starts.tolist(), rows.lengths.tolist(), strict=True)
+    )
+
+
+def coverage(lengths, found):
+    covered = [np.zeros(n, int) for n in lengths]
+    for document, start, length in found:
+        assert length > 0
+        assert start + length <= lengths[document]
+        covered[document][start : start + length] += 1
+    return covered
+
+
+@given(lengths=LENGTHS, spec=SPECS, data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_every_epoch_holds_every_token_once_whatever_the_ranks(lengths, spec, data):
+    plan = Plan(LengthsOnly(lengths), PlanSpec(**spec))
+    size = spec["global_batch_size"]
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    found = []
+    for step in range(plan.steps):
+        world = data.draw(st.sampled_from(divisors))
+        for rank in range(world):
+            found += spans(plan.rows(*rank_positions(step, size, rank, world)))
+    assert all((c == spec["epochs"]).all() for c in coverage(lengths, found))
+    assert not plan.has_step(plan.steps)
+    assert plan.has_step(plan.steps - 1)
+
+
+@given(lengths=LENGTHS, spec=SPECS)
+@settings(max_examples=60, deadline=None)
+def test_each_single_epoch_is_complete(lengths, spec):
+    plan = Plan(LengthsOnly(lengths), PlanSpec(**spec))
+    per_epoch = plan.sequences_per_epoch
+    for epoch in range(spec["epochs"]):
+        rows = plan.rows(epoch * per_epoch, (epoch + 1) * per_epoch)
+        assert all((c == 1).all() for c in coverage(lengths, spans(rows)))
+
+
+@given(lengths=LENGTHS, spec=SPECS, data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_any_position_is_the_same_asked_in_any_way(lengths, spec, data):
+    """From the start, from a state, with and without the table, alone or among others."""
+    spec = PlanSpec(**spec)
+    walked = Plan(LengthsOnly(lengths), spec)
+    total = Plan(LengthsOnly(lengths), spec).positions
+    position = data.draw(st.integers(0, total - 1))
+    counted = Plan(LengthsOnly(lengths), spec)
+    counted.count_all()
+    resumed = Plan(LengthsOnly(lengths), spec)
+    state = json.loads(json.dumps(walked.state(position)))
+    assert resumed.resume(state) == position
+    answers = [spans(plan.rows(position, position + 3)) for plan in (walked, counted, resumed)]
+    assert answers[0] == answers[1] == answers[2]
+    everything = walked.rows(0, total + 5)
+    first = everything.pointers[position]
+    assert spans(everything)[first : first + len(answers[0])] == answers[0]
+    assert np.diff(everything.pointers)[total:].sum() == 0
+
+
+@given(lengths=LENGTHS, spec=SPECS)
+@settings(max_examples=60, deadline=None)
+def test_rows_lie_inside_their_sequence_without_holes(lengths, spec):
+    rows = Plan(LengthsOnly(lengths), PlanSpec(**spec)).rows(0, 50)
+    for row in range(len(rows)):
+        first, last = rows.pointers[row], rows.pointers[row + 1]
+        ends = np.cumsum(rows.lengths[first:last])
+        assert rows.places[first:last].tolist() == [0, *ends[:-1].tolist()][: last - first]
+        assert ends.size == 0 or ends[-1] <= spec["seq_len"]
+
+
+def test_epochs_have_orders_of_their_own_and_packs_in_common():
+    lengths = np.random.default_rng(0).integers(1, 60, 500)
+    plan = Plan(
+        LengthsOnly(lengths), PlanSpec(seq_len=64, global_batch_size=1, epochs=2, pool_size=100)
+    )
+    count = plan.sequences_per_epoch
+    packs = []
+    for epoch in range(2):
+        rows = plan.rows(epoch * count, (epoch + 1) * count)
+        flat = spans(rows)
+        packs.append(
+            [tuple(flat[a:b]) for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
+        )
+    assert packs[0] != packs[1]
+    assert sorted(packs[0]) == sorted(packs[1])
+
+
+def test_without_shuffle_documents_come_in_store_order():
+    plan = Plan(
+        LengthsOnly([3] * 20),
+        PlanSpec(seq_len=4, global_batch_size=2, shuffle=False, packing="none"),
+    )
+    assert plan.rows(0, 20).documents.tolist() == list(range(20))
+    wrapped = Plan(
+        LengthsOnly([3] * 20),
+        PlanSpec(seq_len=4, global_batch_size=2, shuffle=False, packing="wrap"),
+    )
+    assert wrapped.rows(0, 15).documents.tolist() == sorted(wrapped.rows(0, 15).documents.tolist())
+
+
+@pytest.mark.parametrize(
+    ("overlong", "tokens"), [("split", 3 + 10 + 4), ("drop", 3 + 4), ("truncate", 3 + 4 + 4)]
+)
+@pytest.mark.parametrize("packing", ["best_fit", "wrap", "first_fit", "none"])
+def test_overlong_documents(overlong, tokens, packing):
+    spec = PlanSpec(seq_len=4, global_batch_size=1, overlong=overlong, packing=packing)
+    plan = Plan(LengthsOnly([3, 10, 4]), spec)
+    assert plan.rows(0, plan.positions).lengths.sum() == tokens
+    left_out = plan.left_out()
+    assert (left_out.documents, left_out.tokens) == ({"drop": 1}.get(overlong, 0), 17 - tokens)
+
+
+def test_overlong_error_names_the_document_before_anything_is_served():
+    with pytest.raises(PlanError, match=r"Document 1 .* has 10 tokens, more than seq_len 4"):
+        Plan(LengthsOnly([3, 10, 4]), PlanSpec(seq_len=4, global_batch_size=1, overlong="error"))
+
+
+def test_steps_run_on_across_epochs_and_stop_in_time():
+    plan = Plan(LengthsOnly([4] * 5), PlanSpec(seq_len=4, global_batch_size=2, steps=9))
+    assert plan.steps == 9
+    assert sorted(np.bincount(plan.rows(0, 18).documents).tolist()) == [3, 3, 4, 4, 4]
+    assert np.diff(plan.rows(0, 20).pointers).tolist() == [1] * 18 + [0, 0]
+
+
+def test_the_last_step_is_filled_or_left_out():
+    fill = Plan(LengthsOnly([4] * 5), PlanSpec(seq_len=4, global_batch_size=2))
+    drop = Plan(LengthsOnly([4] * 5), PlanSpec(seq_len=4, global_batch_size=2, last="drop"))
+    assert (fill.steps, drop.steps) == (3, 2)
+    assert np.diff(fill.rows(4, 6).pointers).tolist() == [1, 0]
+    assert drop.has_step(1)
+    assert not drop.has_step(2)
+
+
+def test_a_plan_without_any_sequence_is_refused():
+    with pytest.raises(PlanError, match="no documents"):
+        Plan(LengthsOnly([]), PlanSpec(seq_len=4, global_batch_size=2))
+    for spec in (
+        PlanSpec(seq_len=4, global_batch_size=1, overlong="drop"),
+        PlanSpec(seq_len=4, global_batch_size=1),
+    ):
+        lengths = [9, 9] if spec.overlong == "drop" else [0, 0]
+        with pytest.raises(PlanError, match="No sequence can be made"):
+            Plan(LengthsOnly(lengths), spec).rows(0, 1)
+        with pytest.raises(PlanError, match="No sequence can be made"):
+            _ = Plan(LengthsOnly(lengths), spec).steps
+
+
+def test_the_fingerprint_names_the_order_and_nothing_else():
+    base = {"seq_len": 4, "global_batch_size": 2}
+    name = Plan(LengthsOnly([1, 2, 3]), PlanSpec(**base)).fingerprint
+    same = [{"epochs": 3}, {"steps": 7}, {"last": "drop"}, {"block": 1}]
+    other = [
+        {"seq_len": 5},
+        {"seed": 1},
+        {"packing": "wrap"},
+        {"shuffle": False},
+        {"overlong": "drop"},
+        {"pool_size": 8},
+    ]
+    assert {Plan(LengthsOnly([1, 2, 3]), PlanSpec(**{**base, **s})).fingerprint for s in same} == {
+        name
+    }
+    others = {Plan(LengthsOnly([1, 2, 3]), PlanSpec(**{**base, **s})).fingerprint for s in other}
+    assert name not in others
+    assert len(others) == len(other)
+    assert Plan(LengthsOnly([1, 2, 3], "g"), PlanSpec(**base)).fingerprint != name
+
+
+def test_a_state_of_another_plan_is_refused_by_field():
+    mine = Plan(LengthsOnly([5] * 9), PlanSpec(seq_len=4, global_batch_size=2))
+    other = Plan(LengthsOnly([5] * 9, "another"), PlanSpec(seq_len=8, global_batch_size=2))
+    with pytest.raises(
+        StateError, match="sources.data.store was 'another' and is 'f'; spec.seq_len was 8 and is 4"
+    ):
+        mine.resume(other.state(2))
+    for broken in ({}, {**mine.state(2), "position": -1}, {**mine.state(2), "position": "2"}, []):
+        with pytest.raises(StateError):
+            mine.resume(broken)
+    tampered = mine.state(2)
+    tampered["sources"]["data"]["before"] = 10**9
+    with pytest.raises(StateError, match="outside the plan"):
+        mine.resume(tampered)
+
+
+def test_settings_are_refused_all_at_once():
+    with pytest.raises(SettingsError) as caught:
+        PlanSpec(
+            seq_len=0,
+            global_batch_size=-1,
+            packing="bestfit",
+            epochs=1,
+            steps=2,
+            seed=1.5,
+            pool_size=10,
+            block=3,
+        )
+    assert len(caught.value.problems) == 6
+    assert "did you mean 'best_fit'" in str(caught.value)
+
+
+@pytest.mark.parametrize(("size", "world"), [(64, 7), (6, 4), (1, 2)])
+def test_a_world_that_does_not_divide_is_refused_with_those_that_do(size, world):
+    with pytest.raises(PlanError, match="World sizes that divide it: 1") as caught:
+        check_world(size, 0, world)
+    listed = str(caught.value).split("divide it: ")[1].split(";")[0]
+    assert all(size % int(n) == 0 for n in listed.split(", "))
+
+
+def test_the_order_is_pinned():
+    """Any change here changes every user's order: it needs a new order_version."""
+    lengths = np.arange(1, 41)
+    plan = Plan(
+        LengthsOnly(lengths),
+        PlanSpec(seq_len=64, global_batch_size=4, seed=7, pool_size=16, epochs=2),
+    )
+    rows = plan.rows(0, 4)
+    got = [
+        rows.documents[a:b].tolist() for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)
+    ]
+    assert plan.fingerprint == PINNED_FINGERPRINT
+    assert got == PINNED_ROWS
+    assert (
+        plan.rows(plan.sequences_per_epoch, plan.sequences_per_epoch + 2).documents.tolist()
+        == PINNED_SECOND_EPOCH
+    )
+
+
+def test_blocks_keep_neighbours_together_and_cover_all():
+    plan = Plan(
+        LengthsOnly([2] * 1000), PlanSpec(seq_len=2, global_batch_size=1, pool_size=64, block=8)
+    )
+    members = [plan.pools.members(pool) for pool in range(plan.pools.count)]
+    assert sorted(np.concatenate(members).tolist()) == list(range(1000))
+    for pool in members:
+        blocks = np.unique(pool // 8)
+        assert np.isin(pool, np.concatenate([np.arange(b * 8, b * 8 + 8) for b in blocks])).all()
+        assert blocks.size <= 8
+    assert PlanSpec(seq_len=1, global_batch_size=1).block_for(3_999_999) == 1
+    assert PlanSpec(seq_len=1, global_batch_size=1).block_for(4_000_000) == 64

@@ -1,0 +1,138 @@
+"""Golden bytes: what docs/format.md says, byte for byte. A change here needs a new format_version."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchloom.store.format import shard_name, token_dtype
+from batchloom.store.index import index_bytes, map_index
+from batchloom.store.origins import Origins, join_origins, map_origins
+from batchloom.testing.stores import write_store
+
+DOCUMENTS = {"train": [[72, 105, 256], [256], [], [1, 2, 3, 4, 256]], "val": [[7, 256]]}
+
+
+def test_index_bytes():
+    expected = (
+        b"MMIDIDX\x00\x00"
+        + struct.pack("<QBQQ", 1, 8, 3, 4)
+        + struct.pack("<3i", 3, 0, 2)
+        + struct.pack("<3q", 0, 6, 6)
+        + struct.pack("<4q", 0, 1, 2, 3)
+    )
+    assert index_bytes(np.array([3, 0, 2], np.uint32), np.dtype("<u2")) == expected
+    assert index_bytes(np.array([], np.uint32), np.dtype("<i4"))[17] == 4
+
+
+def test_docs_bytes(tmp_path):
+    origins = Origins(
+        np.array([[1, 2], [3, 4]], np.uint64),
+        np.array([5, 6], np.uint64),
+        np.array([7, 8], np.uint64),
+        np.array([9, 10], np.uint32),
+    )
+    expected = (
+        b"BLMDOCS\x00" + struct.pack("<QQQ", 1, 2, 0) + struct.pack("<8Q", 1, 2, 3, 4, 5, 6, 7, 8)
+    )
+    expected += struct.pack("<2I", 9, 10)
+    assert origins.to_bytes() == expected
+    (tmp_path / "x.docs").write_bytes(expected)
+    again = map_origins(tmp_path / "x.docs")
+    assert again.to_bytes() == expected
+    assert join_origins([again, origins]).to_bytes()[:24] == b"BLMDOCS\x00" + struct.pack(
+        "<QQ", 1, 4
+    )
+    assert origins.take(np.array([1])).records.tolist() == [6]
+
+
+def test_a_whole_store(tmp_path):
+    write_store(tmp_path, DOCUMENTS, documents_per_shard=3)
+    files = {
+        str(p.relative_to(tmp_path)): p.read_bytes()
+        for p in sorted(tmp_path.rglob("*"))
+        if p.is_file()
+    }
+    assert sorted(files) == [
+        "dataset_metadata.json",
+        "tokenizer_state.json",
+        "train/lengths.u32",
+        "train/shard_00000.bin",
+        "train/shard_00000.docs",
+        "train/shard_00000.idx",
+        "train/shard_00001.bin",
+        "train/shard_00001.docs",
+        "train/shard_00001.idx",
+        "val/lengths.u32",
+        "val/shard_00000.bin",
+        "val/shard_00000.docs",
+        "val/shard_00000.idx",
+    ]
+    assert files["train/shard_00000.bin"] == struct.pack("<4H", 72, 105, 256, 256)
+    assert files["train/lengths.u32"] == struct.pack("<4I", 3, 1, 0, 5)
+    manifest = json.loads(files["dataset_metadata.json"])
+    assert manifest["format_version"] == 1
+    assert [shard["documents"] for shard in manifest["subsets"]["train"]["shards"]] == [3, 1]
+
+
+def test_the_manifest_is_what_its_schema_says(tmp_path):
+    import jsonschema
+
+    write_store(tmp_path, DOCUMENTS)
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    manifest = json.loads((tmp_path / "dataset_metadata.json").read_text())
+    jsonschema.validate(manifest, schema)
+    manifest["surprise"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(manifest, schema)
+
+
+def test_the_same_store_has_the_same_bytes(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    write_store(one, DOCUMENTS)
+    write_store(two, DOCUMENTS)
+    for path in one.rglob("*"):
+        if path.is_file():
+            assert path.read_bytes() == (two / path.relative_to(one)).read_bytes()
+
+
+def test_dtype_follows_megatrons_rule():
+    from megatron.core.datasets.indexed_dataset import DType
+
+    for vocabulary in (257, 50_257, 65_499, 65_500, 65_536, 151_936):
+        assert np.dtype(token_dtype("auto", vocabulary)) == DType.optimal_dtype(vocabulary)
+
+
+def test_int32_ids_read_unchanged_as_uint32(tmp_path):
+    store = write_store(tmp_path, [[1, 200, 256]], dtype="int32")
+    assert np.fromfile(tmp_path / "train/shard_00000.bin", "<u4").tolist() == [1, 200, 256]
+    assert store[0].ids.dtype == np.dtype("<i4")
+
+
+def test_shard_names_grow():
+    assert [shard_name(n) for n in (0, 99_999, 100_000)] == [
+        "shard_00000",
+        "shard_99999",
+        "shard_100000",
+    ]
+
+
+@pytest.mark.parametrize("code", range(1, 9))
+def test_every_dtype_code_is_known(tmp_path, code):
+    data = bytearray(index_bytes(np.array([1], np.uint32), np.dtype("<u2")))
+    data[17] = code
+    (tmp_path / "a.idx").write_bytes(data)
+    assert map_index(tmp_path / "a.idx").dtype.itemsize == [1, 1, 2, 4, 8, 8, 4, 2][code - 1]
+
+
+def test_the_schema_is_the_manifests_own():
+    import msgspec
+
+    from batchloom.store.manifest import Manifest
+
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
+    own = msgspec.json.schema(Manifest)
+    assert {key: schema[key] for key in own} == own

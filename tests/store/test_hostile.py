@@ -1,0 +1,175 @@
+"""Damaged and hostile stores: each gives one clear error and never wrong tokens."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom.core.errors import StoreError
+from batchloom.store.index import HEADER
+from batchloom.store.verify import verify_prefix, verify_store
+from batchloom.testing.stores import write_store
+
+DOCUMENTS = [[n % 256 for n in range(k, k + 20)] + [256] for k in range(50)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_store(tmp_path, DOCUMENTS, documents_per_shard=20)
+    return tmp_path
+
+
+def read_everything(folder):
+    store = batchloom.open_store(folder)
+    return [store[n].ids.tolist() for n in range(len(store))]
+
+
+def edit_manifest(folder, change):
+    path = folder / "dataset_metadata.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def cut(path, count):
+    path.write_bytes(path.read_bytes()[:-count])
+
+
+def patch(path, offset, data):
+    whole = bytearray(path.read_bytes())
+    whole[offset : offset + len(data)] = data
+    path.write_bytes(whole)
+
+
+def shard(manifest):
+    return manifest["subsets"]["train"]["shards"][0]
+
+
+MANIFEST_ATTACKS = {
+    "etc passwd": (lambda m: shard(m).update(name="../../etc/passwd"), "not of the form shard_00000"),
+    "absolute name": (lambda m: shard(m).update(name="/etc/passwd"), "not of the form shard_00000"),
+    "subset outside": (lambda m: m["subsets"].update({"../x": m["subsets"]["train"]}), "subset '../x' is none of"),
+    "other version": (lambda m: m.update(format_version=99), "format_version 99"),
+    "no version": (lambda m: m.pop("format_version"), "is not a manifest"),
+    "version as text": (lambda m: m.update(format_version="1"), "is not a manifest"),
+    "lying documents": (lambda m: shard(m).update(documents=21), "says 50 documents"),
+    "lying tokens": (lambda m: shard(m).update(tokens=10**9, bytes=2 * 10**9), "its shards together"),
+    "negative": (lambda m: shard(m).update(documents=-1), "contradict"),
+    "bytes": (lambda m: shard(m).update(bytes=7), "contradict"),
+    "dtype": (lambda m: m.update(dtype="float64"), "dtype 'float64' is none of"),
+    "dtype that lies": (lambda m: (m.update(dtype="int32"), [s.update(bytes=2 * s["bytes"]) for s in m["subsets"]["train"]["shards"]]), "holds uint16 tokens, the manifest says int32"),
+    "surprise": (lambda m: m.update(surprise=1), "unknown field `surprise`"),
+    "missing": (lambda m: m.pop("tokenizer"), "missing required field `tokenizer`"),
+    "wrong type": (lambda m: shard(m).update(tokens="12"), "Expected `int`, got `str`"),
+    "huge number": (lambda m: shard(m).update(tokens=2**80), "not a manifest"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MANIFEST_ATTACKS)
+def test_manifests(folder, name):
+    change, sentence = MANIFEST_ATTACKS[name]
+    edit_manifest(folder, change)
+    with pytest.raises(StoreError, match=sentence):
+        read_everything(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format_version": 1}', "\x00\xff"])
+def test_manifests_that_are_none(folder, text):
+    (folder / "dataset_metadata.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(StoreError, match="dataset_metadata.json"):
+        batchloom.open_store(folder)
+
+
+IDX, BIN, LENGTHS = "train/shard_00000.idx", "train/shard_00000.bin", "train/lengths.u32"
+FILE_ATTACKS = {
+    "idx cut in header": (lambda f: (f / IDX).write_bytes(b"MMIDIDX"), "is cut short"),
+    "idx cut": (lambda f: cut(f / IDX, 1), "cut short or damaged"),
+    "idx empty": (lambda f: (f / IDX).write_bytes(b""), "is cut short"),
+    "idx gone": (lambda f: (f / IDX).unlink(), "cannot be read: No such file"),
+    "idx magic": (lambda f: patch(f / IDX, 0, b"XX"), "is not a Megatron index"),
+    "idx version": (lambda f: patch(f / IDX, 9, struct.pack("<Q", 2)), "index version 2"),
+    "idx dtype unknown": (lambda f: patch(f / IDX, 17, b"\x63"), "dtype code 99"),
+    "idx dtype other": (lambda f: patch(f / IDX, 17, b"\x04"), "holds int32 tokens, the manifest says uint16"),
+    "idx count": (lambda f: patch(f / IDX, 18, struct.pack("<Q", 2**60)), "cut short or damaged"),
+    "idx document index": (lambda f: patch(f / IDX, 34 + 12 * 20, struct.pack("<q", 5)), "does not run from 0"),
+    "pointer outside": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", 10**9)), "not where its index points"),
+    "pointer negative": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", -42)), "not where its index points"),
+    "length lies": (lambda f: patch(f / IDX, 34, struct.pack("<i", 3)), "not where its index points"),
+    "length negative": (lambda f: patch(f / IDX, 34, struct.pack("<i", -3)), "not where its index points"),
+    "bin cut": (lambda f: cut(f / BIN, 2), "has 838 bytes, the manifest says 840"),
+    "bin odd": (lambda f: cut(f / BIN, 1), "has 839 bytes"),
+    "bin longer": (lambda f: (f / BIN).write_bytes((f / BIN).read_bytes() + b"ab"), "has 842 bytes"),
+    "bin gone": (lambda f: (f / BIN).unlink(), "cannot be read"),
+    "lengths cut": (lambda f: cut(f / LENGTHS, 4), "50 documents take 200"),
+    "lengths lie": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 400)), "not where its index points"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILE_ATTACKS)
+def test_files(folder, name):
+    change, sentence = FILE_ATTACKS[name]
+    change(folder)
+    with pytest.raises(StoreError, match=sentence):
+        read_everything(folder)
+    verdict = verify_store(folder)
+    assert not verdict.sound
+
+
+def test_check_finds_what_reading_cannot(folder):
+    assert verify_store(folder).sound
+    patch(folder / BIN, 8, struct.pack("<H", 77))
+    assert verify_store(folder).faults == [f"{folder / BIN}: checksum differs from the manifest's."]
+
+
+def test_check_finds_ids_outside_the_vocabulary(folder):
+    patch(folder / BIN, 8, struct.pack("<H", 300))
+    assert any(
+        "token id 300; the vocabulary has ids 0 to 256" in fault
+        for fault in verify_store(folder).faults
+    )
+
+
+def test_check_finds_another_tokenizer(folder):
+    state = json.loads((folder / "tokenizer_state.json").read_text())
+    from batchloom.tokens import train_tokenizer
+
+    (folder / "tokenizer_state.json").write_text(
+        json.dumps(train_tokenizer(["aa ab"] * 9, 260).state())
+    )
+    assert any("another tokenizer" in fault for fault in verify_store(folder).faults)
+    (folder / "tokenizer_state.json").write_text(json.dumps(state)[:-5])
+    assert any("cannot be read" in fault for fault in verify_store(folder).faults)
+
+
+def test_check_finds_noise(tmp_path):
+    rng = np.random.default_rng(0)
+    text = [
+        [*(b"it was the best of times, it was the worst of times; " * 30), 256] for _ in range(20)
+    ]
+    write_store(tmp_path / "text", text)
+    assert verify_store(tmp_path / "text").sound
+    write_store(tmp_path / "noise", [rng.integers(0, 257, 2000).tolist() for _ in range(20)])
+    assert any("uniform noise" in fault for fault in verify_store(tmp_path / "noise").faults)
+
+
+@pytest.mark.parametrize("count", [1, 7, 33, 100])
+def test_prefixes_cut_short(folder, tmp_path, count):
+    for suffix in (".bin", ".idx"):
+        copy = tmp_path / f"copy{suffix[1:]}{count}"
+        for kind in (".bin", ".idx"):
+            copy.with_suffix(kind).write_bytes((folder / f"train/shard_00000{kind}").read_bytes())
+        assert verify_prefix(copy).sound
+        cut(copy.with_suffix(suffix), count)
+        with pytest.raises(StoreError):
+            read_everything(copy)
+        assert not verify_prefix(copy).sound
+
+
+def test_a_prefix_whose_documents_run_backwards(folder, tmp_path):
+    for kind in (".bin", ".idx"):
+        (tmp_path / f"p{kind}").write_bytes((folder / f"train/shard_00000{kind}").read_bytes())
+    patch(tmp_path / "p.idx", HEADER.size + 12 * 20 + 8, struct.pack("<q", 9))
+    with pytest.raises(StoreError, match="run backwards"):
+        batchloom.open_store(tmp_path / "p")

@@ -1,0 +1,139 @@
+import pickle
+import resource
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom.core.errors import InputError, StoreError, StoreMissingError
+from batchloom.store import reader
+from batchloom.testing.stores import write_store
+
+HELLO = [*b"Hello", 256]
+
+
+def test_documents_tokens_text_and_origin(tmp_path):
+    store = write_store(
+        tmp_path / "s", {"train": [HELLO, [256], [*b"you", 256]], "val": [[*b"v", 256]]}
+    )
+    assert (len(store), store.tokens, store.subsets) == (3, 11, ("train", "val"))
+    assert store[0].ids.tolist() == HELLO
+    assert store[-1].text == "you<|endoftext|>"
+    origin = store.origin(2)
+    assert (origin.source, origin.record, origin.line, len(origin.hash)) == ("given", 2, 3, 32)
+    assert batchloom.open_store(tmp_path / "s", split="val")[0].text.startswith("v")
+    with pytest.raises(IndexError):
+        store[3]
+    assert "3 documents, 11 tokens" in repr(store)
+
+
+def test_a_subset_that_is_not_there(tmp_path):
+    write_store(tmp_path, [HELLO])
+    with pytest.raises(InputError, match="no documents in subset 'vla'; it has: train"):
+        batchloom.open_store(tmp_path, split="vla")
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(StoreMissingError, match="batchloom prepare INPUT"):
+        batchloom.open_store(tmp_path / "no")
+    with pytest.raises(FileNotFoundError, match="dataset_metadata.json is missing"):
+        batchloom.open_store(tmp_path)
+
+
+def test_spans_across_shards_are_copied_where_asked(tmp_path):
+    documents = [list(range(n, n + 1 + n % 7)) for n in range(200)]
+    store = write_store(tmp_path, documents, documents_per_shard=3)
+    rng = np.random.default_rng(0)
+    chosen = rng.integers(0, 200, 500)
+    sizes = np.array([len(documents[d]) for d in chosen])
+    starts = rng.integers(0, sizes)
+    lengths = rng.integers(1, sizes - starts + 1)
+    places = np.cumsum(lengths) - lengths
+    out = np.full(lengths.sum(), -1, np.int64)
+    store.read(chosen, starts, lengths, out, places)
+    expected = [documents[d][s : s + n] for d, s, n in zip(chosen, starts, lengths, strict=True)]
+    assert out.tolist() == [i for ids in expected for i in ids]
+
+
+def test_a_bounded_number_of_shards_stays_mapped(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (300, 300))
+    documents = [[n % 256] for n in range(120)]
+    write_store(tmp_path, documents, documents_per_shard=1)
+    store = batchloom.open_store(tmp_path)
+    for _ in range(2):
+        assert [int(store[n].ids[0]) for n in range(120)] == [n % 256 for n in range(120)]
+        assert sum(shard is not None for shard in store._open) == 22
+
+
+def test_opening_ten_thousand_shards_reads_the_manifest_and_maps_nothing(tmp_path, monkeypatch):
+    store = write_store(tmp_path, [[n % 250] for n in range(300)], documents_per_shard=1)
+    opened = []
+    monkeypatch.setattr(reader, "Shard", lambda *args: opened.append(args))
+    store = batchloom.open_store(tmp_path)
+    assert (store.shards, opened) == (300, [])
+
+
+def test_a_store_travels_to_other_processes(tmp_path):
+    store = write_store(tmp_path, [HELLO])
+    again = pickle.loads(pickle.dumps(store))
+    assert again[0].ids.tolist() == HELLO
+    assert again.fingerprint == store.fingerprint
+
+
+def test_the_fingerprint_names_content_not_place(tmp_path):
+    one = write_store(tmp_path / "a", {"train": [HELLO], "val": [HELLO]})
+    assert write_store(tmp_path / "b", [HELLO]).fingerprint == one.fingerprint
+    assert write_store(tmp_path / "c", [HELLO[::-1]]).fingerprint != one.fingerprint
+    assert batchloom.open_store(tmp_path / "a", split="val").fingerprint != one.fingerprint
+
+
+def megatron_prefix(prefix, documents, dtype=np.uint16):
+    """A pair written by Megatron's own builder; documents are lists of sequences."""
+    import torch
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    for document in documents:
+        for sequence in document:
+            builder.add_item(torch.tensor(sequence, dtype=torch.int64))
+        builder.end_document()
+    builder.finalize(f"{prefix}.idx")
+    return prefix
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+@pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
+def test_a_bare_prefix_of_anybodys(tmp_path, dtype, suffix):
+    prefix = megatron_prefix(
+        tmp_path / "my.data_text", [[[1, 2, 3]], [[4], [5, 6]], [], [[7]]], dtype
+    )
+    store = batchloom.open_store(f"{prefix}{suffix}")
+    assert [store[n].ids.tolist() for n in range(4)] == [[1, 2, 3], [4, 5, 6], [], [7]]
+    assert (store.manifest, store.vocab_size, store.subsets, store.end_id) == (None, None, (), 0)
+    loader = batchloom.Loader(
+        store, seq_len=4, global_batch_size=1, output="numpy", shuffle=False, packing="none"
+    )
+    assert [batch["input_ids"][0].tolist() for batch in loader] == [
+        [1, 2, 3, 0],
+        [4, 5, 6, 0],
+        [7, 0, 0, 0],
+    ]
+    with pytest.raises(StoreError, match="does not say which tokenizer"):
+        _ = store.tokenizer
+    with pytest.raises(StoreError, match="does not say where"):
+        store.origin(0)
+
+
+def test_a_prefix_fingerprint_sees_its_edges_and_size(tmp_path):
+    prefix = megatron_prefix(tmp_path / "p", [[[1, 2, 3]], [[4]]])
+    name = batchloom.open_store(prefix).fingerprint
+    data = bytearray((tmp_path / "p.bin").read_bytes())
+    data[0] ^= 1
+    (tmp_path / "p.bin").write_bytes(data)
+    assert batchloom.open_store(prefix).fingerprint != name
+
+
+def test_a_prefix_of_floats_is_refused(tmp_path):
+    prefix = megatron_prefix(tmp_path / "f", [[[1]]], np.float32)
+    with pytest.raises(StoreError, match="float32 tokens; a bare prefix must hold uint16 or int32"):
+        batchloom.open_store(prefix)

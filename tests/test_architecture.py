@@ -1,0 +1,201 @@
+"""The rules that hold the tree together: imports, start-up, public names."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import batchloom
+
+SOURCE = Path(batchloom.__file__).parent
+
+# Which packages of batchloom each may import, besides itself (DESIGN: data and imports flow one way).
+MAY = {
+    "core": set(),
+    "sources": {"core"},
+    "text": {"core"},
+    "tokens": {"core"},
+    "store": {"core", "tokens"},
+    "plan": {"core"},
+    "prepare": {"core", "sources", "text", "tokens", "store"},
+    "batches": {"core", "store", "plan"},
+    "adapters": {"core", "batches", "plan", "store"},
+    "train": {"core", "batchloom"},
+    "testing": {"core", "tokens", "store", "plan", "batches"},
+    "cli": {"core", "prepare", "batches", "store", "train", "batchloom"},
+}
+TORCH_FREE_EXCEPT = ("train/", "adapters/", "batches/device.py")
+PLAN_MAY = {"numpy", "batchloom"} | (
+    set(sys.stdlib_module_names)
+    - {"os", "pathlib", "time", "random", "io", "socket", "subprocess", "datetime"}
+)
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """(line, module) of every import anywhere in a file, late and type-checking ones too."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            module = node.module or ""
+            if module == "batchloom":
+                found += [(node.lineno, f"batchloom.{alias.name}") for alias in node.names]
+            else:
+                found.append((node.lineno, module))
+    return found
+
+
+def package_of(module: str) -> str:
+    """The folder of batchloom a module belongs to; ``batchloom`` for the public face."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else "batchloom"
+
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+def wrong_imports(path: Path) -> list[str]:
+    relative = path.relative_to(SOURCE)
+    own = relative.parts[0]
+    if own in ("__init__.py", "__main__.py"):
+        return []
+    wrong = []
+    for line, module in imports(path):
+        if module.split(".")[0] != "batchloom":
+            continue
+        target = package_of(module)
+        if target != own and target not in MAY[own]:
+            wrong.append(f"{relative}:{line}: {own} imports {target} ({module})")
+    return wrong
+
+
+def test_every_package_has_its_place():
+    assert {p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "__pycache__"} == set(MAY)
+
+
+def test_imports_flow_one_way():
+    assert [line for path in MODULES for line in wrong_imports(path)] == []
+
+
+def test_the_import_rule_sees_late_imports(tmp_path):
+    offender = SOURCE / "plan" / "keys.py"
+    text = offender.read_text() + "\ndef late():\n    from batchloom.store import reader\n"
+    copy = tmp_path / "keys.py"
+    copy.write_text(text)
+    assert (len(text.splitlines()), "batchloom.store") in imports(copy)
+
+
+def test_torch_stays_behind_its_doors():
+    wrong = [
+        f"{path.relative_to(SOURCE)}:{line}"
+        for path in MODULES
+        for line, module in imports(path)
+        if module.split(".")[0] == "torch"
+        and not str(path.relative_to(SOURCE)).startswith(TORCH_FREE_EXCEPT)
+    ]
+    assert wrong == []
+
+
+def test_plan_is_arithmetic():
+    wrong = [
+        f"{path.name}:{line} {module}"
+        for path in (SOURCE / "plan").glob("*.py")
+        for line, module in imports(path)
+        if module.split(".")[0] not in PLAN_MAY
+    ]
+    assert wrong == []
+
+
+def test_sizes_and_signatures():
+    problems = []
+    for path in MODULES:
+        text = path.read_text()
+        name = path.relative_to(SOURCE)
+        if text.count("\n") > 600:
+            problems.append(f"{name}: over 600 lines")
+        if path.stem in ("utils", "helpers", "common", "manager"):
+            problems.append(f"{name}: a name that says nothing")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if node.end_lineno - node.body[0].lineno + 1 > 60:
+                    problems.append(f"{name}:{node.lineno}: {node.name} is over 60 lines")
+                if node.args.kwarg:
+                    problems.append(f"{name}:{node.lineno}: {node.name} takes **kwargs")
+    assert problems == []
+
+
+def _fresh(code: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return result.stdout
+
+
+def test_importing_batchloom_is_light():
+    loaded = json.loads(
+        _fresh("import sys, json; import batchloom; print(json.dumps(sorted(sys.modules)))")
+    )
+    ours = [name for name in loaded if name.startswith("batchloom")]
+    assert ours == ["batchloom"]
+    for heavy in (
+        "torch",
+        "pyarrow",
+        "numpy",
+        "tokenizers",
+        "fastokens",
+        "pydantic",
+        "rich",
+        "typer",
+    ):
+        assert heavy not in loaded
+    assert len(loaded) < 150
+
+
+def test_opening_and_loading_a_store_needs_no_heavy_module(tmp_path):
+    from batchloom.testing.stores import write_store
+
+    write_store(tmp_path / "s", [[1, 2, 3], [4, 5]])
+    code = (
+        "import sys, json, batchloom;"
+        f"l = batchloom.Loader(batchloom.open_store({str(tmp_path / 's')!r}), seq_len=4, global_batch_size=1,"
+        "output='numpy', rank=0, world_size=1);"
+        "next(iter(l)); print(json.dumps(sorted(sys.modules)))"
+    )
+    loaded = json.loads(_fresh(code))
+    for heavy in (
+        "torch",
+        "pyarrow",
+        "tokenizers",
+        "fastokens",
+        "pydantic",
+        "rich",
+        "typer",
+        "asyncio",
+    ):
+        assert heavy not in loaded
+
+
+def test_public_names_are_listed():
+    assert sorted(batchloom.__all__) == batchloom.__all__
+    assert set(batchloom._HOMES) == set(batchloom.__all__)
+    assert len(batchloom.__all__) <= 25
+    public = {name for name in vars(batchloom) if not name.startswith("_")}
+    allowed = {"TYPE_CHECKING", "importlib"} | set(batchloom._HOMES)
+    modules = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+    assert public <= allowed | modules
+
+
+@pytest.mark.parametrize("name", sorted(batchloom.__all__))
+def test_public_names_exist_and_are_documented(name):
+    assert getattr(batchloom, name).__doc__
+    assert name in (SOURCE.parent.parent / "docs" / "reference.md").read_text()
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'lodaer'"):
+        batchloom.lodaer  # noqa: B018

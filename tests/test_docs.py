@@ -1,0 +1,73 @@
+"""Every code block of the README and the docs runs, in order, page by page."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+# Shown, not run: setting up (CI itself does that), layouts, data.
+SHOWN = {"sh", "text", "json", "yaml"}
+
+
+def blocks(page):
+    return [(match[1], match[2]) for match in FENCE.finditer(page.read_text())]
+
+
+def corpus(folder):
+    """What the pages call ``corpus/``: the standard library's own prose and code."""
+    from pydoc_data.topics import topics
+
+    folder.mkdir()
+    (folder / "language.txt").write_text("\n\n".join(str(topics[name]) for name in sorted(topics)))
+    for name in ("argparse", "ast", "json/decoder", "textwrap"):
+        source = Path(os.__file__).parent / f"{name}.py"
+        (folder / source.name).write_text(source.read_text())
+    lines = [
+        '{"text": "the first document"}',
+        '{"text": "the second one"}',
+        '{"body": "no text field"}',
+    ]
+    (folder / "notes.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_every_block_says_what_it_is():
+    for page in PAGES:
+        for language, _ in blocks(page):
+            assert language in {"python", "bash"} | SHOWN, f"{page.name}: block of {language!r}"
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} -> {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_run(page, tmp_path):
+    runnable = [(language, text) for language, text in blocks(page) if language not in SHOWN]
+    if not runnable:
+        return
+    corpus(tmp_path / "corpus")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PYTHONWARNINGS": "default",
+    }
+    for language, text in runnable:
+        command = (
+            [sys.executable, "-c", text]
+            if language == "python"
+            else ["bash", "-euo", "pipefail", "-c", text]
+        )
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{page.name}:\n{text}\n{done.stdout}\n{done.stderr}"
