@@ -8,6 +8,7 @@ random sampler over the same tokens, and the ratios to each.
 """
 
 import argparse
+import functools
 import itertools
 import shutil
 import tempfile
@@ -79,6 +80,8 @@ def megatron(folder: Path, cache: Path):
         vocab_size, eod, pad = 50257, 50256, 50256
         unique_identifiers = {"class": "bench"}
 
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", init_method=f"file://{cache}.rendezvous", rank=0, world_size=1)
     prefixes = [str(p.with_suffix("")) for p in sorted((folder / "train").glob("*.bin"))]
     config = GPTDatasetConfig(
         random_seed=0,
@@ -107,8 +110,8 @@ def litdata(folder: Path, work: Path):
 
     source = str(sorted((folder / "train").glob("*.bin"))[0])
     optimize(
-        fn=_windows,
-        inputs=[(source, k) for k in range(64)],
+        fn=functools.partial(_windows, source),
+        inputs=list(range(64)),
         output_dir=str(work / "lit"),
         num_workers=1,
         chunk_bytes="64MB",
@@ -122,10 +125,9 @@ def litdata(folder: Path, work: Path):
             yield batch.shape[0] * SEQ_LEN
 
 
-def _windows(item):
+def _windows(source, part):
     import torch
 
-    source, part = item
     data = np.memmap(source, np.uint16, "r")
     step = len(data) // 64
     yield torch.from_numpy(data[part * step : (part + 1) * step].astype(np.int32))

@@ -110,7 +110,7 @@ def test_another_tokenizer_is_another_store(tmp_path, store):
     from batchloom.tokens import train_tokenizer
 
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(train_tokenizer(["ab ab ab"], 258).state()["tokenizer_json"]))
+    path.write_text(json.dumps(train_tokenizer(["ab ab ab"], 258).state()["tokenizer"]))
     one = write_store(tmp_path / "a", [[1, 2, 3]])
     two = write_store(tmp_path / "b", [[1, 2, 3]], tokenizer=str(path))
     with pytest.raises(StateError, match="store was"):

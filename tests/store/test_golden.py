@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles import megatron
 
 from batchloom.store.format import shard_name, token_dtype
 from batchloom.store.index import index_bytes, map_index
@@ -100,10 +101,9 @@ def test_the_same_store_has_the_same_bytes(tmp_path):
 
 
 def test_dtype_follows_megatrons_rule():
-    from megatron.core.datasets.indexed_dataset import DType
-
+    dtype = megatron("indexed_dataset").DType
     for vocabulary in (257, 50_257, 65_499, 65_500, 65_536, 151_936):
-        assert np.dtype(token_dtype("auto", vocabulary)) == DType.optimal_dtype(vocabulary)
+        assert np.dtype(token_dtype("auto", vocabulary)) == dtype.optimal_dtype(vocabulary)
 
 
 def test_int32_ids_read_unchanged_as_uint32(tmp_path):

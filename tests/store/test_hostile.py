@@ -63,7 +63,7 @@ MANIFEST_ATTACKS = {
     "surprise": (lambda m: m.update(surprise=1), "unknown field `surprise`"),
     "missing": (lambda m: m.pop("tokenizer"), "missing required field `tokenizer`"),
     "wrong type": (lambda m: shard(m).update(tokens="12"), "Expected `int`, got `str`"),
-    "huge number": (lambda m: shard(m).update(tokens=2**80), "not a manifest"),
+    "huge number": (lambda m: shard(m).update(tokens=2**80), "contradict each other"),
 }  # fmt: skip
 
 

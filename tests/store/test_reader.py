@@ -3,6 +3,7 @@ import resource
 
 import numpy as np
 import pytest
+from oracles import megatron
 
 import batchloom
 from batchloom.core.errors import InputError, StoreError, StoreMissingError
@@ -90,9 +91,8 @@ def test_the_fingerprint_names_content_not_place(tmp_path):
 def megatron_prefix(prefix, documents, dtype=np.uint16):
     """A pair written by Megatron's own builder; documents are lists of sequences."""
     import torch
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    builder = megatron("indexed_dataset").IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for document in documents:
         for sequence in document:
             builder.add_item(torch.tensor(sequence, dtype=torch.int64))

@@ -1,0 +1,76 @@
+"""Megatron's own readers read every store we write."""
+
+import numpy as np
+import pytest
+from oracles import megatron
+
+from batchloom.testing.stores import write_store
+
+DOCUMENTS = [[(7 * n + k) % 256 for n in range(k % 13)] + [256] for k in range(60)]
+
+
+@pytest.fixture(params=["uint16", "int32"])
+def folder(request, tmp_path):
+    write_store(tmp_path / "s", DOCUMENTS, dtype=request.param, documents_per_shard=25)
+    return tmp_path / "s"
+
+
+def test_indexed_dataset_reads_every_shard(folder):
+    indexed = megatron("indexed_dataset").IndexedDataset
+    got = []
+    for path in sorted((folder / "train").glob("*.idx")):
+        dataset = indexed(str(path.with_suffix("")))
+        assert dataset.document_indices.tolist() == list(range(len(dataset) + 1))
+        got += [dataset[n].tolist() for n in range(len(dataset))]
+    assert got == DOCUMENTS
+
+
+def test_numpy_memmap_reads_the_bin(folder):
+    import json
+
+    dtype = json.loads((folder / "dataset_metadata.json").read_text())["dtype"]
+    flat = np.concatenate([np.memmap(p, dtype, "r") for p in sorted((folder / "train").glob("*.bin"))])
+    assert flat.tolist() == [token for ids in DOCUMENTS for token in ids]
+
+
+class Tokenizer:
+    vocab_size, eod, pad = 257, 256, 256
+    unique_identifiers = {"class": "test"}  # noqa: RUF012
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.filterwarnings("ignore")
+def test_gpt_dataset_trains_on_the_prefixes(folder, tmp_path):
+    gpt = megatron("gpt_dataset")
+    builder = megatron("blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
+    prefixes = [str(path.with_suffix("")) for path in sorted((folder / "train").glob("*.bin"))]
+    config = gpt.GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=16,
+        blend=(prefixes, None),
+        split="1,0,0",
+        path_to_cache=str(tmp_path / "cache"),
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        mid_level_dataset_surplus=0.005,
+    )
+    dataset = builder(gpt.GPTDataset, [20, 0, 0], lambda: True, config).build()[0]
+    flat = [token for ids in DOCUMENTS for token in ids]
+    text = ",".join(map(str, flat))
+    for sample in range(len(dataset)):
+        tokens = dataset[sample]["tokens"].tolist()
+        assert len(tokens) == 16
+        documents = ",".join(map(str, tokens)).split(",256,")
+        assert all(piece in text for piece in documents)
