@@ -33,20 +33,27 @@ NUMPY = "import numpy; print(0)"
 def run(code: str, *arguments: str) -> tuple[float, int]:
     """Seconds of a whole process, and what it printed (MiB of anonymous memory)."""
     begin = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
     return time.perf_counter() - begin, int(done.stdout)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--peers", action="store_true", help="accepted for `make bench`; there is none here")
+    parser.add_argument(
+        "--peers", action="store_true", help="accepted for `make bench`; there is none here"
+    )
     parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="batchloom-bench-"))
     os.environ["XDG_CACHE_HOME"] = str(work / "cache")
     try:
         floor = statistics.median(run(NUMPY)[0] for _ in range(5))
         print(f"{'python + numpy alone':28} {floor:6.3f} s")
-        for name, documents, sparse in (("180M tokens, 200k documents", 200_000, False), ("9B tokens, 10M documents", 10_000_000, True)):
+        for name, documents, sparse in (
+            ("180M tokens, 200k documents", 200_000, False),
+            ("9B tokens, 10M documents", 10_000_000, True),
+        ):
             store = make_store(work / "store", documents, sparse=sparse)
             run(OURS, str(store))
             shutil.rmtree(store / "plans", ignore_errors=True)
@@ -55,7 +62,9 @@ def main() -> None:
                 figures.append(run(OURS, str(store)))
                 shutil.rmtree(store / "plans", ignore_errors=True)
             seconds = statistics.median(s for s, _ in figures)
-            print(f"{name:28} {seconds:6.3f} s ({seconds / floor:4.1f} x numpy alone), {max(m for _, m in figures)} MiB of its own")
+            print(
+                f"{name:28} {seconds:6.3f} s ({seconds / floor:4.1f} x numpy alone), {max(m for _, m in figures)} MiB of its own"
+            )
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

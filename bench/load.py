@@ -81,7 +81,9 @@ def megatron(folder: Path, cache: Path):
         unique_identifiers = {"class": "bench"}
 
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", init_method=f"file://{cache}.rendezvous", rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{cache}.rendezvous", rank=0, world_size=1
+        )
     prefixes = [str(p.with_suffix("")) for p in sorted((folder / "train").glob("*.bin"))]
     config = GPTDatasetConfig(
         random_seed=0,
@@ -109,14 +111,15 @@ def litdata(folder: Path, work: Path):
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
     source = str(sorted((folder / "train").glob("*.bin"))[0])
-    optimize(
-        fn=functools.partial(_windows, source),
-        inputs=list(range(64)),
-        output_dir=str(work / "lit"),
-        num_workers=1,
-        chunk_bytes="64MB",
-        item_loader=TokensLoader(),
-    )
+    if not (work / "lit").exists():
+        optimize(
+            fn=functools.partial(_windows, source),
+            inputs=list(range(64)),
+            output_dir=str(work / "lit"),
+            num_workers=1,
+            chunk_bytes="64MB",
+            item_loader=TokensLoader(),
+        )
     dataset = StreamingDataset(
         str(work / "lit"), item_loader=TokensLoader(block_size=SEQ_LEN + 1), shuffle=True
     )

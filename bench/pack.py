@@ -1,6 +1,6 @@
 """Packing and permuting one pool of 65,536 log-normal documents: fill, speed, ratios to the copy of its lengths.
 
-    python bench/pack.py [--peers]
+python bench/pack.py [--peers]
 """
 
 import argparse
@@ -27,7 +27,9 @@ def best(action, repeats: int = 15) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--peers", action="store_true", help="accepted for `make bench`; there is none here")
+    parser.add_argument(
+        "--peers", action="store_true", help="accepted for `make bench`; there is none here"
+    )
     parser.parse_args()
     pool = lengths(POOL).astype(np.int64)
     for seq_len in (2048, 4096, 8192, 32768):
@@ -41,12 +43,16 @@ def main() -> None:
     for strategy in ("wrap", "first_fit", "window_1000", "none"):
         packed = pack(pool, 2048, strategy)
         packing = best(lambda: pack(pool, 2048, strategy), 5)  # noqa: B023
-        print(f"{strategy:12} 2048: filled {pool.sum() / (packed.count * 2048):.4%}, {POOL / packing / 1e6:5.1f} M documents/s")
+        print(
+            f"{strategy:12} 2048: filled {pool.sum() / (packed.count * 2048):.4%}, {POOL / packing / 1e6:5.1f} M documents/s"
+        )
     permutation = Permutation(10_000_000, (1, 2))
     positions = np.arange(POOL)
     sorting = best(lambda: np.argsort(np.random.default_rng(0).random(POOL)))
     permuting = best(lambda: permutation.at(positions))
-    print(f"permutation of {POOL:,} indices: {permuting * 1e3:.2f} ms ({permuting / sorting:.2f} x a random argsort)")
+    print(
+        f"permutation of {POOL:,} indices: {permuting * 1e3:.2f} ms ({permuting / sorting:.2f} x a random argsort)"
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ class Ahead(Generic[T]):
     """Iterates ``make(first)``, ``make(first + 1)``, ... until it gives None.
 
     A consumer that finds nothing ready makes the next item itself rather than sleeping until
-    the thread is done with it: handing over every item costs a quarter of the throughput of a
-    consumer that is faster than the producer, and the thread gains nothing there.
+    the thread is done with it, and one that comes back at once gets no thread beside it:
+    handing over every item costs a quarter of the throughput of a consumer that is faster than
+    the producer, and the thread gains nothing there.
 
     Args:
         make: makes the item of a number; None ends. Called by one thread at a time.
@@ -37,16 +39,17 @@ class Ahead(Generic[T]):
         self._make, self._number = make, first
         self._ready: deque[_Made[T]] = deque()
         self._ended = False
+        self._seconds = 0.0
         self._turn = threading.Lock()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for _ in range(depth):
-            self._room.put(None)
+        self._give_room(depth)
         self._thread = threading.Thread(
             target=self._produce, name="batchloom-producer", daemon=True
         )
         self._thread.start()
 
     def __iter__(self) -> Iterator[T]:
+        owed = 0
         try:
             while True:
                 if not self._ready:
@@ -58,13 +61,20 @@ class Ahead(Generic[T]):
                     raise made.error
                 if made.item is None:
                     return
-                if made.ahead:
-                    self._room.put(None)
+                owed += made.ahead
+                left = time.perf_counter()
                 yield made.item
+                if time.perf_counter() - left > self._seconds / 8:
+                    self._give_room(owed)
+                    owed = 0
         finally:
             self._ended = True
-            self._room.put(None)
+            self._give_room(1)
             self._thread.join()
+
+    def _give_room(self, items: int) -> None:
+        for _ in range(items):
+            self._room.put(None)
 
     def _produce(self) -> None:
         while not self._ended:
@@ -74,11 +84,13 @@ class Ahead(Generic[T]):
                     self._make_one(ahead=True)
 
     def _make_one(self, *, ahead: bool) -> None:
+        begin = time.perf_counter()
         try:
             made = _Made(self._make(self._number), None, ahead)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it, in place
             made = _Made(None, error, ahead)
         if made.item is None:
             self._ended = True
+        self._seconds = time.perf_counter() - begin
         self._number += 1
         self._ready.append(made)

@@ -34,12 +34,14 @@ class Reader(Protocol):
         """The id that fills padding."""
         ...
 
-    def read(self, documents: Ids, starts: Ids, lengths: Ids, out: Ids, places: Ids) -> None:
-        """Copy spans of documents into ``out`` at ``places``."""
+    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
+        """The ids of spans of documents."""
         ...
 
 
-def assemble_rows(store: Reader, rows: Rows, seq_len: int, labels: str) -> dict[str, NDArray[Any]]:
+def assemble_rows(
+    store: Reader, rows: Rows, seq_len: int, labels: str
+) -> dict[str, NDArray[np.int64]]:
     """A padded batch of R rows.
 
     Returns:
@@ -48,23 +50,25 @@ def assemble_rows(store: Reader, rows: Rows, seq_len: int, labels: str) -> dict[
         and carries no loss.
     """
     count = len(rows)
-    begins = np.repeat(np.arange(count) * seq_len, np.diff(rows.pointers)) + rows.places
-    ids = np.empty(count * seq_len, np.int64)
-    positions = np.empty(count * seq_len, np.int64)
     ramp = np.arange(seq_len)
-    store.read(rows.documents, rows.starts, rows.lengths, ids, begins)
-    for begin, length in zip(begins.tolist(), rows.lengths.tolist(), strict=True):
-        positions[begin : begin + length] = ramp[:length]
-    padding = _paddings(rows, begins, seq_len)
-    for begin, end in padding:
-        ids[begin:end] = store.end_id
-        positions[begin:end] = ramp[: end - begin]
-    targets = _targets(ids, begins, rows.lengths, padding, labels)
+    pieces = store.read(rows.documents, rows.starts, rows.lengths)
+    ramps = [ramp[:length] for length in rows.lengths.tolist()]
+    paddings = _paddings(rows, seq_len)
+    filler = np.full(seq_len, store.end_id)
+    for at, begin, end in reversed(paddings):
+        pieces.insert(at, filler[: end - begin])
+        ramps.insert(at, ramp[: end - begin])
+    # Concatenating views is one copy a span without an assignment in Python for each.
+    ids = np.concatenate(pieces, dtype=np.int64)
+    begins = np.repeat(np.arange(count) * seq_len, np.diff(rows.pointers)) + rows.places
+    targets = _targets(ids, begins, rows.lengths, labels)
+    for _, begin, end in paddings:
+        targets[begin:end] = IGNORE
     shape = (count, seq_len)
     return {
         "input_ids": ids.reshape(shape),
         "labels": targets.reshape(shape),
-        "position_ids": positions.reshape(shape),
+        "position_ids": np.concatenate(ramps).reshape(shape),
     }
 
 
@@ -79,13 +83,13 @@ def assemble_varlen(store: Reader, rows: Rows, labels: str) -> dict[str, Any]:
     total = int(rows.lengths.sum())
     bounds = np.zeros(len(rows.lengths) + 1, np.int64)
     np.cumsum(rows.lengths, out=bounds[1:])
-    ids = np.empty(total, np.int64)
-    store.read(rows.documents, rows.starts, rows.lengths, ids, bounds[:-1])
+    pieces = store.read(rows.documents, rows.starts, rows.lengths)
+    ids = np.concatenate(pieces, dtype=np.int64) if pieces else np.empty(0, np.int64)
     longest = int(rows.lengths.max(initial=0))
     cumulative = bounds.astype(np.int32)
     return {
         "input_ids": ids[None],
-        "labels": _targets(ids, bounds[:-1], rows.lengths, [], labels)[None],
+        "labels": _targets(ids, bounds[:-1], rows.lengths, labels)[None],
         "position_ids": (np.arange(total) - np.repeat(bounds[:-1], rows.lengths))[None],
         "seq_idx": np.repeat(np.arange(len(rows.lengths), dtype=np.int32), rows.lengths)[None],
         "cu_seq_lens_q": cumulative,
@@ -95,21 +99,23 @@ def assemble_varlen(store: Reader, rows: Rows, labels: str) -> dict[str, Any]:
     }
 
 
-def _paddings(rows: Rows, begins: Ids, seq_len: int) -> list[tuple[int, int]]:
-    """Stretches of the flat batch that no span fills: the end of each row that has room."""
-    ends = np.arange(len(rows)) * seq_len
+def _paddings(rows: Rows, seq_len: int) -> list[tuple[int, int, int]]:
+    """(number of the span it comes before, begin, end) of each stretch no span fills, in order.
+
+    Begin and end are places in the flat batch: the end of each row that has room.
+    """
+    begins = np.arange(len(rows)) * seq_len
+    ends = begins + seq_len
     filled = rows.pointers[1:] > rows.pointers[:-1]
     last = rows.pointers[1:][filled] - 1
-    ends[filled] = begins[last] + rows.lengths[last]
-    stops = np.arange(1, len(rows) + 1) * seq_len
-    short = ends < stops
-    return list(zip(ends[short].tolist(), stops[short].tolist(), strict=True))
+    begins[filled] += rows.places[last] + rows.lengths[last]
+    short = begins < ends
+    stretches = (rows.pointers[1:][short], begins[short], ends[short])
+    return list(zip(*(column.tolist() for column in stretches), strict=True))
 
 
-def _targets(
-    ids: Ids, begins: Ids, lengths: Ids, padding: list[tuple[int, int]], labels: str
-) -> Ids:
-    """The labels of a flat batch: -100 where there is no loss.
+def _targets(ids: Ids, begins: Ids, lengths: Ids, labels: str) -> Ids:
+    """The labels of a flat batch of spans: -100 where there is no loss.
 
     Aligned labels have none at the first token of each span, shifted ones at the last: the
     first token of a span is never predicted from its neighbour, and both train the same set.
@@ -121,8 +127,6 @@ def _targets(
     else:
         targets = ids.copy()
         targets[begins] = IGNORE
-    for begin, end in padding:
-        targets[begin:end] = IGNORE
     return targets
 
 

@@ -217,45 +217,34 @@ class Store:
         documents: NDArray[np.int64],
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        out: NDArray[np.int64],
-        places: NDArray[np.int64],
-    ) -> None:
-        """Copy spans of documents into ``out``, one copy a span.
+    ) -> list[NDArray[np.generic]]:
+        """The ids of spans of documents, as views of the mapped shards in the store's dtype.
 
         Args:
             documents: number of each span's document [N].
             starts: first token of each span inside its document [N].
             lengths: tokens of each span [N].
-            out: where to copy to, int64 [T].
-            places: where each span begins in ``out`` [N].
 
         Raises:
             StoreError: a shard is missing, damaged, or contradicts the lengths.
         """
         firsts, opened = self._firsts, self._open
         shards = np.searchsorted(self._bounds, documents, side="right").tolist()
-        for number, start, length, place, shard in zip(
-            documents.tolist(),
-            starts.tolist(),
-            lengths.tolist(),
-            places.tolist(),
-            shards,
-            strict=True,
+        views = []
+        for number, start, length, shard in zip(
+            documents.tolist(), starts.tolist(), lengths.tolist(), shards, strict=True
         ):
             source = opened[shard] or self._shard(shard)
             local = number - firsts[shard]
             if source.documents is None:
                 # Shard.begin written out: a call a span would cost a tenth of the whole path.
                 begin = (source.pointers[local] >> source.shift) + start
-                if (
-                    start + length > source.lengths[local]
-                    or begin + length > source.size
-                    or begin < 0
-                ):
+                if start + length > source.lengths[local] or not 0 <= begin <= source.size - length:
                     source.refuse(local, start, length)
             else:
                 begin = source.begin(local, start, length)
-            out[place : place + length] = source.tokens[begin : begin + length]
+            views.append(source.tokens[begin : begin + length])
+        return views
 
     def origin(self, number: int) -> Origin:
         """Where a document came from.

@@ -1,0 +1,96 @@
+"""`prepare` of JSONL text with the GPT-2 BPE against fastokens alone on the same text, in one run.
+
+    python bench/prepare.py [--mb 150] [--peers]
+
+The text is the Python sources of this machine (standard library and site-packages) in documents of
+about 2 kB. Both run in a process of their own, in turn; the ratio is of medians.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+ALONE = """
+import json, sys, time
+import fastokens
+from batchloom.tokens import resolve_tokenizer
+tokenizer = fastokens.Tokenizer.from_json_str(json.dumps(resolve_tokenizer("gpt2").state()["tokenizer"]))
+texts = [json.loads(line)["text"] for line in open(sys.argv[1], encoding="utf-8")]
+size = sum(len(text.encode()) for text in texts)
+batches = [texts[i : i + 1000] for i in range(0, len(texts), 1000)]
+begin = time.perf_counter()
+for batch in batches:
+    tokenizer.encode_batch_flat(batch, add_special_tokens=False, split_special_tokens=True)
+print(size / 1e6 / (time.perf_counter() - begin), 0)
+"""
+OURS = """
+import resource, shutil, sys, time
+import batchloom
+begin = time.perf_counter()
+batchloom.prepare(sys.argv[1], out=sys.argv[2], tokenizer="gpt2")
+seconds = time.perf_counter() - begin
+print(float(sys.argv[3]) / 1e6 / seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def write_corpus(path: Path, megabytes: int) -> int:
+    """JSONL documents of about 2 kB; returns bytes of text."""
+    places = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
+    files = sorted({p for place in places for p in Path(place).rglob("*.py")})
+    size = 0
+    with path.open("w", encoding="utf-8") as out:
+        for file in files:
+            text = file.read_text("utf-8", errors="ignore")
+            for start in range(0, len(text), 2000):
+                piece = text[start : start + 2000]
+                out.write(json.dumps({"text": piece, "path": file.name}) + "\n")
+                size += len(piece.encode())
+            if size > megabytes * 1e6:
+                break
+    return size
+
+
+def run(code: str, *arguments: str) -> tuple[float, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    speed, memory = done.stdout.split()
+    return float(speed), int(memory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mb", type=int, default=150)
+    parser.add_argument(
+        "--peers", action="store_true", help="accepted for `make bench`; fastokens is always there"
+    )
+    options = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="batchloom-bench-"))
+    try:
+        corpus = work / "corpus.jsonl"
+        size = write_corpus(corpus, options.mb)
+        alone, ours, memory = [], [], []
+        for _ in range(3):
+            alone.append(run(ALONE, str(corpus))[0])
+            speed, peak = run(OURS, str(corpus), str(work / "store"), str(size))
+            ours.append(speed)
+            memory.append(peak)
+            shutil.rmtree(work / "store")
+        base, mine = statistics.median(alone), statistics.median(ours)
+        print(f"{size / 1e6:.0f} MB of text in {corpus.stat().st_size / 1e6:.0f} MB of JSONL")
+        print(f"fastokens alone    {base:7.1f} MB/s")
+        print(
+            f"batchloom prepare  {mine:7.1f} MB/s = {mine / base:.0%} of it, whole call, peak {max(memory)} MiB"
+        )
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
