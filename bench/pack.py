@@ -7,10 +7,10 @@ import argparse
 import time
 
 import numpy as np
-from corpus import lengths
 
 from batchloom.plan.pack import count_sequences, pack
 from batchloom.plan.permute import Permutation
+from corpus import lengths
 
 POOL = 65_536
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from batchloom.plan.rows import Rows
 
 IGNORE = -100
+_APART = 64
 
 Ids = NDArray[np.int64]
 
@@ -58,18 +59,31 @@ def assemble_rows(
     for at, begin, end in reversed(paddings):
         pieces.insert(at, filler[: end - begin])
         ramps.insert(at, ramp[: end - begin])
+    ids, targets, positions = _block(count * seq_len)
     # Concatenating views is one copy a span without an assignment in Python for each.
-    ids = np.concatenate(pieces, dtype=np.int64)
+    np.concatenate(pieces, out=ids)
+    np.concatenate(ramps, out=positions)
     begins = np.repeat(np.arange(count) * seq_len, np.diff(rows.pointers)) + rows.places
-    targets = _targets(ids, begins, rows.lengths, labels)
+    _fill_targets(targets, ids, begins, rows.lengths, labels)
     for _, begin, end in paddings:
         targets[begin:end] = IGNORE
     shape = (count, seq_len)
     return {
         "input_ids": ids.reshape(shape),
         "labels": targets.reshape(shape),
-        "position_ids": np.concatenate(ramps).reshape(shape),
+        "position_ids": positions.reshape(shape),
     }
+
+
+def _block(size: int) -> tuple[Ids, Ids, Ids]:
+    """Three arrays of ``size`` in one allocation, which the allocator reuses without page faults.
+
+    They are 512 bytes out of step with pages: copies between arrays at equal places in their
+    pages wait for each other.
+    """
+    block = np.empty(3 * size + 2 * _APART, np.int64)
+    second, third = size + _APART, 2 * (size + _APART)
+    return block[:size], block[second : second + size], block[third:]
 
 
 def assemble_varlen(store: Reader, rows: Rows, labels: str) -> dict[str, Any]:
@@ -87,9 +101,11 @@ def assemble_varlen(store: Reader, rows: Rows, labels: str) -> dict[str, Any]:
     ids = np.concatenate(pieces, dtype=np.int64) if pieces else np.empty(0, np.int64)
     longest = int(rows.lengths.max(initial=0))
     cumulative = bounds.astype(np.int32)
+    targets = np.empty_like(ids)
+    _fill_targets(targets, ids, bounds[:-1], rows.lengths, labels)
     return {
         "input_ids": ids[None],
-        "labels": _targets(ids, bounds[:-1], rows.lengths, labels)[None],
+        "labels": targets[None],
         "position_ids": (np.arange(total) - np.repeat(bounds[:-1], rows.lengths))[None],
         "seq_idx": np.repeat(np.arange(len(rows.lengths), dtype=np.int32), rows.lengths)[None],
         "cu_seq_lens_q": cumulative,
@@ -114,20 +130,18 @@ def _paddings(rows: Rows, seq_len: int) -> list[tuple[int, int, int]]:
     return list(zip(*(column.tolist() for column in stretches), strict=True))
 
 
-def _targets(ids: Ids, begins: Ids, lengths: Ids, labels: str) -> Ids:
+def _fill_targets(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str) -> None:
     """The labels of a flat batch of spans: -100 where there is no loss.
 
     Aligned labels have none at the first token of each span, shifted ones at the last: the
     first token of a span is never predicted from its neighbour, and both train the same set.
     """
     if labels == "shifted":
-        targets = np.empty_like(ids)
         targets[:-1] = ids[1:]
         targets[begins + lengths - 1] = IGNORE
     else:
-        targets = ids.copy()
+        targets[:] = ids
         targets[begins] = IGNORE
-    return targets
 
 
 def spans_of(rows: Rows) -> Iterator[tuple[int, int, int, int]]:

@@ -124,7 +124,8 @@ class Store:
         self.dtype, self.lengths = dtype, lengths
         self._stems, self._sizes = stems, shard_sizes
         self._firsts = [0, *np.cumsum([d for d, _ in shard_sizes]).tolist()]
-        self._bounds = np.array(self._firsts[1:-1], np.int64)
+        self._starts = np.array(self._firsts[:-1], np.int64)
+        self._bounds = self._starts[1:]
         self.tokens = sum(size for _, size in shard_sizes) // dtype.itemsize
         self._open: list[Shard | None] = [None] * len(stems)
         self._mapped: deque[int] = deque()
@@ -228,22 +229,22 @@ class Store:
         Raises:
             StoreError: a shard is missing, damaged, or contradicts the lengths.
         """
-        firsts, opened = self._firsts, self._open
-        shards = np.searchsorted(self._bounds, documents, side="right").tolist()
-        views = []
-        for number, start, length, shard in zip(
-            documents.tolist(), starts.tolist(), lengths.tolist(), shards, strict=True
+        opened = self._open
+        shards = np.searchsorted(self._bounds, documents, side="right")
+        locals_, stops = documents - self._starts[shards], starts + lengths
+        views: list[NDArray[np.generic]] = []
+        for shard, local, start, stop in zip(
+            shards.tolist(), locals_.tolist(), starts.tolist(), stops.tolist(), strict=True
         ):
             source = opened[shard] or self._shard(shard)
-            local = number - firsts[shard]
             if source.documents is None:
                 # Shard.begin written out: a call a span would cost a tenth of the whole path.
-                begin = (source.pointers[local] >> source.shift) + start
-                if start + length > source.lengths[local] or not 0 <= begin <= source.size - length:
-                    source.refuse(local, start, length)
+                begin = source.pointers[local] >> source.shift
+                if stop > source.lengths[local] or not 0 <= begin <= source.size - stop:
+                    source.refuse(local, start, stop)
             else:
-                begin = source.begin(local, start, length)
-            views.append(source.tokens[begin : begin + length])
+                begin = source.begin(local, start, stop)
+            views.append(source.tokens[begin + start : begin + stop])
         return views
 
     def origin(self, number: int) -> Origin:

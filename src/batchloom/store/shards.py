@@ -50,8 +50,8 @@ class Shard:
         self.lengths = index.lengths.view(np.uint8).data.cast("i")
         self.documents = None if document_is_sequence(index) else index.documents
 
-    def begin(self, document: int, start: int, length: int) -> int:
-        """Where a span begins in ``tokens``, after checking that it lies in its document.
+    def begin(self, document: int, start: int, stop: int) -> int:
+        """Where a document begins in ``tokens``, after checking that [start, stop) lies in it.
 
         Raises:
             StoreError: the index contradicts the plan's lengths, itself or the ``.bin``.
@@ -60,18 +60,18 @@ class Shard:
         if self.documents is None:
             room = self.lengths[document]
         else:
-            sequence, stop = int(self.documents[document]), int(self.documents[document + 1])
-            room = sum(self.lengths[s] for s in range(sequence, stop))
+            sequence, end = int(self.documents[document]), int(self.documents[document + 1])
+            room = sum(self.lengths[s] for s in range(sequence, end))
         # A document without sequences has no pointer of its own, and no token to point at.
-        begin = (self.pointers[sequence] >> self.shift) + start if room else 0
-        if start + length > room or begin + length > self.size or begin < 0:
-            self.refuse(document, start, length)
+        begin = self.pointers[sequence] >> self.shift if room else 0
+        if stop > room or not 0 <= begin <= self.size - stop:
+            self.refuse(document, start, stop)
         return begin
 
-    def refuse(self, document: int, start: int, length: int) -> NoReturn:
+    def refuse(self, document: int, start: int, stop: int) -> NoReturn:
         """Raise the StoreError for a span that does not lie where the index says."""
         raise StoreError(
-            f"{self.path}: tokens {start} to {start + length} of document {document} are not where its index "
+            f"{self.path}: tokens {start} to {stop} of document {document} are not where its index "
             "points. The store is damaged: run batchloom check on it."
         )
 
