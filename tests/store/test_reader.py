@@ -66,7 +66,7 @@ def test_a_bounded_number_of_shards_stays_mapped(tmp_path, monkeypatch):
 def test_opening_ten_thousand_shards_reads_the_manifest_and_maps_nothing(tmp_path, monkeypatch):
     store = write_store(tmp_path, [[n % 250] for n in range(300)], documents_per_shard=1)
     opened = []
-    monkeypatch.setattr(reader, "Shard", lambda *args: opened.append(args))
+    monkeypatch.setattr(reader, "Shard", lambda *args, ours: opened.append(args))
     store = batchloom.open_store(tmp_path)
     assert (store.shards, opened) == (300, [])
 

@@ -220,7 +220,10 @@ class Plan:
                 cursor = Cursor(cursor.epoch + 1, 0, cursor.before)
             if epochs is not None and cursor.epoch >= epochs:
                 return None
-            count = self._count(int(self._order(cursor.epoch)[cursor.slot]))
+            pool = int(self._order(cursor.epoch)[cursor.slot])
+            # Who asks for the first sequence of a pool is about to enter it: pack it once.
+            begins = position == cursor.before
+            count = len(self._entered(pool, cursor.epoch)) if begins else self._count(pool)
             if position < cursor.before + count:
                 self._anchors = [self._anchors[0], *self._anchors[1:][-1:], cursor]
                 return cursor
@@ -232,9 +235,12 @@ class Plan:
     def _count(self, pool: int) -> int:
         if self._counts[pool] < 0:
             self._counts[pool] = self.pools.count_sequences(pool)
-            if (self._counts >= 0).all():
-                self._total = self._checked_total()
+            self._total_when_known()
         return int(self._counts[pool])
+
+    def _total_when_known(self) -> None:
+        if (self._counts >= 0).all():
+            self._total = self._checked_total()
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if self._orders is None or self._orders[0] != epoch:
@@ -268,6 +274,9 @@ class Plan:
         rows = self._recent.pop((epoch, pool), None)
         if rows is None:
             rows = self.pools.rows(pool, epoch)
+            if self._counts[pool] < 0:
+                self._counts[pool] = len(rows)
+                self._total_when_known()
         self._recent[epoch, pool] = rows
         while len(self._recent) > _KEPT_POOLS:
             self._recent.popitem(last=False)

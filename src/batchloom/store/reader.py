@@ -294,7 +294,8 @@ class Store:
         opened = self._open[number]
         if opened is None:
             documents, size = self._sizes[number]
-            opened = Shard(self._stems[number], self.dtype, documents, size)
+            ours = self.manifest is not None
+            opened = Shard(self._stems[number], self.dtype, documents, size, ours=ours)
             self._open[number] = opened
             self._mapped.append(number)
             if len(self._mapped) > self._most:

@@ -14,7 +14,7 @@ _STRETCH = 1 << 20
 
 @final
 class Shard:
-    """One mapped ``.bin``/``.idx`` pair.
+    """One mapped ``.bin``/``.idx`` pair; ``ours`` says that a document is one sequence.
 
     Attributes:
         tokens: all token ids of the ``.bin``, in its own dtype [T].
@@ -27,7 +27,13 @@ class Shard:
     __slots__ = ("documents", "lengths", "path", "pointers", "shift", "size", "tokens")
 
     def __init__(
-        self, stem: Path, dtype: np.dtype[np.generic], documents: int, bin_bytes: int
+        self,
+        stem: Path,
+        dtype: np.dtype[np.generic],
+        documents: int,
+        bin_bytes: int,
+        *,
+        ours: bool,
     ) -> None:
         self.path = stem.with_name(stem.name + ".bin")
         index = map_index(stem.with_name(stem.name + ".idx"))
@@ -39,6 +45,11 @@ class Shard:
             raise StoreError(
                 f"{stem}.idx holds {len(index.documents) - 1} documents, the manifest says {documents}."
             )
+        if ours and len(index.lengths) != documents:
+            raise StoreError(
+                f"{stem}.idx holds {len(index.lengths)} sequences for {documents} documents; in a store "
+                "a document is one sequence."
+            )
         view = map_file(self.path)
         if len(view) != bin_bytes:
             raise StoreError(f"{self.path} has {len(view)} bytes, the manifest says {bin_bytes}.")
@@ -48,7 +59,7 @@ class Shard:
         # Scalar reads through a cast memoryview cost a third of numpy's.
         self.pointers = index.pointers.view(np.uint8).data.cast("q")
         self.lengths = index.lengths.view(np.uint8).data.cast("i")
-        self.documents = None if document_is_sequence(index) else index.documents
+        self.documents = None if ours or document_is_sequence(index) else index.documents
 
     def begin(self, document: int, start: int, stop: int) -> int:
         """Where a document begins in ``tokens``, after checking that [start, stop) lies in it.
@@ -77,7 +88,7 @@ class Shard:
 
 
 def document_is_sequence(index: Index) -> bool:
-    """Whether every document is exactly one sequence, as in the stores we write."""
+    """Whether every document of a foreign index is exactly one sequence."""
     count = len(index.lengths)
     if len(index.documents) != count + 1:
         return False
