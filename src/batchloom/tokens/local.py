@@ -1,0 +1,120 @@
+"""Tokenizers from files: a tokenizer.json, the folder of one, or what a store keeps."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from batchloom.core.errors import TokenizerError
+from batchloom.core.spec import nearest
+from batchloom.tokens.control import Hints, choose_bos, choose_end, read_hints, with_declared
+from batchloom.tokens.definition import clean, define, vocabulary
+from batchloom.tokens.json_tokenizer import JsonTokenizer
+from batchloom.tokens.seam import Tokenizer
+from batchloom.tokens.state import tokenizer_from_state
+
+_TOKENIZER, _STATE = "tokenizer.json", "tokenizer_state.json"
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
+
+
+def tokenizer_from_path(path: Path, end_token: str | None) -> Tokenizer:
+    """The tokenizer in a file or a folder.
+
+    Raises:
+        TokenizerError: nothing there, or no tokenizer.
+    """
+    if path.is_dir():
+        return _from_folder(path, end_token)
+    raw = read_object(path)
+    if "state_version" in raw:
+        return _from_store(raw, path, end_token)
+    return from_parts(_name(path), raw, _hints(path.parent), end_token)
+
+
+def _from_folder(folder: Path, end_token: str | None) -> Tokenizer:
+    file, state = folder / _TOKENIZER, folder / _STATE
+    if file.is_file():
+        return from_parts(_name(folder), read_object(file), _hints(folder), end_token)
+    if state.is_file():
+        return _from_store(read_object(state), state, end_token)
+    known = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
+    there = [name for name in known if (folder / name).is_file()]
+    raise TokenizerError(
+        f"{folder} holds no tokenizer.json"
+        + (f", only {', '.join(there)}" if there else "")
+        + ": load it with transformers' AutoTokenizer and save it with save_pretrained, which "
+        "writes one"
+    )
+
+
+def _from_store(state: Mapping[str, Any], path: Path, end_token: str | None) -> Tokenizer:
+    if end_token is not None:
+        raise TokenizerError(
+            f"{path} is a store's tokenizer, whose end token is settled: leave --end-token out"
+        )
+    return tokenizer_from_state(state)
+
+
+def from_parts(
+    name: str, raw: Mapping[str, Any], hints: Hints, end_token: str | None
+) -> JsonTokenizer:
+    """A tokenizer from a parsed tokenizer.json and what its config says.
+
+    Args:
+        name: what the tokenizer is called, also in errors.
+        raw: the parsed tokenizer.json.
+        hints: what lies beside it.
+        end_token: the end-of-document token, None for the tokenizer's own.
+
+    Raises:
+        TokenizerError: not a tokenizer.json, or none of its tokens ends a document.
+    """
+    cleaned = clean(with_declared(raw, hints), name)
+    words = vocabulary(cleaned, name)
+    control = [token["content"] for token in cleaned["added_tokens"] if token["special"]]
+    end = choose_end(words, control, hints, end_token, name)
+    return JsonTokenizer(
+        name, define(cleaned, name, end=end, bos=choose_bos(cleaned, words, hints))
+    )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        TokenizerError: it cannot be read, or is not a JSON object.
+    """
+    try:
+        value = orjson.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise TokenizerError(
+            f"there is no file {path}{_sibling(path)}; give the path of a tokenizer.json or of the "
+            "folder of one"
+        ) from error
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read ({error.strerror})") from error
+    except orjson.JSONDecodeError as error:
+        raise TokenizerError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} is not a tokenizer.json: it holds a {type(value).__name__}")
+    return value
+
+
+def _sibling(path: Path) -> str:
+    try:
+        return nearest(path.name, sorted(entry.name for entry in path.parent.iterdir()))
+    except OSError:
+        return ""
+
+
+def _hints(folder: Path) -> Hints:
+    config, special = (
+        read_object(folder / name) if (folder / name).is_file() else {} for name in _BESIDE
+    )
+    return read_hints(config, special)
+
+
+def _name(path: Path) -> str:
+    """The last part of a path: where a file lay says nothing about the tokenizer."""
+    return path.absolute().name or path.resolve().name

@@ -1,0 +1,74 @@
+"""A tokenizer as a value: the state a store keeps, read back without network and without trust."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from batchloom.core.errors import TokenizerError
+from batchloom.core.spec import nearest
+from batchloom.tokens.definition import clean, define, vocabulary
+from batchloom.tokens.json_tokenizer import JsonTokenizer
+from batchloom.tokens.raw_bytes import ByteTokenizer
+from batchloom.tokens.seam import Tokenizer
+
+STATE_VERSION = 1
+_KEYS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "fingerprint": (str,),
+    "end_id": (int,),
+    "bos_id": (int, type(None)),
+    "tokenizer": (dict,),
+}
+
+
+def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer whose ``state()`` this is; needs no network and no file.
+
+    Raises:
+        TokenizerError: not a tokenizer's state, one of another version, or one that was changed.
+    """
+    if not isinstance(state, Mapping) or "state_version" not in state:
+        raise TokenizerError("this is no state of a tokenizer: it has no state_version")
+    version, kind = state["state_version"], state.get("kind")
+    if version != STATE_VERSION:
+        raise TokenizerError(
+            f"the tokenizer's state has version {version!r:.40}, and this batchloom reads version "
+            f"{STATE_VERSION}: use the batchloom that wrote it, or a newer one"
+        )
+    if kind == "bytes":
+        tokenizer: Tokenizer = ByteTokenizer()
+    elif kind == "tokenizer.json":
+        tokenizer = _from_json(state)
+    else:
+        raise TokenizerError(f"the tokenizer's state is of unknown kind {kind!r:.40}")
+    if tokenizer.fingerprint != state.get("fingerprint"):
+        raise TokenizerError(
+            f"the state of tokenizer {tokenizer.name!r:.80} was changed: its fingerprint is "
+            f"{tokenizer.fingerprint}, and it says {state.get('fingerprint')!r:.40}; restore the "
+            "file from where the store was made"
+        )
+    return tokenizer
+
+
+def _from_json(state: Mapping[str, Any]) -> JsonTokenizer:
+    known = {"state_version", "kind", *_KEYS}
+    problems = [
+        f"unknown {key!r:.40}{nearest(str(key), known)}" for key in state if key not in known
+    ]
+    for key, types in _KEYS.items():
+        value = state.get(key)
+        if key not in state and type(None) not in types:
+            problems.append(f"{key} is missing")
+        elif not isinstance(value, types) or isinstance(value, bool):
+            problems.append(f"{key} is {value!r:.40}")
+    if problems:
+        raise TokenizerError(f"the tokenizer's state is damaged: {'; '.join(problems)}")
+    where = f"the state of tokenizer {state['name']!r:.80}"
+    cleaned = clean(state["tokenizer"], where)
+    by_id = {number: word for word, number in vocabulary(cleaned, where).items()}
+    end, bos = by_id.get(state["end_id"]), by_id.get(state["bos_id"])
+    if end is None or (bos is None and state["bos_id"] is not None):
+        raise TokenizerError(
+            f"{where} is damaged: its end_id {state['end_id']} or bos_id {state['bos_id']} is not "
+            "in its vocabulary"
+        )
+    return JsonTokenizer(state["name"], define(cleaned, where, end=end, bos=bos))

@@ -1,0 +1,220 @@
+"""OpenAI's encodings: ranks of byte strings, turned into a tokenizer.json that gives the same ids."""
+
+import base64
+import binascii
+import hashlib
+import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchloom.core.errors import MissingDependencyError, TokenizerError
+from batchloom.core.spec import nearest
+from batchloom.tokens.byte_level import GPT2_SPLIT, byte_alphabet, byte_level_json
+from batchloom.tokens.seam import END_OF_TEXT
+
+_URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
+
+# The patterns as they were first published. tiktoken's current spelling uses what other regex
+# dialects read otherwise ($, possessive counts); on these vocabularies both give the same ids.
+_CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """A published ranks file: its name, the sha256 of its lines, the number of its tokens."""
+
+    name: str
+    sha256: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """A published encoding.
+
+    Attributes:
+        ranks: the file its tokens come from.
+        pattern: how text is cut; None for GPT-2's way.
+        control: its special tokens and their ids.
+    """
+
+    ranks: _Ranks
+    pattern: str | None
+    control: Mapping[str, int]
+
+
+_R50K_RANKS = _Ranks(
+    "r50k_base", "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", 50256
+)
+_P50K_RANKS = _Ranks(
+    "p50k_base", "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069", 50280
+)
+_CL100K_RANKS = _Ranks(
+    "cl100k_base", "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7", 100256
+)
+_O200K_RANKS = _Ranks(
+    "o200k_base", "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d", 199998
+)
+
+_GPT2 = Encoding(_R50K_RANKS, None, {END_OF_TEXT: 50256})
+ENCODINGS: dict[str, Encoding] = {
+    "gpt2": _GPT2,
+    "r50k_base": _GPT2,
+    "p50k_base": Encoding(_P50K_RANKS, None, {END_OF_TEXT: 50256}),
+    "cl100k_base": Encoding(
+        _CL100K_RANKS,
+        _CL100K,
+        {
+            END_OF_TEXT: 100257,
+            "<|fim_prefix|>": 100258,
+            "<|fim_middle|>": 100259,
+            "<|fim_suffix|>": 100260,
+            "<|endofprompt|>": 100276,
+        },
+    ),
+    "o200k_base": Encoding(_O200K_RANKS, _O200K, {END_OF_TEXT: 199999, "<|endofprompt|>": 200018}),
+}
+
+
+def tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
+    """The tokenizer.json of an encoding.
+
+    Args:
+        target: the encoding's name, or the path of its ``.tiktoken`` ranks file.
+
+    Returns:
+        The encoding's name, and the JSON.
+
+    Raises:
+        TokenizerError: an unknown name, a file that is missing or not the published one, or ranks
+            that cannot be downloaded.
+        MissingDependencyError: a name is given and tiktoken is not installed.
+    """
+    path = Path(os.path.expanduser(target))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+    is_file = path.suffix == ".tiktoken"
+    name = path.stem if is_file else target
+    encoding = ENCODINGS.get(name)
+    if encoding is None:
+        raise TokenizerError(
+            f"tiktoken:{target}: {name!r} is no encoding{nearest(name, ENCODINGS)}; there are "
+            f"{', '.join(ENCODINGS)}; a ranks file carries the encoding's name, such as "
+            "cl100k_base.tiktoken"
+        )
+    ranks = _read(path) if is_file else _from_tiktoken(encoding.ranks)
+    _check(ranks, encoding.ranks, str(target) if is_file else f"tiktoken:{name}")
+    return name, ranks_json(ranks, encoding.pattern, encoding.control)
+
+
+def _read(path: Path) -> dict[bytes, int]:
+    """The ranks in a file of lines ``base64 rank``."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise TokenizerError(
+            f"tiktoken:{path}: cannot be read ({error.strerror}); give the path of a .tiktoken "
+            "file, or the name of an encoding"
+        ) from error
+    ranks = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error) as error:
+            raise TokenizerError(
+                f"{path}, line {number}: {line[:40]!r} is not a token in base64 and its rank"
+            ) from error
+    return ranks
+
+
+def _from_tiktoken(ranks: _Ranks) -> dict[bytes, int]:
+    """The ranks from tiktoken's own cache, else downloaded by it."""
+    try:
+        from tiktoken.load import load_tiktoken_bpe  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"tiktoken:{ranks.name} needs the package tiktoken: pip install 'batchloom[tiktoken]', "
+            f"or give the file: tiktoken:path/to/{ranks.name}.tiktoken"
+        ) from error
+    try:
+        loaded: dict[bytes, int] = load_tiktoken_bpe(_URL.format(ranks.name), ranks.sha256)
+    except (OSError, ValueError) as error:
+        raise TokenizerError(
+            f"the ranks of tiktoken:{ranks.name} are not in tiktoken's cache and cannot be "
+            f"downloaded ({type(error).__name__}); go online once, set TIKTOKEN_CACHE_DIR to a "
+            f"cache that has them, or give the file: tiktoken:path/to/{ranks.name}.tiktoken"
+        ) from error
+    return loaded
+
+
+def _check(ranks: Mapping[bytes, int], published: _Ranks, where: str) -> None:
+    """Refuse ranks that are not the published ones: a name must always mean the same ids."""
+    lines = sorted(ranks.items(), key=lambda pair: pair[1])
+    text = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in lines)
+    if hashlib.sha256(text).hexdigest() != published.sha256:
+        raise TokenizerError(
+            f"{where} does not hold the published ranks of {published.name}: it has {len(ranks)} "
+            f"tokens where there should be {published.count}, or others; fetch the file again, or "
+            "turn your own ranks into a tokenizer.json under a name of their own"
+        )
+
+
+def ranks_json(
+    ranks: Mapping[bytes, int], pattern: str | None, control: Mapping[str, int]
+) -> dict[str, Any]:
+    """A tokenizer.json whose ids are tiktoken's ``encode_ordinary``.
+
+    tiktoken always joins the neighbours whose union has the lowest rank. When it joins x and y to
+    t, all lower ranks are used up, so x and y are what t alone is cut into by the ranks below its
+    own: one pair a token gives the same ids as all of them.
+
+    Args:
+        ranks: byte strings and their ranks, which are their ids.
+        pattern: how text is cut; None for GPT-2's way.
+        control: the special tokens and their ids.
+    """
+    alphabet = byte_alphabet()
+
+    def spelled(token: bytes) -> str:
+        return "".join([alphabet[byte] for byte in token])
+
+    merges = []
+    for token, rank in sorted(ranks.items(), key=lambda pair: pair[1]):
+        parts = _parts(token, rank, ranks) if len(token) > 1 else []
+        if len(parts) == 2:
+            merges.append([spelled(part) for part in parts])
+    vocab = {spelled(token): rank for token, rank in ranks.items()} | dict(control)
+    free = set(range(max(vocab.values()))).difference(vocab.values())
+    # Engines want ids without gaps; no text spells these, for a space is not in the alphabet.
+    vocab |= {f" unused {number}": number for number in sorted(free)}
+    split: dict[str, Any] = GPT2_SPLIT
+    if pattern is not None:
+        regex = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+        parts_json = [{**regex, "invert": False}, {**GPT2_SPLIT, "use_regex": False}]
+        split = {"type": "Sequence", "pretokenizers": parts_json}
+    return byte_level_json(vocab, merges, dict(control), pre_tokenizer=split, ignore_merges=True)
+
+
+def _parts(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
+    """What ``token`` is cut into by the ranks below ``limit``."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        joins = [ranks.get(a + b, limit) for a, b in itertools.pairwise(parts)]
+        lowest = min(joins)
+        if lowest >= limit:
+            break
+        place = joins.index(lowest)
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    return parts

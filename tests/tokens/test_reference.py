@@ -1,0 +1,61 @@
+"""Ids are HF tokenizers' ids, for any text; byte-level tokenizers give every text back."""
+
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+
+from batchloom.tokens import resolve_tokenizer
+
+from .conftest import encoded, expected, reference
+
+# Surrogates aside any text; and text made of what tokenizers stumble over.
+FRAGMENTS = st.sampled_from(
+    [
+        *("<|endoftext|>", "'s", "'LL", "'\u017f", "123", "½", "a", "É", "e\u0301"),
+        *(" ", "  ", "\n", "\r\n", "\t", "\xa0", "\u3000", "\u180e", "\u200d", "\x00"),
+        *("中文", "한", "שלום", "\U0001f469\U0001f3fd\u200d\U0001f680", "\ue000", "\u0378"),
+    ]
+)
+TEXT = st.one_of(st.text(max_size=60), st.lists(FRAGMENTS, max_size=20).map("".join))
+
+
+@pytest.fixture(scope="module")
+def pairs(gpt2, trained):
+    return [(tokenizer, reference(tokenizer)) for tokenizer in (gpt2, trained)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=TEXT)
+@example(text="a" * 5000)
+@example(text=" " * 5000 + "\n" * 500)
+@example(text="".join(map(chr, range(0x300))))
+def test_ids_are_the_reference_s(pairs, text):
+    for tokenizer, hf in pairs:
+        ids = encoded(tokenizer, text)
+        assert ids == expected(hf, text)
+        assert tokenizer.decode(ids) == text
+        assert all(0 <= number < tokenizer.vocab_size for number in ids)
+        assert tokenizer.end_id not in ids
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(TEXT, max_size=8))
+def test_a_batch_is_its_texts(gpt2, trained, texts):
+    for tokenizer in (gpt2, trained, resolve_tokenizer("bytes")):
+        ids, offsets = tokenizer.encode_batch(texts)
+        assert offsets[0] == 0
+        assert offsets[-1] == ids.size
+        pieces = [ids[a:b].tolist() for a, b in pairwise(offsets)]
+        assert pieces == [encoded(tokenizer, text) for text in texts]
+
+
+def test_every_code_point_comes_back(gpt2):
+    points = [chr(p) for p in range(0x110000) if not 0xD800 <= p < 0xE000]
+    texts = ["".join(points[i : i + 4096]) for i in range(0, len(points), 4096)]
+    ids, offsets = gpt2.encode_batch(texts)
+    assert [gpt2.decode(ids[a:b]) for a, b in pairwise(offsets)] == texts
+    assert ids.max() < gpt2.vocab_size
+    assert np.array_equal(gpt2.encode_batch(texts)[0], ids)

