@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles import megatron
 
 from batchloom.store.format import shard_name, token_dtype
 from batchloom.store.index import index_bytes, map_index
 from batchloom.store.origins import Origins, join_origins, map_origins
 from batchloom.testing.stores import write_store
+from oracles import megatron
 
 DOCUMENTS = {"train": [[72, 105, 256], [256], [], [1, 2, 3, 4, 256]], "val": [[7, 256]]}
 

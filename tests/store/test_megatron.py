@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from oracles import megatron
 
 from batchloom.testing.stores import write_store
+from oracles import megatron
 
 DOCUMENTS = [[(7 * n + k) % 256 for n in range(k % 13)] + [256] for k in range(60)]
 
@@ -29,7 +29,9 @@ def test_numpy_memmap_reads_the_bin(folder):
     import json
 
     dtype = json.loads((folder / "dataset_metadata.json").read_text())["dtype"]
-    flat = np.concatenate([np.memmap(p, dtype, "r") for p in sorted((folder / "train").glob("*.bin"))])
+    flat = np.concatenate(
+        [np.memmap(p, dtype, "r") for p in sorted((folder / "train").glob("*.bin"))]
+    )
     assert flat.tolist() == [token for ids in DOCUMENTS for token in ids]
 
 
@@ -42,7 +44,9 @@ class Tokenizer:
 def process_group(tmp_path):
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 

@@ -3,12 +3,12 @@ import resource
 
 import numpy as np
 import pytest
-from oracles import megatron
 
 import batchloom
 from batchloom.core.errors import InputError, StoreError, StoreMissingError
 from batchloom.store import reader
 from batchloom.testing.stores import write_store
+from oracles import megatron
 
 HELLO = [*b"Hello", 256]
 
