@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-import click
 import typer
 
 from batchloom import __version__
@@ -15,6 +14,11 @@ from batchloom.cli.inspect import inspect
 from batchloom.cli.prepare import prepare
 from batchloom.cli.train import train
 from batchloom.core.errors import BatchloomError, SettingsError
+
+# typer carries a click of its own in newer versions; what it raises is what it exports.
+_Misuse: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 
 app = typer.Typer(
     name="batchloom",
@@ -80,10 +84,10 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     try:
         code = app(familiar(arguments), standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
+    except _Misuse as error:
+        error.show()  # type: ignore[attr-defined]
         return 2
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _fail(
             "Stopped. What was finished is whole; give the same command again to go on.", 130
         )
