@@ -1,5 +1,6 @@
 """Small finished stores made of token ids, for tests."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,7 +36,7 @@ Documents = Sequence[Sequence[int]]
 
 
 def write_store(
-    folder: Path,
+    folder: str | os.PathLike[str],
     documents: Documents | Mapping[str, Documents],
     *,
     tokenizer: str = "bytes",
@@ -51,17 +52,18 @@ def write_store(
         dtype: ``auto``, ``uint16`` or ``int32``.
         documents_per_shard: where shards are cut.
     """
+    place = Path(folder)
     chosen = resolve_tokenizer(tokenizer)
     name = token_dtype(dtype, chosen.vocab_size)
     subsets = documents if isinstance(documents, Mapping) else {"train": documents}
     entries: dict[str, SubsetEntry] = {}
     count = 0
     for subset, listed in subsets.items():
-        entries[subset] = _write_subset(folder / subset, listed, name, documents_per_shard, count)
+        entries[subset] = _write_subset(place / subset, listed, name, documents_per_shard, count)
         count += len(listed)
-    write_file(folder / TOKENIZER_NAME, canonical(chosen.state()))
-    write_file(folder / MANIFEST_NAME, manifest_bytes(_manifest(chosen, name, entries)))
-    return open_store(folder, next(iter(subsets)))
+    write_file(place / TOKENIZER_NAME, canonical(chosen.state()))
+    write_file(place / MANIFEST_NAME, manifest_bytes(_manifest(chosen, name, entries)))
+    return open_store(place, next(iter(subsets)))
 
 
 def _write_subset(

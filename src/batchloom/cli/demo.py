@@ -1,0 +1,29 @@
+"""``batchloom demo``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchloom.train import require_packages
+
+
+def demo(
+    *,
+    out: Annotated[Path, typer.Option(help="The demo's own folder.")] = Path("demo"),
+    steps: Annotated[
+        int | None, typer.Option(help="Steps to train; 250 when not given.", min=1)
+    ] = None,
+) -> None:
+    """Watch a model learn from real text in two minutes: prepare, check, load, train, sample.
+
+    The text is on every machine that has Python: no network, no account.
+    """
+    require_packages()
+    from batchloom.train.demo import run_demo  # noqa: PLC0415 - torch takes seconds
+
+    try:
+        run_demo(out, steps, typer.echo)
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped; the same command begins again in {out}.", err=True)
+        raise typer.Exit(130) from None

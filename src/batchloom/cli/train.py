@@ -1,0 +1,162 @@
+"""``batchloom train``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchloom.train import require_packages
+
+_DATA = "Data"
+_MODEL = "Model and step"
+_COURSE = "Course of the run"
+
+
+def train(
+    *,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A store's folder, or a bare Megatron prefix.", rich_help_panel=_DATA),
+    ] = None,
+    input_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file to prepare into a temporary store in memory, instead of --data.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="With --input-file: as prepare takes it.", rich_help_panel=_DATA),
+    ] = None,
+    packing: Annotated[
+        str | None,
+        typer.Option(help="best_fit, wrap, first_fit, window_N or none.", rich_help_panel=_DATA),
+    ] = None,
+    model_name: Annotated[
+        str | None,
+        typer.Option(
+            help="A configuration: tiny (the default), 150M_1024 or 250M_1024.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A configuration of your own: JSON as in configs/*.json.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a sequence.", rich_help_panel=_MODEL),
+    ] = None,
+    global_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Sequences of a step, over all ranks.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Rows in one forward pass of one rank; lower it when memory runs out.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="The highest learning rate.", rich_help_panel=_MODEL)
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of the order and of the first weights.", rich_help_panel=_MODEL),
+    ] = None,
+    compile_model: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile", help="torch.compile the model.", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MODEL)
+    ] = "auto",
+    max_iters: Annotated[
+        int | None,
+        typer.Option(help="Steps of the whole run.", rich_help_panel=_COURSE),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run's folder; runs/MODEL-NAME when not given.", rich_help_panel=_COURSE
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run in --out.", rich_help_panel=_COURSE),
+    ] = False,
+    stop_at: Annotated[
+        int | None,
+        typer.Option(
+            help="Save and stop after this step of --max-iters; --resume goes on.",
+            rich_help_panel=_COURSE,
+        ),
+    ] = None,
+    eval_interval: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps between two looks at the val subset; 0: at the end only.",
+            rich_help_panel=_COURSE,
+        ),
+    ] = None,
+    eval_batches: Annotated[
+        int | None,
+        typer.Option(
+            help="Batches of the val subset in each look.",
+            rich_help_panel=_COURSE,
+        ),
+    ] = None,
+    save_interval: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps between two checkpoints; 0: at the end only.",
+            rich_help_panel=_COURSE,
+        ),
+    ] = None,
+) -> None:
+    """Train a small GPT on a store (or on a file, prepared in memory).
+
+    Under torchrun every process is one rank.
+    """
+    require_packages()
+    from batchloom.train.start import Request, start, stopped  # noqa: PLC0415 - torch takes seconds
+
+    request = Request(
+        data=data,
+        input_file=input_file,
+        tokenizer=tokenizer,
+        model_name=model_name,
+        config_file=config_file,
+        out=out,
+        resume=resume,
+        stop_at=stop_at,
+        device=device,
+        changes={
+            "packing": packing,
+            "seq_len": seq_len,
+            "global_batch_size": global_batch_size,
+            "batch_size": batch_size,
+            "lr": lr,
+            "seed": seed,
+            "compile": compile_model,
+            "steps": max_iters,
+            "eval_interval": eval_interval,
+            "eval_batches": eval_batches,
+            "save_interval": save_interval,
+        },
+    )
+    try:
+        start(request, typer.echo)
+    except KeyboardInterrupt:
+        typer.echo(f"\n{stopped(request.folder)}", err=True)
+        raise typer.Exit(130) from None

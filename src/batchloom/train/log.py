@@ -1,0 +1,109 @@
+"""What a run tells: a line a step for people, ``log.jsonl`` for machines, a curve at the end."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+from batchloom.core.errors import OutputError
+
+Say = Callable[[str], None]
+
+
+@final
+class RunLog:
+    """Appends to ``log.jsonl`` and says the same to a person.
+
+    Args:
+        path: the log; None on ranks that keep silent.
+        say: prints one line.
+        say_every: steps between two spoken step lines (every step is logged).
+    """
+
+    def __init__(self, path: Path | None, say: Say, say_every: int = 1) -> None:
+        self._path, self._say, self._say_every = path, say, say_every
+
+    def say(self, line: str) -> None:
+        """A line for people only."""
+        if self._path is not None:
+            self._say(line)
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Append one object to the log.
+
+        Raises:
+            OutputError: the log cannot be written.
+        """
+        if self._path is None:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            raise OutputError(
+                f"{self._path} cannot be written: {error.strerror}. Make room, then go on with "
+                "--resume."
+            ) from error
+
+    def step(self, entry: dict[str, Any], steps: int) -> None:
+        """Log a step and say it: loss, speed, padding, waiting."""
+        self.write({"kind": "step", **entry})
+        step = entry["step"]
+        if step % self._say_every == 0 or step in (1, steps):
+            self.say(
+                f"step {step:>{len(str(steps))}}/{steps}  loss {entry['loss']:.4f}  "
+                f"lr {entry['lr']:.2e}  {entry['tokens_per_s']:,.0f} tok/s  "
+                f"padding {entry['padding']:.2%}  data wait {entry['data_wait']:.2%}"
+            )
+
+    def val(self, step: int, steps: int, loss: float, origin: str) -> None:
+        """Log a look at the val subset and say it."""
+        self.write({"kind": "val", "step": step, "loss": loss, "origin": origin})
+        self.say(f"step {step:>{len(str(steps))}}/{steps}  val loss {loss:.4f}")
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The objects of a log; a last line that a killed process left unfinished is left out."""
+    entries = []
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            break
+    return entries
+
+
+def cut_log(path: Path, last_step: int) -> None:
+    """Keep what was logged up to ``last_step``: a resumed run writes the rest again."""
+    kept = [entry for entry in read_log(path) if entry.get("step", 0) <= last_step]
+    aside = path.with_name(path.name + ".partial")
+    aside.write_text("".join(json.dumps(entry) + "\n" for entry in kept), "utf-8")
+    aside.rename(path)
+
+
+def draw_curve(log: Path, png: Path, title: str) -> None:
+    """Draw the losses of a log against the step.
+
+    Raises:
+        OutputError: the picture cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - half a second
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    entries = read_log(log)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for kind, style, label in (("step", "-", "train"), ("val", "o-", "val")):
+        points = [(e["step"], e["loss"]) for e in entries if e["kind"] == kind]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
+    axes.set(xlabel="step", ylabel="loss (nats a token)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    aside = png.with_name(png.name + ".partial")
+    try:
+        figure.savefig(aside, format="png", dpi=120)
+        aside.rename(png)
+    except OSError as error:
+        raise OutputError(f"{png} cannot be written: {error.strerror}.") from error

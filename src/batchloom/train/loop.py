@@ -1,0 +1,241 @@
+"""The training loop, top to bottom.
+
+The loss of a step is a sum over the trained tokens of its whole global batch, divided by
+their number, so how the batch is cut into passes and shared by ranks does not change the
+gradient. All that a step computes follows from the settings, the store and its number:
+that is why a resumed run goes on exactly.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from batchloom import Batch, Loader
+from batchloom.core.errors import TrainError
+from batchloom.train.folder import step_of
+from batchloom.train.log import draw_curve
+from batchloom.train.model import GPT, IGNORED
+from batchloom.train.run import Run, open_folder
+from batchloom.train.settings import OptimSettings, TrainSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        step: the last step done.
+        val_loss: nats a token of the val subset at the end; None when there is none.
+        model: the trained model.
+    """
+
+    step: int
+    val_loss: float | None
+    model: GPT
+
+
+def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outcome:
+    """Do the steps of a run.
+
+    Args:
+        run: as :func:`set_up` makes it.
+        resume: go on from the newest checkpoint of the folder; else the folder must be new.
+        stop_at: save and stop after this step, as if the time were up.
+
+    Raises:
+        StateError: ``resume`` with other settings or data; names each field that differs.
+        TrainError: the folder holds something else, a loss is not finite, or the memory does
+            not suffice.
+        OutputError: the folder cannot be written.
+    """
+    settings, log = run.settings, run.log
+    done = open_folder(run, resume=resume)
+    last = min(settings.steps, stop_at or settings.steps)
+    val_loss = None
+    if done >= last:
+        log.say(f"Step {done} of {settings.steps} is done already; --max-iters sets how many.")
+    for batch, waited in timed_batches(run.loader, last - done):
+        began = time.perf_counter()
+        step = batch.step + 1
+        lr = learning_rate(step, settings.steps, settings.optim)
+        check_ids(run, batch)
+        with memory_explained(settings):
+            loss, norm = learn(run, batch, lr)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainError(not_finite(run, step, loss, norm, lr))
+        tell_step(run, batch, {"loss": loss, "lr": lr, "norm": norm}, waited, began)
+        if step == last or is_due(step, settings.eval_interval):
+            val_loss = look_at_val(run, step)
+        if step == last or is_due(step, settings.save_interval):
+            save(run, step)
+    if run.ranks.first:
+        draw_curve(run.folder.log, run.folder.curve, run.loader.origin)
+    log.say(f"Loss curve: {run.folder.curve}")
+    return Outcome(max(done, last), val_loss, run.model)
+
+
+def timed_batches(loader: Loader, count: int) -> Iterator[tuple[Batch, float]]:
+    """The next ``count`` batches, each with the seconds it was waited for."""
+    if count <= 0:
+        return
+    batches = iter(loader)
+    for _ in range(count):
+        asked = time.perf_counter()
+        batch = next(batches)
+        yield batch, time.perf_counter() - asked
+
+
+def check_ids(run: Run, batch: Batch) -> None:
+    """Refuse ids the model has no row for; a store vouches for its own, a bare prefix cannot.
+
+    Raises:
+        TrainError: names the id and the setting.
+    """
+    rows = run.model.embedding.num_embeddings
+    if run.store.vocab_size is None and (highest := int(batch["input_ids"].max())) >= rows:
+        raise TrainError(
+            f"Step {batch.step + 1} holds id {highest} and the model has {rows} of them: set "
+            f"model.vocab_size in the --config-file to more than {highest}."
+        )
+
+
+def learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
+    """The learning rate of a step (1 is the first): linear warm-up, then half a cosine."""
+    if step <= optim.warmup_steps:
+        return optim.lr * step / optim.warmup_steps
+    way = (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps)
+    share = optim.final_lr_share
+    return optim.lr * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * way)))
+
+
+def learn(run: Run, batch: Batch, lr: float) -> tuple[float, float]:
+    """One optimizer step; returns the loss of the global batch and the gradient's norm.
+
+    The weights stay as they are when either is not finite.
+    """
+    trained = max(1.0, run.ranks.total(float((batch["labels"] != IGNORED).sum()))[0])
+    total = torch.zeros((), device=run.ranks.device)
+    for number, part in enumerate(passes_of(run, batch)):
+        with reduced_once(run.learner, last=number == run.passes - 1):
+            with precision(run.ranks.device):
+                loss = run.learner(**part)
+            # Ranks average their gradients where the sum over all of them is meant.
+            (loss * (run.ranks.world_size / trained)).backward()
+        total += loss.detach()
+    mean = run.ranks.total(total.item())[0] / trained
+    norm = float(nn.utils.clip_grad_norm_(run.model.parameters(), run.settings.optim.clip))
+    if math.isfinite(mean) and math.isfinite(norm):
+        for group in run.optimizer.param_groups:
+            group["lr"] = lr
+        run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    return mean, norm
+
+
+def passes_of(run: Run, batch: Batch) -> Iterator[dict[str, Tensor]]:
+    """The rows of a batch in as many parts as there are passes, on the device."""
+    names = ("input_ids", "labels", "position_ids")
+    rows = len(batch["input_ids"]) // run.passes
+    parts = zip(*(batch[name].to(run.ranks.device).split(rows) for name in names), strict=True)
+    for part in parts:
+        yield dict(zip(names, part, strict=True))
+
+
+@contextmanager
+def reduced_once(learner: nn.Module, *, last: bool) -> Iterator[None]:
+    """Ranks add up their gradients in the last pass of a step only."""
+    if isinstance(learner, DistributedDataParallel) and not last:
+        with learner.no_sync():
+            yield
+    else:
+        yield
+
+
+def precision(device: torch.device) -> torch.autocast:
+    """bfloat16 for matrix products on a GPU, float32 elsewhere."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+@torch.no_grad()
+def look_at_val(run: Run, step: int) -> float | None:
+    """The loss on the val subset, the same batches each time; None when there is no val."""
+    if run.val is None:
+        return None
+    plain: nn.Module = run.learner
+    plain = run.learner.module if isinstance(run.learner, DistributedDataParallel) else run.learner
+    count = min(len(run.val), run.settings.eval_batches or len(run.val))
+    total = trained = 0.0
+    for number in range(count):
+        batch = run.val[number]
+        trained += float((batch["labels"] != IGNORED).sum())
+        for part in passes_of(run, batch):
+            with precision(run.ranks.device), memory_explained(run.settings):
+                total += float(plain(**part))
+    total, trained = run.ranks.total(total, trained)
+    loss = total / max(1.0, trained)
+    run.log.val(step, run.settings.steps, loss, run.val.origin)
+    return loss
+
+
+def tell_step(
+    run: Run, batch: Batch, figures: dict[str, float], waited: float, began: float
+) -> None:
+    """Log a step, with its speed and where its data came from."""
+    size = run.settings.global_batch_size
+    took = time.perf_counter() - began + waited
+    spans = run.loader.plan.rows(batch.step * size, (batch.step + 1) * size)
+    tokens = int(spans.lengths.sum())
+    entry = {
+        "step": batch.step + 1,
+        **figures,
+        "tokens": tokens,
+        "tokens_per_s": tokens / took,
+        "padding": 1 - tokens / (size * run.settings.seq_len),
+        "data_wait": waited / took,
+        "origin": batch.origin,
+    }
+    run.log.step(entry, run.settings.steps)
+
+
+def save(run: Run, step: int) -> None:
+    """Write a checkpoint, once for all ranks."""
+    if run.ranks.first:
+        run.folder.save(step, run.model, run.optimizer, run.loader.state_dict())
+    run.ranks.wait()
+
+
+def is_due(step: int, interval: int) -> bool:
+    """Whether something that is done every ``interval`` steps (0: never) is done now."""
+    return interval > 0 and step % interval == 0
+
+
+def not_finite(run: Run, step: int, loss: float, norm: float, lr: float) -> str:
+    """Says that a step diverged, and what is left."""
+    newest = run.folder.newest()
+    kept = f"is of step {step_of(newest)}" if newest else "was not yet made"
+    return (
+        f"The loss of step {step} is {loss} (gradient norm {norm}) at a learning rate of {lr:.3g}: "
+        f"the run diverged. The newest checkpoint {kept}. Start again with a lower --lr."
+    )
+
+
+@contextmanager
+def memory_explained(settings: TrainSettings) -> Iterator[None]:
+    """Turn running out of memory into a sentence that names what to lower."""
+    try:
+        yield
+    except RuntimeError as error:
+        on_cpu = "can't allocate memory" in str(error)
+        if not (on_cpu or isinstance(error, torch.OutOfMemoryError)):
+            raise
+        rows = settings.batch_size or "all"
+        raise TrainError(
+            f"Out of memory with passes of {rows} rows of {settings.seq_len} tokens: lower "
+            "--batch-size (more passes make the same step), or --seq-len (another run)."
+        ) from error

@@ -1,0 +1,126 @@
+"""Who this process is among the ranks of a run, and the little they say to each other."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from batchloom.core.errors import InputError, TrainError
+
+_PATH_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """A place among the data-parallel ranks.
+
+    Attributes:
+        rank: of this process.
+        world_size: number of ranks.
+        local_rank: of this process on its machine.
+        device: where this rank computes.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes and speaks for all."""
+        return self.rank == 0
+
+    def total(self, *values: float) -> list[float]:
+        """The sum over all ranks of each value, the same on every rank."""
+        if self.world_size == 1:
+            return list(values)
+        summed = torch.tensor(values, dtype=torch.float64, device=self.device)
+        with self._talking():
+            dist.all_reduce(summed)
+        return [float(value) for value in summed.tolist()]
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise TrainError(
+                f"Rank {self.rank} waited for the others in vain: one of them stopped, and its own "
+                f"message says why ({str(error).splitlines()[0]})."
+            ) from error
+
+    def wait(self) -> None:
+        """Return when every rank has come here."""
+        self.total(0.0)
+
+    def path_of_first_neighbour(self, path: str) -> str:
+        """What the first rank of this machine gave as ``path``; the others give anything."""
+        if self.world_size == 1:
+            return path
+        said = torch.zeros(_PATH_BYTES, dtype=torch.uint8)
+        spelled = path.encode()
+        said[: len(spelled)] = torch.tensor(list(spelled), dtype=torch.uint8)
+        heard = [torch.zeros_like(said, device=self.device) for _ in range(self.world_size)]
+        with self._talking():
+            dist.all_gather(heard, said.to(self.device))
+        letters = bytes(heard[self.rank - self.local_rank].tolist())
+        return letters.rstrip(b"\0").decode()
+
+
+def choose_device(name: str, local_rank: int) -> torch.device:
+    """The device a rank computes on.
+
+    Args:
+        name: ``auto`` (a GPU where there is one), ``cpu``, ``cuda`` or ``cuda:N``.
+        local_rank: picks the GPU where ``name`` does not.
+
+    Raises:
+        InputError: no such device, or torch sees none of that kind.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise InputError(f"--device {name!r} is none of auto, cpu, cuda, cuda:N.")
+    if kind == "cpu":
+        return torch.device("cpu")
+    index, count = int(number) if number else local_rank, torch.cuda.device_count()
+    if index >= count:
+        raise InputError(
+            f"--device {name}: GPU {index} was asked for and torch {torch.__version__} sees "
+            f"{count}. Use --device cpu, start fewer ranks, or install a torch built for your GPU."
+        )
+    return torch.device("cuda", index)
+
+
+@contextmanager
+def joined_ranks(device: str) -> Iterator[Ranks]:
+    """Join the ranks that torchrun started, or be rank 0 of 1; leave them at the end.
+
+    Raises:
+        InputError: see :func:`choose_device`.
+        TrainError: torchrun's variables are there in part only.
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if name not in os.environ]
+    if "RANK" in missing and "WORLD_SIZE" in missing:
+        yield Ranks(0, 1, 0, choose_device(device, 0))
+        return
+    if missing:
+        raise TrainError(
+            f"The environment sets some of torchrun's variables but not {', '.join(missing)}. "
+            "Start with torchrun --nproc-per-node N, or unset RANK and WORLD_SIZE."
+        )
+    rank, world_size, local_rank = (int(os.environ[name]) for name in names[:3])
+    chosen = choose_device(device, local_rank)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Ranks(rank, world_size, local_rank, chosen)
+    finally:
+        dist.destroy_process_group()

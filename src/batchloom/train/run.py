@@ -1,0 +1,200 @@
+"""A run: its data, its model, its folder, opened and checked before the first step."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from batchloom import Loader, Store, open_store
+from batchloom.core.errors import SettingsError, StateError
+from batchloom.core.spec import to_plain
+from batchloom.train.folder import RunFolder, load_checkpoint
+from batchloom.train.log import RunLog, cut_log
+from batchloom.train.model import GPT, padded_vocabulary, parameter_count, parameter_groups
+from batchloom.train.ranks import Ranks
+from batchloom.train.settings import TrainSettings, accumulation
+
+# What a run cannot change half-way: the model, the data and their order.
+_FIXED = ("model", "seq_len", "global_batch_size", "packing", "seed", "data.fingerprint")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the steps of a run share.
+
+    Attributes:
+        settings: what to compute.
+        ranks: this process's place.
+        passes: forward passes of this rank that make one step.
+        store: the train subset.
+        loader: this rank's batches of it.
+        val: this rank's batches of the val subset; None when there is none.
+        model: the weights.
+        learner: the model as it is called: compiled, and wrapped for several ranks.
+        optimizer: AdamW over the weights.
+        folder: where to write.
+        log: what is told.
+    """
+
+    settings: TrainSettings
+    ranks: Ranks
+    passes: int
+    store: Store
+    loader: Loader
+    val: Loader | None
+    model: GPT
+    learner: nn.Module
+    optimizer: torch.optim.Optimizer
+    folder: RunFolder
+    log: RunLog
+
+
+def set_up(
+    data: Path, settings: TrainSettings, folder: RunFolder, ranks: Ranks, log: RunLog
+) -> Run:
+    """Open the data and build the model; nothing is written yet.
+
+    Args:
+        data: a store's folder, or a bare Megatron prefix.
+        settings: what to compute.
+        folder: where to write.
+        ranks: this process's place.
+        log: what is told.
+
+    Raises:
+        StoreError: there is no store, or it is damaged.
+        SettingsError: sizes that do not divide, or a vocabulary nobody states.
+        PlanError: a store that gives no sequence.
+    """
+    passes = accumulation(settings, ranks.world_size)
+    store = open_store(data)
+    loader = _loader(store, settings, ranks, settings.steps)
+    val = None
+    if "val" in store.subsets:
+        val = _loader(open_store(data, "val"), settings, ranks, None)
+    model = GPT(settings.model, _vocabulary(store, settings), settings.seed).to(ranks.device)
+    learner: nn.Module = model
+    if settings.compile:
+        learner = torch.compile(model)  # type: ignore[assignment]
+    if ranks.world_size > 1:
+        learner = DistributedDataParallel(learner)
+    optim = settings.optim
+    groups = parameter_groups(model, optim.weight_decay)
+    optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
+    return Run(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
+
+
+def _loader(store: Store, settings: TrainSettings, ranks: Ranks, steps: int | None) -> Loader:
+    """This rank's batches: of a run of ``steps`` steps, or of one pass over the store."""
+    return Loader(
+        store,
+        seq_len=settings.seq_len,
+        global_batch_size=settings.global_batch_size,
+        packing=settings.packing,
+        seed=settings.seed,
+        steps=steps,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+    )
+
+
+def _vocabulary(store: Store, settings: TrainSettings) -> int:
+    """Rows of the model's embedding: the tokenizer's vocabulary up to a multiple of 64."""
+    known, stated = store.vocab_size, settings.model.vocab_size
+    if known is None and stated is None:
+        problem = (
+            f"missing; {store.path} does not say which tokenizer made it: set it in a "
+            "--config-file to more than its largest id"
+        )
+        raise SettingsError([f"model.vocab_size: {problem}"])
+    if known is not None and stated is not None and stated < known:
+        problem = f"{stated} is below the {known} ids of the store; leave it unset"
+        raise SettingsError([f"model.vocab_size: {problem}"])
+    return padded_vocabulary(stated or known or 0)
+
+
+def open_folder(run: Run, *, resume: bool) -> int:
+    """Begin the run's folder, or with ``resume`` go on from its newest checkpoint.
+
+    Returns:
+        The steps done so far.
+
+    Raises:
+        StateError: the run in the folder is another one; names each field that differs.
+        TrainError: the folder holds something else, or with ``resume`` no run.
+        OutputError: the folder cannot be written.
+    """
+    folder, log = run.folder, run.log
+    data = {"name": run.store.path.name, "fingerprint": run.store.fingerprint}
+    asked = {"data": data, **to_plain(run.settings)}
+    changes: list[str] = []
+    if resume:
+        changes = _allowed_changes(folder.read(), asked)
+    else:
+        folder.check_new()
+    # Every rank has looked before the first one writes.
+    run.ranks.wait()
+    if run.ranks.first:
+        folder.begin(asked)
+    run.ranks.wait()
+    done, newest = 0, folder.newest()
+    if newest:
+        done, state = load_checkpoint(newest, run.model, run.optimizer)
+        run.loader.load_state_dict(state)
+    if run.ranks.first:
+        cut_log(folder.log, done)
+    _introduce(run, done)
+    for change in changes:
+        log.say(f"changed   {change}, from step {done + 1} on")
+    log.write({"kind": "start", "step": done, "origin": run.loader.origin, "run": asked})
+    return done
+
+
+def _allowed_changes(before: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """What differs between a run and its continuation, where it may; else StateError."""
+    old, new = _flattened(before), _flattened(asked)
+    names = sorted({*old, *new} - {"data.name"})
+    differing = [name for name in names if old.get(name) != new.get(name)]
+    refused = [name for name in differing if name.startswith(_FIXED)]
+    if refused:
+        fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused)
+        raise StateError(
+            f"--resume goes on with the same model, data and order, but {fields}. Give what "
+            f"the run was started with, or another --out for a new run."
+        )
+    return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in differing]
+
+
+def _flattened(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested settings as one level: ``{"model.width": 256}``."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flattened(value, f"{path}{name}.")
+        else:
+            flat[path + name] = value
+    return flat
+
+
+def _introduce(run: Run, done: int) -> None:
+    """Say what is about to be trained on what."""
+    settings, ranks, say = run.settings, run.ranks, run.log.say
+    share = settings.global_batch_size // ranks.world_size
+    seen = settings.steps * settings.global_batch_size * settings.seq_len / max(run.store.tokens, 1)
+    say(f"data   {run.loader.origin}: {len(run.store):,} documents, {run.store.tokens:,} tokens")
+    if run.val is None:
+        say("val    none: the data has no val subset (prepare makes one with --val-fraction)")
+    say(
+        f"model  {settings.model.layers} layers of width {settings.model.width}, vocabulary "
+        f"{run.model.embedding.num_embeddings:,}, {parameter_count(run.model):,} parameters"
+    )
+    say(
+        f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
+        f"({ranks.world_size} ranks x {run.passes} passes x {share // run.passes} rows) on "
+        f"{ranks.device.type}; {settings.steps} steps, about {seen:.2f} epochs"
+    )
+    if done:
+        say(f"resume from the checkpoint of step {done}")

@@ -1,0 +1,63 @@
+"""Small stores and settings for the trainer's tests, and what a run's log says."""
+
+import numpy as np
+
+from batchloom.testing.stores import write_store
+from batchloom.train.folder import RunFolder
+from batchloom.train.log import RunLog, read_log
+from batchloom.train.loop import train
+from batchloom.train.ranks import joined_ranks
+from batchloom.train.run import set_up
+from batchloom.train.settings import settings_from
+
+PLAIN = {
+    "model": {"layers": 2, "heads": 2, "width": 32},
+    "optim": {"lr": 0.01, "warmup_steps": 5},
+    "steps": 80,
+    "seq_len": 32,
+    "global_batch_size": 4,
+    "eval_interval": 0,
+    "save_interval": 0,
+}
+
+
+def counting_documents(count, seed, longest=40):
+    """Documents that count in steps of three, so that there is something to learn."""
+    rng = np.random.default_rng(seed)
+    starts, lengths = rng.integers(0, 256, count), rng.integers(1, longest, count)
+    return [
+        [*((start + 3 * np.arange(length)) % 256).tolist(), 256]
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+
+
+def small_store(folder, longest=40):
+    documents = {
+        "train": counting_documents(150, 0, longest),
+        "val": counting_documents(20, 1, longest),
+    }
+    return write_store(folder, documents)
+
+
+def run_training(store, out, changes=None, *, resume=False, stop_at=None):
+    """Train in this process; returns the outcome and the lines said."""
+    said = []
+    folder = RunFolder(out)
+    with joined_ranks("cpu") as ranks:
+        run = set_up(
+            store.path,
+            settings_from(PLAIN, changes or {}),
+            folder,
+            ranks,
+            RunLog(folder.log, said.append),
+        )
+        return train(run, resume=resume, stop_at=stop_at), said
+
+
+def steps_of(out):
+    """(step, loss, gradient norm, tokens) of every step in a run's log."""
+    return [
+        (entry["step"], entry["loss"], entry["norm"], entry["tokens"])
+        for entry in read_log(out / "log.jsonl")
+        if entry["kind"] == "step"
+    ]

@@ -1,0 +1,124 @@
+"""``batchloom train`` as people use it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchloom.cli.main import run
+from batchloom.train.log import read_log
+from train.runs import PLAIN, small_store, steps_of
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("store") / "s")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "small.json"
+    path.write_text(json.dumps({**PLAIN, "steps": 6}))
+    return path
+
+
+def train(*words):
+    return run(["train", "--device", "cpu", *map(str, words)])
+
+
+def test_options_go_over_the_configuration(store, config, tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ["--data", store.path, "--config-file", config, "--out", out]
+    sizes = ["--seq-len", 64, "--global_batch_size", 8, "--batch-size", 2, "--packing", "wrap"]
+    assert train(*words, *sizes, "--lr", 0.5, "--seed", 3, "--eval-batches", 1) == 0
+    settings = json.loads((out / "run.json").read_text())
+    assert (settings["seq_len"], settings["global_batch_size"]) == (64, 8)
+    assert (settings["batch_size"], settings["packing"], settings["seed"]) == (2, "wrap", 3)
+    assert settings["optim"]["lr"] == 0.5
+    assert settings["data"] == {"name": "s", "fingerprint": store.fingerprint}
+    assert "1 ranks x 4 passes x 2 rows" in capsys.readouterr().out
+
+
+def test_resuming_takes_the_runs_own_settings(store, config, tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ["--data", store.path, "--config-file", config, "--out", out]
+    assert train(*words, "--stop-at", 3) == 0
+    assert train("--data", store.path, "--out", out, "--resume") == 0
+    assert [step for step, *_ in steps_of(out)] == [1, 2, 3, 4, 5, 6]
+    assert train("--data", store.path, "--out", out, "--resume", "--seq-len", 16) == 1
+    assert "seq_len was 32 and is 16" in capsys.readouterr().err
+
+
+def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsys):
+    text = tmp_path / "words.txt"
+    text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
+    words = ["--input-file", text, "--tokenizer", "bytes", "--config-file", config]
+    assert train(*words, "--out", tmp_path / "whole") == 0
+    made = Path(capsys.readouterr().out.split(" is prepared in ")[1].split(",")[0])
+    assert made.name == "words"
+    assert not made.parent.exists()
+    assert train(*words, "--out", tmp_path / "cut", "--stop-at", 3) == 0
+    assert train(*words, "--out", tmp_path / "cut", "--resume") == 0
+    assert steps_of(tmp_path / "cut") == steps_of(tmp_path / "whole")
+    entry = read_log(tmp_path / "cut" / "log.jsonl")[1]
+    assert entry["origin"].startswith("source=real words/train ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--data", "s", "--input-file", "f"], 2, "--data and --input-file exclude each other"),
+        ([], 2, "--data: missing"),
+        (["--data", "s", "--tokenizer", "bytes"], 2, "--tokenizer: bytes goes with --input-file"),
+        (["--data", "s", "--stop-at", "0"], 2, "--stop-at: 0 is below 1"),
+        (["--data", "s", "--model-name", "tinny"], 2, "did you mean 'tiny'?"),
+        (["--data", "s", "--model-name", "tiny", "--config-file", "c"], 2, "exclude each other"),
+        (["--data", "s", "--config-file", "none.json"], 1, "none.json: no such file"),
+        (["--data", "s", "--max-iters", "0"], 2, "steps: 0 is below 1"),
+        (["--data", "s", "--packing", "best_fitt"], 2, "did you mean 'best_fit'?"),
+        (["--data", "nowhere"], 1, "There is no store at nowhere"),
+        (["--input-file", "nowhere.txt"], 1, "there is no nowhere.txt"),
+        (["--data", "s", "--batch-size", "3"], 2, "--batch-size 1, 2, 4, 8 can"),
+        (["--data", "s", "--resume"], 1, "holds no run"),
+        (["--data", "s", "--device", "tpu"], 1, "none of auto, cpu"),
+    ],
+)
+def test_refusals_are_one_sentence(store, tmp_path, monkeypatch, capsys, words, code, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s").symlink_to(store.path)
+    assert run(["train", *words]) == code
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_is_one_sentence_and_resuming_goes_on(store, config, tmp_path):
+    out = tmp_path / "run"
+    words = ["train", "--data", store.path, "--config-file", config, "--out", out]
+    asked = [*map(str, words), "--max-iters", "100000", "--save-interval", "5"]
+    program = "from batchloom.cli.main import main; main()"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *asked],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("step     20/"):
+                process.send_signal(signal.SIGINT)
+                break
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip().startswith("Stopped the run in")
+    assert len(said.strip().splitlines()) == 1
+    assert not list(out.rglob("*.partial"))
+    done = len(steps_of(out))
+    assert train("--data", store.path, "--out", out, "--resume", "--max-iters", done + 5) == 0
+    assert [step for step, *_ in steps_of(out)] == list(range(1, done + 6))

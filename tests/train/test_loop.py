@@ -1,0 +1,252 @@
+"""The loop: resuming is exact, the gradient is that of the global batch, files are plain."""
+
+import json
+import math
+import pickletools
+import shutil
+
+import pytest
+import torch
+
+from batchloom import Loader, OutputError, StateError
+from batchloom.core.errors import SettingsError, TrainError
+from batchloom.train.folder import RunFolder
+from batchloom.train.log import RunLog, read_log
+from batchloom.train.loop import learn, learning_rate, memory_explained
+from batchloom.train.ranks import joined_ranks
+from batchloom.train.run import set_up
+from batchloom.train.settings import OptimSettings, settings_from
+from train.runs import PLAIN, run_training, small_store, steps_of
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("store") / "s")
+
+
+@pytest.fixture(scope="module")
+def whole(store, tmp_path_factory):
+    """An undisturbed run of 80 steps."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    outcome, said = run_training(store, out)
+    return out, outcome, said
+
+
+def test_it_learns_and_says_where_the_data_came_from(store, whole):
+    out, outcome, said = whole
+    losses = [loss for _, loss, _, _ in steps_of(out)]
+    assert len(losses) == outcome.step == 80
+    assert losses[-1] < losses[0] - 2
+    assert outcome.val_loss < losses[0] - 2
+    entries = read_log(out / "log.jsonl")
+    assert {entry["origin"] for entry in entries if entry["kind"] == "step"} == {
+        f"source=real s/train {store.fingerprint[:12]}"
+    }
+    assert [entry["loss"] for entry in entries if entry["kind"] == "val"] == [outcome.val_loss]
+    assert "source=real s/train" in said[0]
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_stopping_at_40_and_resuming_is_the_same_to_the_last_bit(store, whole, tmp_path):
+    reference, outcome, _ = whole
+    _, said = run_training(store, tmp_path / "run", stop_at=40)
+    assert len(steps_of(tmp_path / "run")) == 40
+    resumed, said = run_training(store, tmp_path / "run", resume=True)
+    assert "resume from the checkpoint of step 40" in said
+    assert steps_of(tmp_path / "run") == steps_of(reference)
+    assert resumed.val_loss == outcome.val_loss
+    newest = [RunFolder(folder).newest() for folder in (reference, tmp_path / "run")]
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+        assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes()
+
+
+def test_killed_between_checkpoints_the_steps_after_the_last_are_done_again(store, whole, tmp_path):
+    reference, _, _ = whole
+    out = tmp_path / "run"
+    run_training(store, out, {"save_interval": 10}, stop_at=35)
+    shutil.rmtree(out / "checkpoints" / "step_00000035")
+    (out / "checkpoints" / "step_00000040.partial").mkdir()
+    with (out / "log.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')
+    _, said = run_training(store, out, {"save_interval": 30}, resume=True)
+    assert "resume from the checkpoint of step 30" in said
+    assert "changed   save_interval was 10 and is 30, from step 31 on" in said
+    assert steps_of(out) == steps_of(reference)
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
+        "step_00000060",
+        "step_00000080",
+    ]
+
+
+def test_a_finished_run_has_nothing_left_to_do(store, whole):
+    out, _, _ = whole
+    before = steps_of(out)
+    outcome, said = run_training(store, out, resume=True)
+    assert outcome.step == 80
+    assert any("Step 80 of 80 is done already" in line for line in said)
+    assert steps_of(out) == before
+
+
+def test_a_run_can_be_made_longer(store, tmp_path):
+    run_training(store, tmp_path / "run", {"steps": 4})
+    outcome, said = run_training(store, tmp_path / "run", {"steps": 6}, resume=True)
+    assert outcome.step == 6
+    assert "changed   steps was 4 and is 6, from step 5 on" in said
+    assert [step for step, *_ in steps_of(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_resuming_something_else_names_the_fields(store, whole, tmp_path):
+    out, _, _ = whole
+    changes = {"seq_len": 64, "global_batch_size": 8, "packing": "wrap", "seed": 1}
+    with pytest.raises(StateError) as caught:
+        run_training(store, out, changes, resume=True)
+    for sentence in ("seq_len was 32 and is 64", "global_batch_size was 4 and is 8"):
+        assert sentence in str(caught.value)
+    assert "packing was 'best_fit' and is 'wrap'; seed was 0 and is 1" in str(caught.value)
+    other = small_store(tmp_path / "other", longest=30)
+    with pytest.raises(StateError, match="data.fingerprint was"):
+        run_training(other, out, resume=True)
+    bigger = settings_from({**PLAIN, "model": {"layers": 3, "heads": 2, "width": 32}}, {})
+    with pytest.raises(StateError, match="model.layers was 2 and is 3"):
+        run_training(store, out, {"model": bigger.model}, resume=True)
+
+
+def test_a_folder_with_something_in_it_is_refused(store, whole, tmp_path):
+    out, _, _ = whole
+    with pytest.raises(TrainError, match=r"holds a run already \(up to step 80\).*--resume"):
+        run_training(store, out)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(TrainError, match="not an empty folder and holds no run"):
+        run_training(store, tmp_path / "mine")
+    with pytest.raises(TrainError, match="holds no run"):
+        run_training(store, tmp_path / "mine", resume=True)
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_no_file_of_a_run_is_a_pickle(whole):
+    out, _, _ = whole
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    for path in files:
+        if path.suffix in (".json", ".jsonl"):
+            [json.loads(line) for line in path.read_text().splitlines()] if (
+                path.suffix == ".jsonl"
+            ) else json.loads(path.read_text())
+        else:
+            assert path.suffix in (".safetensors", ".png")
+            assert not path.read_bytes().startswith((b"\x80", b"PK"))
+            with pytest.raises(ValueError, match=r"."):
+                list(pickletools.genops(path.read_bytes()))
+
+
+def test_a_damaged_checkpoint_is_one_sentence(store, tmp_path):
+    run_training(store, tmp_path / "run", {"steps": 4, "save_interval": 2})
+    newest = RunFolder(tmp_path / "run").newest()
+    (newest / "model.safetensors").write_bytes(b"\0" * 100)
+    with pytest.raises(StateError, match="step_00000004 is damaged.*Delete this folder"):
+        run_training(store, tmp_path / "run", {"steps": 4}, resume=True)
+    shutil.rmtree(newest)
+    _, said = run_training(store, tmp_path / "run", {"steps": 4}, resume=True)
+    assert "resume from the checkpoint of step 2" in said
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
+    with pytest.raises(TrainError, match=r"step \d+ is .*learning rate of .*lower --lr"):
+        run_training(store, tmp_path / "run", {"lr": 1e12, "save_interval": 1})
+    newest = RunFolder(tmp_path / "run").newest()
+    assert newest is None or all(
+        math.isfinite(loss) for _, loss, _, _ in steps_of(tmp_path / "run")
+    )
+
+
+def test_a_folder_that_cannot_be_written(store, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot be written: Not a directory"):
+        run_training(store, tmp_path / "file" / "run")
+
+
+def test_running_out_of_memory_names_what_to_lower():
+    settings = settings_from(PLAIN, {"batch_size": 4})
+    sentence = "passes of 4 rows of 32 tokens: lower --batch-size .* or --seq-len"
+    with pytest.raises(TrainError, match=sentence), memory_explained(settings):
+        torch.empty(1 << 50, dtype=torch.uint8)
+    with pytest.raises(TrainError, match=sentence), memory_explained(settings):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+    with pytest.raises(RuntimeError, match="shapes"), memory_explained(settings):
+        raise RuntimeError("shapes cannot be multiplied")
+
+
+def one_step(store, out, batch_size):
+    """Loss and weights after one step cut into passes of so many rows."""
+    settings = settings_from(PLAIN, {"global_batch_size": 8, "batch_size": batch_size})
+    with joined_ranks("cpu") as ranks:
+        run = set_up(store.path, settings, RunFolder(out), ranks, RunLog(None, print))
+    gradients = {}
+    for name, weight in run.model.named_parameters():
+        weight.register_post_accumulate_grad_hook(
+            lambda w, name=name: gradients.update({name: w.grad.clone()})
+        )
+    # Rows of a short subset: some have far fewer trained tokens than others.
+    loss, norm = learn(run, run.loader[0], lr=0.0)
+    return loss, norm, gradients
+
+
+def test_passes_do_not_change_the_gradient(tmp_path):
+    store = small_store(tmp_path / "s", longest=20)
+    loss, norm, gradients = one_step(store, tmp_path, 8)
+    for rows in (4, 2, 1):
+        again, norm_again, parts = one_step(store, tmp_path, rows)
+        assert again == pytest.approx(loss, rel=1e-6)
+        assert norm_again == pytest.approx(norm, rel=1e-5)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_is_per_trained_token(store, tmp_path):
+    loss, _, _ = one_step(store, tmp_path, 2)
+    settings = settings_from(PLAIN, {"global_batch_size": 8})
+    with joined_ranks("cpu") as ranks:
+        run = set_up(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
+    batch = Loader(store, seq_len=32, global_batch_size=8, steps=80, rank=0, world_size=1)[0]
+    with torch.no_grad():
+        wanted = float(run.model(**batch)) / int((batch["labels"] != -100).sum())
+    assert loss == pytest.approx(wanted, rel=1e-6)
+
+
+def test_the_learning_rate_warms_up_and_falls():
+    optim = OptimSettings(lr=1.0, warmup_steps=4, final_lr_share=0.1)
+    rates = [learning_rate(step, 20, optim) for step in range(1, 21)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1)
+
+
+def test_a_store_without_val_says_so(tmp_path):
+    from batchloom.testing.stores import write_store
+    from train.runs import counting_documents
+
+    store = write_store(tmp_path / "s", counting_documents(50, 0))
+    outcome, said = run_training(store, tmp_path / "run", {"steps": 2})
+    assert outcome.val_loss is None
+    assert any(line.startswith("val    none") for line in said)
+
+
+def test_a_bare_prefix_needs_its_vocabulary_stated(store, tmp_path):
+    prefix = tmp_path / "shard"
+    for suffix in (".bin", ".idx"):
+        shutil.copy(store.path / "train" / f"shard_00000{suffix}", prefix.with_suffix(suffix))
+
+    class Prefix:
+        path = prefix
+
+    with pytest.raises(SettingsError, match="model.vocab_size: missing"):
+        run_training(Prefix, tmp_path / "run", {"steps": 2})
+    shape = {**PLAIN["model"], "vocab_size": 257}
+    stated = settings_from({**PLAIN, "model": shape}, {}).model
+    outcome, _ = run_training(Prefix, tmp_path / "run", {"steps": 2, "model": stated})
+    assert outcome.step == 2
+    shape = {**PLAIN["model"], "vocab_size": 60}
+    small = settings_from({**PLAIN, "model": shape}, {}).model
+    with pytest.raises(TrainError, match="model.vocab_size"):
+        run_training(Prefix, tmp_path / "small", {"steps": 2, "model": small})

@@ -1,0 +1,95 @@
+"""Several ranks under torchrun do what one does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from batchloom import Loader
+from batchloom.core.errors import InputError, TrainError
+from batchloom.train.ranks import choose_device, joined_ranks
+from train.runs import PLAIN, run_training, small_store, steps_of
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+def torchrun(*words):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [*command, str(WORKER), *map(str, words)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "small.json"
+    path.write_text(json.dumps({**PLAIN, "steps": 12}))
+    return path
+
+
+def test_two_ranks_train_as_one(tmp_path, config):
+    store = small_store(tmp_path / "s")
+    out, alone = tmp_path / "two", tmp_path / "one"
+    words = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
+    done = torchrun(tmp_path, store.path, *words, "--out", out, "--batch-size", 1, "--stop-at", 6)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step  1/12") == 1
+    assert "2 ranks x 2 passes x 1 rows" in done.stdout
+
+    run_training(store, alone, {"steps": 12})
+    # The two ranks stopped at step 6; one rank goes on from their checkpoint.
+    run_training(store, out, {"steps": 12}, resume=True)
+    both, reference = steps_of(out), steps_of(alone)
+    assert [tokens for *_, tokens in both] == [tokens for *_, tokens in reference]
+    assert [loss for _, loss, *_ in both] == pytest.approx(
+        [loss for _, loss, *_ in reference], abs=1e-4
+    )
+
+    ranks = [np.load(tmp_path / f"rank{rank}.npy") for rank in (0, 1)]
+    whole = Loader(store, seq_len=32, global_batch_size=4, steps=12, output="numpy")
+    for step, batch in enumerate(whole):
+        together = np.concatenate([ranks[0][step], ranks[1][step]])
+        rows = sorted(map(tuple, together.tolist()))
+        assert len(set(rows)) == 4
+        assert rows == sorted(map(tuple, batch["input_ids"].tolist()))
+
+
+def test_two_ranks_share_one_temporary_store(tmp_path, config):
+    text = tmp_path / "words.txt"
+    text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
+    words = ["train", "--input-file", text, "--tokenizer", "bytes", "--config-file", config]
+    store = small_store(tmp_path / "s")
+    done = torchrun(tmp_path, store.path, *words, "--out", tmp_path / "run", "--max-iters", 2)
+    assert done.returncode == 0, done.stderr
+    assert len(steps_of(tmp_path / "run")) == 2
+    said = [line for line in done.stdout.splitlines() if line.startswith("input")]
+    assert len(said) == 1
+    made = Path(said[0].split(" is prepared in ")[1].split(",")[0])
+    assert not made.parent.exists()
+
+
+def test_a_device_that_is_not_there():
+    with pytest.raises(InputError, match="none of auto, cpu"):
+        choose_device("tpu", 0)
+    count = torch.cuda.device_count()
+    with pytest.raises(InputError, match=f"GPU {count} was asked for and torch .* sees {count}"):
+        choose_device(f"cuda:{count}", 0)
+
+
+def test_half_of_torchruns_variables(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(TrainError, match="MASTER_ADDR"), joined_ranks("cpu"):
+        pass

@@ -1,0 +1,21 @@
+"""What torchrun starts: trains, then keeps this rank's batches for comparison."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from batchloom import Loader, open_store
+from batchloom.cli.main import run
+
+if __name__ == "__main__":
+    kept, store, *arguments = sys.argv[1:]
+    code = run(arguments)
+    if code == 0:
+        loader = Loader(
+            open_store(store), seq_len=32, global_batch_size=4, steps=12, output="numpy"
+        )
+        rows = np.stack([batch["input_ids"] for batch in loader])
+        np.save(Path(kept) / f"rank{os.environ['RANK']}.npy", rows)
+    sys.exit(code)
