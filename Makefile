@@ -16,8 +16,8 @@ lint: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: .venv/.bench
-	for b in load first_batch pack prepare; do $(BIN)/python bench/$$b.py --peers || exit 1; done
+bench: .venv-bench/.bench
+	for b in load first_batch pack prepare; do .venv-bench/bin/python bench/$$b.py --peers || exit 1; done
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "batchloom needs Python 3.11 or newer; install it, or give make PYTHON=/path/to/python"; exit 1; }
@@ -32,9 +32,12 @@ bench: .venv/.bench
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev]'
 	touch $@ .venv/.demo
 
-.venv/.bench: .venv/.test
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+# A virtual environment of its own: a peer brings torchvision, which breaks transformers beside a CPU torch.
+.venv-bench/.bench: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --upgrade pip
+	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv .venv-bench demo
