@@ -1,0 +1,246 @@
+"""``batchloom prepare``."""
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Self, final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from batchloom.prepare.job import run_recipe
+from batchloom.prepare.recipe import Recipe
+from batchloom.prepare.result import PrepareResult
+from batchloom.prepare.tally import Note, Progress
+from batchloom.store.format import QUARANTINE_NAME
+
+_SECONDS_BETWEEN_LINES = 5.0
+_SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+_PHASES = {"sample": "sampling", "tokenize": "tokenizing", "write": "writing shards"}
+
+
+def parse_size(text: str) -> int:
+    """``100M``, ``1G``, ``100_000`` as a number.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    match = re.fullmatch(r"([\d_,]*\d)(\.\d+)?\s*([KMG]?)", text.strip().upper())
+    if not match:
+        raise typer.BadParameter(f"{text!r} is not a number such as 100M, 1G or 100_000")
+    digits, fraction, unit = match.groups()
+    whole = re.sub("[_,]", "", digits)
+    return round(float(whole + fraction) * _SIZES[unit]) if fraction else int(whole) * _SIZES[unit]
+
+
+def _marker(text: str) -> str:
+    r"""``\n`` and ``\t`` as typed on a command line stand for a newline and a tab."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def prepare(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Files, folders and globs of text, code and JSON Lines, also .gz and .zst.",
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder of the store.")],
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="bytes, gpt2, train:N (learn one from the input), tiktoken:NAME, the path of a "
+            "tokenizer.json or of its folder, or a Hub id."
+        ),
+    ] = "gpt2",
+    end_token: Annotated[
+        str | None,
+        typer.Option(help="End-of-document token, where the tokenizer does not say."),
+    ] = None,
+    text_field: Annotated[
+        str, typer.Option(help="Field of a JSONL record that holds the text.")
+    ] = "text",
+    split_on: Annotated[
+        str,
+        typer.Option(
+            help="What a document of a text file is: auto (a file; a plain-text file above 1 MiB "
+            "is cut at blank lines into documents of about 64 KiB), file, line, paragraph, or any "
+            r"other string: texts are cut where it stands, and it is removed (\n is a newline)."
+        ),
+    ] = "auto",
+    normalize: Annotated[
+        bool,
+        typer.Option(
+            "--normalize/--no-normalize",
+            help="Bring text to Unicode NFC with \\n newlines; nothing is lower-cased.",
+        ),
+    ] = True,
+    tokens_per_shard: Annotated[
+        str,
+        typer.Option(
+            help="A shard has at most so many tokens (100M, 1G), except for a single longer document."
+        ),
+    ] = "100M",
+    dtype: Annotated[
+        str,
+        typer.Option(help="auto (uint16 below a vocabulary of 65,500, else int32), uint16, int32."),
+    ] = "auto",
+    val_fraction: Annotated[
+        float, typer.Option(help="Share of documents, by hash, for validation.")
+    ] = 0.01,
+    test_fraction: Annotated[
+        float, typer.Option(help="Share of documents, by hash, for testing.")
+    ] = 0.0,
+    dedup: Annotated[
+        str, typer.Option(help="Which duplicates are left out; so far: none.")
+    ] = "none",
+    max_bad: Annotated[
+        str,
+        typer.Option(
+            help="Bad records allowed: a number, or a share that allows at least 10. They go to "
+            "quarantine.jsonl."
+        ),
+    ] = "0.1%",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end.")
+    ] = False,
+) -> int:
+    """Make a store of text, code and JSON Lines files.
+
+    The same command goes on where a stopped one ended, and succeeds at once when all is done.
+    """
+    recipe = Recipe(
+        inputs=tuple(inputs),
+        tokenizer=tokenizer,
+        end_token=end_token,
+        text_field=text_field,
+        split_on=_marker(split_on),
+        normalize=normalize,
+        tokens_per_shard=parse_size(tokens_per_shard),
+        dtype=dtype,  # type: ignore[arg-type]  # the recipe checks it
+        val_fraction=val_fraction,
+        test_fraction=test_fraction,
+        dedup=dedup,  # type: ignore[arg-type]  # the recipe checks it
+        max_bad=max_bad,
+    )
+    with _Display() as display:
+        result = run_recipe(recipe, out, display.show)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=str) + b"\n")
+    else:
+        _print_result(Console(highlight=False, soft_wrap=True), result)
+    return 0
+
+
+@final
+class _Display:
+    """Shows notes and progress on standard error: live on a terminal, else a line now and then."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._phase = ""
+        self._began = self._told = time.monotonic()
+        self._bars: Bars | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def show(self, event: Note | Progress) -> None:
+        """Take one event of the job."""
+        if isinstance(event, Note):
+            self._console.print(event.text, markup=False)
+            return
+        if event.phase != self._phase:
+            self._phase, self._began = event.phase, time.monotonic()
+        if self._console.is_terminal:
+            self._show_live(event)
+        elif time.monotonic() - self._told >= _SECONDS_BETWEEN_LINES:
+            self._told = time.monotonic()
+            share = event.bytes_done / max(event.bytes_total, 1)
+            self._console.print(f"{_PHASES[event.phase]}: {share:.0%}, {self._facts(event)}")
+
+    def _show_live(self, event: Progress) -> None:
+        if self._bars is None or self._task is None:
+            bar = BarColumn(bar_width=24)
+            columns = (TextColumn("{task.description}"), bar, TextColumn("{task.fields[facts]}"))
+            self._bars = Bars(*columns, console=self._console, transient=True)
+            self._task = self._bars.add_task("", facts="")
+            self._bars.start()
+        self._bars.update(
+            self._task,
+            description=_PHASES[event.phase],
+            completed=event.bytes_done,
+            total=event.bytes_total,
+            facts=self._facts(event),
+        )
+
+    def _facts(self, event: Progress) -> str:
+        if event.phase == "sample":
+            return f"{_megabytes(event.bytes_total)} of input"
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        rate = (event.bytes_done - event.bytes_found) / seconds
+        facts = [
+            f"{_megabytes(event.bytes_done)} of {_megabytes(event.bytes_total)}",
+            f"{event.documents:,} documents",
+            f"{event.tokens:,} tokens",
+            f"{rate / 1e6:,.1f} MB/s",
+        ]
+        if rate > 0:
+            facts.append(f"{_duration((event.bytes_total - event.bytes_done) / rate)} left")
+        if event.quarantined:
+            facts.append(f"{event.quarantined:,} quarantined")
+        return ", ".join(facts)
+
+
+def _print_result(console: Console, result: PrepareResult) -> None:
+    if result.already_done:
+        console.print(f"{result.path} is finished already; nothing to do.", markup=False)
+    counts = result.counts
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    table.add_row("input", f"{result.input_files:,} files, {_megabytes(result.input_bytes)}")
+    table.add_row("records read", f"{counts.records:,}")
+    for reason, count in counts.dropped.items():
+        table.add_row(f"dropped: {reason}", f"{count:,}")
+    where = f" (see {result.path / QUARANTINE_NAME})" if counts.quarantined else ""
+    table.add_row(f"quarantined{where}", f"{counts.quarantined:,}")
+    table.add_row("documents kept", f"{counts.documents:,}")
+    table.add_row("tokens", f"{counts.tokens:,}")
+    console.print(table)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("subset")
+    for name in ("documents", "tokens", "shards"):
+        table.add_column(name, justify="right")
+    for name, subset in result.subsets.items():
+        table.add_row(name, f"{subset.documents:,}", f"{subset.tokens:,}", f"{subset.shards:,}")
+    console.print(table)
+    if not result.already_done:
+        rate = result.input_bytes / max(result.seconds, 1e-9) / 1e6
+        done = f"{result.path}: done in {_duration(result.seconds)} ({rate:,.1f} MB/s)"
+        console.print(
+            f"{done}, {result.tokenizer} by {result.engine}, {result.dtype}.", markup=False
+        )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size < 10**10 else f"{size / 1e9:,.1f} GB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

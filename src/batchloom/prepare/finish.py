@@ -1,0 +1,233 @@
+"""The end of a job: lengths, quarantine, tokenizer, report, the manifest, and the move to OUT."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from batchloom.prepare.recipe import Recipe, recipe_fingerprint, recipe_plain
+from batchloom.prepare.tokenize import line_of
+from batchloom.prepare.unit_files import BAD_NAME
+from batchloom.prepare.units import Unit
+from batchloom.prepare.work import Decision, PartCounts, UnitFacts, WorkFolder
+from batchloom.sources.rules import ReadRules, Source
+from batchloom.store.format import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    QUARANTINE_NAME,
+    REPORT_NAME,
+    SUBSETS,
+    TOKENIZER_NAME,
+)
+from batchloom.store.index import map_index
+from batchloom.store.manifest import (
+    Counts,
+    Manifest,
+    PartEntry,
+    ShardEntry,
+    SourceEntry,
+    SubsetEntry,
+    TokenizerEntry,
+    manifest_bytes,
+)
+from batchloom.store.writer import (
+    ASIDE,
+    LengthsWriter,
+    make_folder,
+    sync_folder,
+    write_file,
+    writing,
+)
+from batchloom.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All that is known when the last shard is written.
+
+    Attributes:
+        recipe: the job's recipe.
+        rules: how sources were read.
+        sources: the inputs in order.
+        units: the units in order.
+        facts: what came of each unit.
+        shards: the shards of each unit, by subset.
+        decision: what was decided over all units.
+        tokenizer: what encoded.
+        dtype: name of the dtype on disk.
+    """
+
+    recipe: Recipe
+    rules: ReadRules
+    sources: tuple[Source, ...]
+    units: Sequence[Unit]
+    facts: Sequence[UnitFacts]
+    shards: Sequence[dict[str, list[ShardEntry]]]
+    decision: Decision
+    tokenizer: Tokenizer
+    dtype: str
+
+
+def finish_store(work: WorkFolder, done: Finished, report: dict[str, Any]) -> Manifest:
+    """Write everything but the shards into the growing store, its manifest last.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    make_folder(work.store)
+    subsets = {}
+    for name in SUBSETS:
+        entries = [entry for unit in done.shards for entry in unit[name]]
+        if entries:
+            subsets[name] = _subset(work.store / name, entries)
+    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.tokenizer.state()))
+    _write_quarantine(work, done)
+    write_file(
+        work.store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+    )
+    manifest = _manifest(done, subsets)
+    write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
+    return manifest
+
+
+def move_store(work: WorkFolder) -> None:
+    """Move the complete store to its place, the manifest last; may be stopped and begun again.
+
+    Raises:
+        OutputError: it cannot be moved.
+    """
+    for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:
+        make_folder(work.out / folder.name)
+        _move(folder, work.out / folder.name)
+    _move(work.store, work.out)
+    with writing(work.out):
+        (work.store / MANIFEST_NAME).replace(work.out / MANIFEST_NAME)
+    sync_folder(work.out)
+    work.remove()
+
+
+def _move(folder: Path, target: Path) -> None:
+    with writing(target), os.scandir(folder) as scan:
+        for entry in sorted(scan, key=lambda entry: entry.name):
+            if entry.is_file() and entry.name != MANIFEST_NAME and not entry.name.endswith(ASIDE):
+                os.replace(entry.path, target / entry.name)  # noqa: PTH105
+    sync_folder(target)
+
+
+def _subset(folder: Path, entries: list[ShardEntry]) -> SubsetEntry:
+    lengths = LengthsWriter(folder)
+    for entry in entries:
+        lengths.append(map_index((folder / entry.name).with_suffix(".idx")).lengths.view("<u4"))
+    checksum = lengths.finish()
+    sync_folder(folder)
+    return SubsetEntry(
+        documents=sum(entry.documents for entry in entries),
+        tokens=sum(entry.tokens for entry in entries),
+        lengths=checksum,
+        shards=tuple(entries),
+    )
+
+
+def _parts(done: Finished) -> Iterator[tuple[Source, PartCounts]]:
+    for unit, facts in zip(done.units, done.facts, strict=True):
+        for part, counts in zip(unit.parts, facts.parts, strict=True):
+            yield part.source, counts
+
+
+def _manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
+    empty = sum(part.empty for facts in done.facts for part in facts.parts)
+    tokenizer = done.tokenizer
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        generation=1,
+        dtype=done.dtype,
+        tokenizer=TokenizerEntry(
+            name=tokenizer.name,
+            fingerprint=tokenizer.fingerprint,
+            vocabulary_hash=tokenizer.vocabulary_hash,
+            vocab_size=tokenizer.vocab_size,
+            end_id=tokenizer.end_id,
+            bos_id=tokenizer.bos_id,
+            engine=tokenizer.engine.name,
+            engine_version=tokenizer.engine.version,
+        ),
+        recipe=recipe_plain(done.recipe),
+        recipe_fingerprint=recipe_fingerprint(done.recipe),
+        counts=Counts(
+            records=sum(part.records for facts in done.facts for part in facts.parts),
+            documents=sum(entry.documents for entry in subsets.values()),
+            tokens=sum(entry.tokens for entry in subsets.values()),
+            quarantined=sum(part.bad for facts in done.facts for part in facts.parts),
+            dropped={"empty": empty} if empty else {},
+        ),
+        subsets=subsets,
+        subset_overrides=done.decision.overrides,
+        sources=_source_entries(done),
+    )
+
+
+def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
+    parts: dict[str, list[PartCounts]] = {source.path: [] for source in done.sources}
+    for source, counts in _parts(done):
+        parts[source.path].append(counts)
+    bos = "absent" if done.tokenizer.bos_id is None else "added"
+    return tuple(
+        SourceEntry(
+            name=source.name,
+            kind=source.kind,
+            bytes=source.size,
+            hash=source_hash([part.hash for part in parts[source.path]]),
+            documents=sum(part.documents for part in parts[source.path]),
+            tokens=sum(part.tokens for part in parts[source.path]),
+            bos=bos,
+            end="added",
+            parts=tuple(
+                PartEntry(part.start, part.stop, part.records) for part in parts[source.path]
+            ),
+        )
+        for source in done.sources
+    )
+
+
+def source_hash(parts: Sequence[str]) -> str:
+    """The hash of a source from the hashes of its parts, all as 32 hex digits."""
+    return str(xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(part) for part in parts)))
+
+
+def _write_quarantine(work: WorkFolder, done: Finished) -> None:
+    """All bad records in input order, with the names and lines a person looks for."""
+    path = work.store / QUARANTINE_NAME
+    aside = path.with_name(path.name + ASIDE)
+    before: dict[str, int] = {}
+    with writing(path):
+        with aside.open("wb") as file:
+            for unit, facts in zip(done.units, done.facts, strict=True):
+                starts = []
+                for part, counts in zip(unit.parts, facts.parts, strict=True):
+                    starts.append(before.get(part.source.path, 0))
+                    before[part.source.path] = starts[-1] + counts.records
+                with (work.unit(unit.number) / BAD_NAME).open("rb") as bad:
+                    for line in bad:
+                        file.write(
+                            _quarantine_line(msgspec.json.decode(line), unit, starts, done.rules)
+                        )
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+
+
+def _quarantine_line(bad: dict[str, Any], unit: Unit, starts: list[int], rules: ReadRules) -> bytes:
+    source = unit.parts[bad["part"]].source
+    line = {
+        "source": source.name,
+        "line": line_of(source, rules, starts[bad["part"]], bad["record"]),
+        "column": bad["column"],
+        "offset": bad["offset"],
+        "reason": bad["reason"],
+        "snippet": bad["snippet"],
+    }
+    return msgspec.json.encode(line) + b"\n"

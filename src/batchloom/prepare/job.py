@@ -1,0 +1,129 @@
+"""``prepare``: from input files to a store, through three phases that can stop and go on."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from batchloom.prepare.recipe import Dedup, Dtype, Recipe, make_inputs
+from batchloom.prepare.rerun import (
+    check_folder,
+    finished_store,
+    read_report,
+    remove_leftover,
+)
+from batchloom.prepare.result import PrepareResult, result_of
+from batchloom.prepare.run import Job
+from batchloom.prepare.sample import check_beginnings
+from batchloom.prepare.tally import Listener, Note, Progress
+from batchloom.prepare.units import UNIT_BYTES
+from batchloom.prepare.work import WorkFolder
+from batchloom.sources.listing import list_sources
+from batchloom.sources.rules import Limits
+
+_LOG = logging.getLogger("batchloom")
+
+
+def prepare(
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    out: str | os.PathLike[str],
+    tokenizer: str = "gpt2",
+    end_token: str | None = None,
+    text_field: str = "text",
+    split_on: str = "auto",
+    normalize: bool = True,
+    tokens_per_shard: int = 100_000_000,
+    dtype: Dtype = "auto",
+    val_fraction: float = 0.01,
+    test_fraction: float = 0.0,
+    dedup: Dedup = "none",
+    max_bad: int | str = "0.1%",
+    progress: Callable[[Note | Progress], None] | None = None,
+) -> PrepareResult:
+    """Make a store of text, code and JSON Lines files.
+
+    Streams: memory stays below 500 MiB for an input of any size. What was finished when a run
+    ended, however it ended, is found by the next one with the same arguments. On a finished
+    store the same arguments succeed at once.
+
+    Args:
+        inputs: one or several files, folders and globs; also ``.gz`` and ``.zst``.
+        out: the store's folder.
+        tokenizer: see :class:`Recipe`, like all arguments up to ``max_bad``.
+        end_token: see :class:`Recipe`.
+        text_field: see :class:`Recipe`.
+        split_on: see :class:`Recipe`.
+        normalize: see :class:`Recipe`.
+        tokens_per_shard: see :class:`Recipe`.
+        dtype: see :class:`Recipe`.
+        val_fraction: see :class:`Recipe`.
+        test_fraction: see :class:`Recipe`.
+        dedup: see :class:`Recipe`.
+        max_bad: see :class:`Recipe`.
+        progress: is called with a :class:`Note` or a :class:`Progress`, some times a second;
+            what it raises stops the job. Without it, notes go to the log ``batchloom``.
+
+    Raises:
+        SettingsError: settings that are unknown or contradict each other.
+        InputMissingError: an input does not exist or holds nothing that can be used.
+        InputError: an input cannot be read; RecordError and TooManyBadRecordsError say where.
+        TokenizerError: the tokenizer cannot be found, read or trusted.
+        StoreConflictError: ``out`` holds something else than this job would write.
+        OutputError: ``out`` cannot be written.
+    """
+    recipe = Recipe(
+        inputs=make_inputs(inputs),
+        tokenizer=tokenizer,
+        end_token=end_token,
+        text_field=text_field,
+        split_on=split_on,
+        normalize=normalize,
+        tokens_per_shard=tokens_per_shard,
+        dtype=dtype,
+        val_fraction=val_fraction,
+        test_fraction=test_fraction,
+        dedup=dedup,
+        max_bad=max_bad,
+    )
+    return run_recipe(recipe, Path(out), progress or _log_notes)
+
+
+def run_recipe(
+    recipe: Recipe,
+    out: Path,
+    listener: Listener,
+    *,
+    limits: Limits | None = None,
+    unit_bytes: int = UNIT_BYTES,
+) -> PrepareResult:
+    """Carry out a recipe into ``out``; see :func:`prepare`.
+
+    Args:
+        recipe: what to do.
+        out: the store's folder.
+        listener: is told of notes and progress.
+        limits: the constants that decide documents; others than the default only in tests.
+        unit_bytes: the size of a unit; another than the default only in tests.
+    """
+    began = time.perf_counter()
+    listing = list_sources(recipe.inputs, exclude=out)
+    manifest = finished_store(out, recipe, listing)
+    if manifest is not None:
+        remove_leftover(out)
+        report = read_report(out)
+        note = report.engine_note if report else ""
+        seconds = time.perf_counter() - began
+        return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)
+    check_folder(out)
+    limits = limits or Limits()
+    check_beginnings(listing.sources, recipe.read_rules(limits))
+    with WorkFolder(out) as work:
+        job = Job(work, recipe, listing, listener, limits, unit_bytes, began)
+        return job.run()
+
+
+def _log_notes(event: Note | Progress) -> None:
+    if isinstance(event, Note):
+        _LOG.warning(event.text)

@@ -1,0 +1,165 @@
+"""The recipe: every setting of ``prepare`` as one value."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+from batchloom.core.fingerprint import fingerprint
+from batchloom.core.spec import nearest, raise_problems, to_plain
+from batchloom.sources.listing import input_labels
+from batchloom.sources.rules import SPLIT_WORDS, Limits, ReadRules
+
+Dtype = Literal["auto", "uint16", "int32"]
+Dedup = Literal["none"]
+
+_DTYPES = ("auto", "uint16", "int32")
+_DEDUPS = ("none",)
+_LATER_DEDUPS = ("exact", "lines", "near")
+# Bounds what a shard's index and origins take in memory, whatever the documents' lengths.
+SHARD_DOCUMENTS = 1 << 20
+# Settings that decide no byte of the shards.
+_BESIDE = ("inputs", "max_bad")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    r"""How inputs become a store; the same recipe over the same inputs gives the same bytes.
+
+    Attributes:
+        inputs: files, folders and globs, in the order they are read.
+        tokenizer: ``bytes``, ``gpt2``, ``train:N``, ``tiktoken:NAME``, a path or a Hub id.
+        end_token: the end-of-document token, where the tokenizer does not say.
+        text_field: field of a JSONL record that holds the text.
+        split_on: what a document of a text file is: ``auto`` (a file; a plain-text file above
+            1 MiB is cut into documents of about 64 KiB), ``file``, ``line``, ``paragraph``, or
+            a marker: any other string, at which texts are cut and which is removed.
+        normalize: whether text is brought to Unicode NFC with ``\n`` newlines.
+        tokens_per_shard: a shard has at most so many tokens, except for a single longer document.
+        dtype: of a token on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
+        val_fraction: share of documents, by hash, that go into the ``val`` subset.
+        test_fraction: share of documents, by hash, that go into the ``test`` subset.
+        dedup: which duplicates are left out; so far ``none``.
+        max_bad: records that may be bad: a number, or a share (``"0.1%"``) that allows at
+            least 10; beyond it the job fails.
+    """
+
+    inputs: tuple[str, ...]
+    tokenizer: str = "gpt2"
+    end_token: str | None = None
+    text_field: str = "text"
+    split_on: str = "auto"
+    normalize: bool = True
+    tokens_per_shard: int = 100_000_000
+    dtype: Dtype = "auto"
+    val_fraction: float = 0.01
+    test_fraction: float = 0.0
+    dedup: Dedup = "none"
+    max_bad: int | str = "0.1%"
+
+    def __post_init__(self) -> None:
+        raise_problems(_problems(self) + _fraction_problems(self))
+        # 0 and 0.0 are one recipe and must have one fingerprint.
+        object.__setattr__(self, "val_fraction", float(self.val_fraction))
+        object.__setattr__(self, "test_fraction", float(self.test_fraction))
+
+    def read_rules(self, limits: Limits) -> ReadRules:
+        """What the sources need to know of the recipe."""
+        return ReadRules(self.text_field, self.split_on, limits)
+
+
+def make_inputs(
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> tuple[str, ...]:
+    """Inputs as the recipe holds them, from one path or several."""
+    if isinstance(inputs, (str, os.PathLike)):
+        return (os.fspath(inputs),)
+    return tuple(os.fspath(one) for one in inputs)
+
+
+def recipe_plain(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as the manifest holds it: plain values, no absolute paths."""
+    plain = to_plain(recipe)
+    plain["inputs"] = input_labels(recipe.inputs)
+    if PurePath(recipe.tokenizer).is_absolute():
+        plain["tokenizer"] = Path(recipe.tokenizer).name
+    return plain
+
+
+def recipe_fingerprint(recipe: Recipe) -> str:
+    """Names what a recipe does to a document, wherever its inputs lie."""
+    plain = recipe_plain(recipe)
+    return fingerprint({name: value for name, value in plain.items() if name not in _BESIDE})
+
+
+def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The settings that decide bytes and differ, each as ``name: old -> new``."""
+    names = [field.name for field in fields(Recipe) if field.name not in _BESIDE]
+    return [
+        f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
+        for name in names
+        if old.get(name) != new.get(name)
+    ]
+
+
+def allowed_bad(max_bad: int | str, records: int) -> int:
+    """How many of so many records may be bad."""
+    share = _share(max_bad)
+    if share is None:
+        return int(max_bad)
+    return max(10, int(share * records)) if share else 0
+
+
+def _share(max_bad: int | str) -> float | None:
+    """The share that ``max_bad`` stands for; None where it is a number of records."""
+    if isinstance(max_bad, str) and max_bad.endswith("%"):
+        return float(max_bad[:-1]) / 100
+    return None
+
+
+def _problems(recipe: Recipe) -> list[str]:
+    problems = [
+        f"{name}: {getattr(recipe, name)!r} is not a word"
+        for name in ("tokenizer", "text_field", "split_on")
+        if not isinstance(getattr(recipe, name), str) or not getattr(recipe, name)
+    ]
+    if not recipe.inputs:
+        problems.append("inputs: there are none; name at least one file, folder or glob")
+    if any(not isinstance(one, str) or not one for one in recipe.inputs):
+        problems.append(f"inputs: {recipe.inputs!r} holds something that is no path")
+    if recipe.dtype not in _DTYPES:
+        problems.append(
+            f"dtype: {recipe.dtype!r} is none of {', '.join(_DTYPES)}{nearest(str(recipe.dtype), _DTYPES)}"
+        )
+    if recipe.dedup not in _DEDUPS:
+        later = " yet" if recipe.dedup in _LATER_DEDUPS else ""
+        problems.append(f"dedup: {recipe.dedup!r} is not known{later}; 'none' is")
+    tokens = recipe.tokens_per_shard
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        problems.append(f"tokens_per_shard: {tokens!r} is not a whole number above 0")
+    if not re.fullmatch(r"\d+|\d+(\.\d+)?%", str(recipe.max_bad)) or isinstance(
+        recipe.max_bad, bool
+    ):
+        problems.append(
+            f"max_bad: {recipe.max_bad!r} is neither a number of records nor a share such as '0.1%'"
+        )
+    word = str(recipe.split_on).lower().rstrip("s")
+    if word in SPLIT_WORDS and recipe.split_on not in SPLIT_WORDS:
+        problems.append(f"split_on: {recipe.split_on!r} is not known; did you mean {word!r}?")
+    return problems
+
+
+def _fraction_problems(recipe: Recipe) -> list[str]:
+    problems = []
+    for name in ("val_fraction", "test_fraction"):
+        value = getattr(recipe, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+            problems.append(f"{name}: {value!r} is not in [0, 1)")
+    if not problems and recipe.val_fraction + recipe.test_fraction >= 1:
+        together = recipe.val_fraction + recipe.test_fraction
+        problems.append(
+            f"val_fraction: with test_fraction it makes {together:g}, which leaves nothing for train"
+        )
+    return problems

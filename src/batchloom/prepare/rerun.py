@@ -1,0 +1,222 @@
+"""Giving a command again: a finished store, an unfinished one, or somebody else's folder."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from batchloom.core.errors import StoreConflictError
+from batchloom.prepare.finish import source_hash
+from batchloom.prepare.recipe import Recipe, recipe_differences, recipe_plain
+from batchloom.prepare.work import WORK_NAME, WORK_VERSION, JobFacts, WorkFolder
+from batchloom.sources.listing import Listing
+from batchloom.sources.rules import Source
+from batchloom.sources.streams import PartStream
+from batchloom.store.format import MANIFEST_NAME, REPORT_NAME
+from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
+from batchloom.tokens import parse_train_spec, resolve_tokenizer
+
+_SHOWN = 3
+
+
+class ReportedSource(msgspec.Struct, frozen=True):
+    """An input in ``report.json``: where it lay, and its size and time when it was read."""
+
+    name: str
+    path: str
+    bytes: int
+    mtime_ns: int
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a later run reads of ``report.json``."""
+
+    sources: list[ReportedSource]
+    engine_note: str = ""
+
+
+def finished_store(out: Path, recipe: Recipe, listing: Listing) -> Manifest | None:
+    """The manifest of the finished store at ``out`` when this job would write the same.
+
+    Returns None where there is no finished store.
+
+    Raises:
+        StoreConflictError: there is one, of another recipe or of other inputs.
+        StoreError: there is one, and it is damaged.
+    """
+    if not (out / MANIFEST_NAME).exists():
+        return None
+    manifest = read_manifest(out)
+    report = read_report(out)
+    differences = recipe_differences(manifest.recipe, recipe_plain(recipe))
+    differences += _tokenizer_differences(recipe, manifest.tokenizer.fingerprint)
+    if report is None or not _same_files(report.sources, listing.sources):
+        differences += _source_differences(manifest.sources, listing.sources)
+        if not differences:
+            differences = _content_differences(manifest, report, listing.sources)
+    if differences:
+        raise StoreConflictError(
+            f"{out} holds a finished store of another job ({_shown(differences)}); choose another --out, "
+            "or delete that folder."
+        )
+    return manifest
+
+
+def read_report(out: Path) -> Report | None:
+    """The sidecar of a finished store; None where it is missing or says nothing."""
+    try:
+        return msgspec.json.decode((out / REPORT_NAME).read_bytes(), type=Report)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder that holds something else than this job's work.
+
+    Raises:
+        StoreConflictError: it is not empty and no unfinished job.
+    """
+    if not out.is_dir() or (out / WORK_NAME).is_dir():
+        return
+    strange = sorted(path.name for path in out.iterdir())
+    if strange:
+        raise StoreConflictError(
+            f"{out} is not empty ({', '.join(strange[:_SHOWN])}{', ...' if len(strange) > _SHOWN else ''}) and "
+            "no store; choose another --out."
+        )
+
+
+def begin_or_go_on(
+    work: WorkFolder, recipe: Recipe, listing: Listing, constants: list[int]
+) -> None:
+    """Begin the job in its work folder, or make sure that what is there is of this very job.
+
+    Raises:
+        StoreConflictError: it holds the work of another recipe, of other inputs or of another
+            version.
+    """
+    job = JobFacts(
+        work_version=WORK_VERSION,
+        recipe=recipe_plain(recipe),
+        constants=constants,
+        sources=[(source.name, source.size, source.mtime_ns) for source in listing.sources],
+    )
+    found = work.job()
+    if found is None or not work.has_results():
+        work.clear()
+        work.begin(job)
+        return
+    differences = recipe_differences(found.recipe, job.recipe)
+    state = work.tokenizer_state()
+    if state is not None:
+        differences += _tokenizer_differences(recipe, str(state.get("fingerprint")))
+    if found.sources != job.sources:
+        differences += _listed_differences(found.sources, job.sources)
+    if (found.work_version, found.constants) != (job.work_version, job.constants):
+        differences.append("it was begun by another version of batchloom")
+    if differences:
+        raise StoreConflictError(
+            f"{work.out} holds unfinished work of another job ({_shown(differences)}); delete {work.path} to "
+            "begin anew, or choose another --out."
+        )
+
+
+def remove_leftover(out: Path) -> None:
+    """Delete the work folder of a job that ended after its store was moved to its place."""
+    if (out / WORK_NAME).is_dir():
+        with WorkFolder(out) as work:
+            work.remove()
+
+
+def report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
+    """The inputs as the report holds them."""
+    return [
+        ReportedSource(source.name, os.path.abspath(source.path), source.size, source.mtime_ns)  # noqa: PTH100
+        for source in sources
+    ]
+
+
+def _same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:
+    """Whether the very files that were read are listed, untouched; their names may differ."""
+    then = [(source.path, source.bytes, source.mtime_ns) for source in reported]
+    return then == [(now.path, now.bytes, now.mtime_ns) for now in report_sources(sources)]
+
+
+def _tokenizer_differences(recipe: Recipe, fingerprint: str) -> list[str]:
+    """A tokenizer that lies in a file may have changed under the same name."""
+    spec = recipe.tokenizer
+    if spec in ("bytes", "gpt2") or parse_train_spec(spec) or not Path(spec).expanduser().exists():
+        return []
+    if resolve_tokenizer(spec, end_token=recipe.end_token).fingerprint == fingerprint:
+        return []
+    return [f"tokenizer: {spec} is not what it was"]
+
+
+def _source_differences(then: Sequence[SourceEntry], now: Sequence[Source]) -> list[str]:
+    return _compared(
+        [(source.name, source.bytes) for source in then],
+        [(source.name, source.size) for source in now],
+    )
+
+
+def _listed_differences(
+    then: Sequence[tuple[str, int, int]], now: Sequence[tuple[str, int, int]]
+) -> list[str]:
+    found = _compared(
+        [(name, size) for name, size, _ in then], [(name, size) for name, size, _ in now]
+    )
+    if found:
+        return found
+    changed = [a[0] for a, b in zip(then, now, strict=True) if a != b]
+    return [f"inputs: {changed[0]} was written anew"]
+
+
+def _compared(then: list[tuple[str, int]], now: list[tuple[str, int]]) -> list[str]:
+    """How two lists of (name, bytes) differ, in a few words each."""
+    if then == now:
+        return []
+    old, new = dict(then), dict(now)
+    differences = [f"inputs: {name} is new" for name in new if name not in old]
+    differences += [f"inputs: {name} is missing" for name in old if name not in new]
+    differences += [
+        f"inputs: {name} has {new[name]:,} bytes, had {size:,}"
+        for name, size in old.items()
+        if name in new and new[name] != size
+    ]
+    return differences or ["inputs: they come in another order"]
+
+
+def _content_differences(
+    manifest: Manifest, report: Report | None, sources: Sequence[Source]
+) -> list[str]:
+    """Files of the right names and sizes with another time: only their bytes can tell."""
+    times = {source.name: source.mtime_ns for source in report.sources} if report else {}
+    return [
+        f"inputs: {source.name} has other content"
+        for source, entry in zip(sources, manifest.sources, strict=True)
+        if times.get(source.name, source.mtime_ns) != source.mtime_ns
+        and _content_hash(source, entry) != entry.hash
+    ]
+
+
+def _content_hash(source: Source, entry: SourceEntry) -> str:
+    """The hash of a source as it is now, over the parts that were read then."""
+    digests = []
+    with PartStream(source) as stream:
+        for part in entry.parts:
+            digest, left = xxhash.xxh3_128(), part.stop - part.start
+            while left and (data := stream.read(min(left, 1 << 20))):
+                digest.update(data)
+                left -= len(data)
+            digests.append(digest.hexdigest())
+        # What lies beyond the last part would change the hash of it.
+        if stream.read(1):
+            digests.append("00")
+    return source_hash(digests)
+
+
+def _shown(differences: list[str]) -> str:
+    more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    return "; ".join(differences[:_SHOWN]) + more

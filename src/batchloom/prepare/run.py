@@ -1,0 +1,271 @@
+"""One run of a recipe: the tokenizer, the three phases over all units, the end."""
+
+import dataclasses
+import os
+import resource
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, final
+
+import msgspec
+
+from batchloom.core.errors import InputError, InputMissingError
+from batchloom.prepare.finish import Finished, finish_store, move_store
+from batchloom.prepare.recipe import Recipe, recipe_fingerprint
+from batchloom.prepare.rerun import (
+    begin_or_go_on,
+    report_sources,
+)
+from batchloom.prepare.result import PrepareResult, result_of
+from batchloom.prepare.sample import (
+    TRAIN_BYTES,
+    TRAIN_PROBE,
+    VERIFY_BYTES,
+    VERIFY_PROBE,
+    sample_texts,
+)
+from batchloom.prepare.shards import ShardTask, decide, decided_membership, write_unit
+from batchloom.prepare.subsets import Membership
+from batchloom.prepare.tally import FirstBad, Listener, Note, Progress, Tally
+from batchloom.prepare.tokenize import Task, line_of, tokenize_unit
+from batchloom.prepare.units import Unit, plan_units
+from batchloom.prepare.work import Decision, UnitFacts, WorkFolder
+from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.listing import Listing
+from batchloom.sources.rules import Limits
+from batchloom.store.format import TOKEN_DTYPES, token_dtype
+from batchloom.store.manifest import Manifest, read_manifest
+from batchloom.tokens import (
+    Tokenizer,
+    parse_train_spec,
+    resolve_tokenizer,
+    tokenizer_from_state,
+    train_tokenizer,
+    verify_engine,
+)
+
+_UINT16_IDS = 1 << 16
+
+
+@final
+class Job:
+    """One run of a recipe in its work folder."""
+
+    def __init__(
+        self,
+        work: WorkFolder,
+        recipe: Recipe,
+        listing: Listing,
+        listener: Listener,
+        limits: Limits,
+        unit_bytes: int,
+        began: float,
+    ) -> None:
+        self._work, self._recipe, self._listing = work, recipe, listing
+        self._listener, self._began = listener, began
+        self._started = datetime.now(UTC)
+        self._constants = [*dataclasses.astuple(limits)[:-1], unit_bytes]
+        self._rules = recipe.read_rules(limits)
+        self._units = plan_units(listing.sources, self._rules, unit_bytes)
+        self._notes: list[str] = []
+        self._resumed = 0
+        self._seconds: dict[str, float] = {}
+
+    def run(self) -> PrepareResult:
+        """Do what is left to do."""
+        for text in self._listing.notes:
+            self._note(text)
+        begin_or_go_on(self._work, self._recipe, self._listing, self._constants)
+        note = ""
+        if self._work.complete:
+            self._note("Going on: the store was complete and only had to be moved to its place.")
+            manifest = read_manifest(self._work.store)
+            self._resumed = len(self._units)
+        else:
+            manifest, note = self._make()
+        move_store(self._work)
+        return result_of(
+            self._work.out,
+            manifest,
+            engine_note=note,
+            seconds=time.perf_counter() - self._began,
+            resumed_units=self._resumed,
+            notes=tuple(self._notes),
+        )
+
+    def _make(self) -> tuple[Manifest, str]:
+        tokenizer = self._timed("sample", self._tokenizer)
+        dtype = _dtype_name(self._recipe, tokenizer)
+        membership = Membership(self._recipe.val_fraction, self._recipe.test_fraction)
+        task = Task(
+            self._rules,
+            RecordBounds(self._rules),
+            self._recipe.normalize,
+            tokenizer,
+            TOKEN_DTYPES[dtype],
+            membership,
+        )
+        facts = self._timed("tokenize", lambda: self._tokenize(task))
+        decision = self._work.decision() or decide(
+            self._work, self._units, facts, membership, self._recipe.tokens_per_shard
+        )
+        shard_task = ShardTask(
+            self._work.store,
+            task.dtype,
+            membership,
+            decided_membership(decision, membership),
+            self._recipe.tokens_per_shard,
+        )
+        shards = self._timed("write", lambda: self._write(shard_task, facts, decision))
+        done = Finished(
+            self._recipe,
+            self._rules,
+            self._listing.sources,
+            self._units,
+            facts,
+            shards,
+            decision,
+            tokenizer,
+            dtype,
+        )
+        return finish_store(self._work, done, self._report(tokenizer)), tokenizer.engine.note
+
+    def _tokenizer(self) -> Tokenizer:
+        """The job's tokenizer: kept by an earlier run, learned, or found; its engine compared."""
+        state = self._work.tokenizer_state()
+        size = parse_train_spec(self._recipe.tokenizer)
+        if state is not None:
+            tokenizer = tokenizer_from_state(state)
+        elif size is not None:
+            self._listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
+            tokenizer = train_tokenizer(self._sample(TRAIN_BYTES, TRAIN_PROBE), size)
+        else:
+            tokenizer = resolve_tokenizer(self._recipe.tokenizer, end_token=self._recipe.end_token)
+        _dtype_name(self._recipe, tokenizer)
+        tokenizer = verify_engine(tokenizer, self._sample(VERIFY_BYTES, VERIFY_PROBE))
+        if tokenizer.engine.note:
+            self._note(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")
+        if state is None:
+            self._work.keep_tokenizer(tokenizer.state())
+        return tokenizer
+
+    def _sample(self, most: int, probe: int) -> list[str]:
+        return sample_texts(
+            self._listing.sources,
+            self._rules,
+            normalized=self._recipe.normalize,
+            most=most,
+            probe=probe,
+        )
+
+    def _tokenize(self, task: Task) -> list[UnitFacts]:
+        """Phase A over all units, and the verdict on bad records."""
+        tally = Tally(self._listener, self._recipe.max_bad, self._listing.bytes)
+        facts: list[UnitFacts | None] = [self._work.unit_facts(unit.number) for unit in self._units]
+        self._resumed = sum(one is not None for one in facts)
+        if self._resumed:
+            self._note(
+                f"Going on: {self._resumed:,} of {len(self._units):,} units were finished by an earlier run."
+            )
+        before: dict[str, int] = {}
+        done: list[UnitFacts] = []
+        for unit, found in zip(self._units, facts, strict=True):
+            if found is None:
+                folder = self._work.unit(unit.number)
+                done.append(tokenize_unit(unit, folder, task, tally, before))
+            else:
+                self._count_found(unit, found, tally, before)
+                done.append(found)
+        tally.verdict()
+        if not tally.documents:
+            self._work.clear()
+            raise InputMissingError(self._no_documents(tally))
+        return done
+
+    def _count_found(
+        self, unit: Unit, found: UnitFacts, tally: Tally, before: dict[str, int]
+    ) -> None:
+        if found.first_bad and tally.first is None:
+            number, record, reason = found.first_bad
+            source = unit.parts[number].source
+            earlier = before.get(source.path, 0)
+            earlier += sum(
+                counts.records
+                for part, counts in zip(unit.parts[:number], found.parts[:number], strict=True)
+                if part.source.path == source.path
+            )
+            tally.first = FirstBad(
+                source.name, line_of(source, self._rules, earlier, record), reason
+            )
+        for part, counts in zip(unit.parts, found.parts, strict=True):
+            before[part.source.path] = before.get(part.source.path, 0) + counts.records
+        tally.found_done(
+            unit.bytes,
+            sum(part.records for part in found.parts),
+            found.documents,
+            found.tokens,
+            sum(part.bad for part in found.parts),
+        )
+
+    def _no_documents(self, tally: Tally) -> str:
+        fact = f"No document came of {tally.records:,} records: {tally.quarantined:,} are bad, the rest is empty."
+        if tally.first is None:
+            return f"{fact} Name other inputs."
+        line = f", line {tally.first.line}" if tally.first.line else ""
+        return f"{fact} The first bad one: {tally.first.source}{line}: {tally.first.reason}."
+
+    def _write(self, task: ShardTask, facts: list[UnitFacts], decision: Decision) -> list[Any]:
+        """Phase C over all units."""
+        total = sum(fact.tokens for fact in facts) * task.dtype.itemsize
+        documents = tokens = bad = found_bytes = 0
+        shards = []
+        for unit, fact, numbers in zip(self._units, facts, decision.shards, strict=True):
+            found = self._work.shards(unit.number)
+            if found is None:
+                found = write_unit(unit, self._work.unit(unit.number), task, fact, numbers)
+            else:
+                found_bytes += fact.tokens * task.dtype.itemsize
+            shards.append(found)
+            documents, tokens = documents + fact.documents, tokens + fact.tokens
+            bad += sum(part.bad for part in fact.parts)
+            done = tokens * task.dtype.itemsize
+            self._listener(Progress("write", done, total, found_bytes, documents, tokens, bad))
+        return shards
+
+    def _report(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The sidecar: what may differ between two runs that write the same store."""
+        seconds = time.perf_counter() - self._began
+        return {
+            "sources": msgspec.to_builtins(report_sources(self._listing.sources)),
+            "engine_note": tokenizer.engine.note,
+            "out": os.path.abspath(self._work.out),  # noqa: PTH100
+            "recipe_fingerprint": recipe_fingerprint(self._recipe),
+            "started": self._started.isoformat(timespec="seconds"),
+            "seconds": round(seconds, 3),
+            "seconds_by_phase": {name: round(value, 3) for name, value in self._seconds.items()},
+            "bytes_per_second": round(self._listing.bytes / max(seconds, 1e-9)),
+            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "units": len(self._units),
+            "resumed_units": self._resumed,
+            "notes": self._notes,
+        }
+
+    def _timed(self, phase: str, work: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = work()
+        self._seconds[phase] = time.perf_counter() - began
+        return result
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self._listener(Note(text))
+
+
+def _dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
+    if recipe.dtype == "uint16" and tokenizer.vocab_size > _UINT16_IDS:
+        raise InputError(
+            f"--dtype uint16 holds ids up to {_UINT16_IDS - 1:,}, tokenizer {tokenizer.name!r} has "
+            f"{tokenizer.vocab_size:,}; leave --dtype out, or give int32."
+        )
+    return token_dtype(recipe.dtype, tokenizer.vocab_size)

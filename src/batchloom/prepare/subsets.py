@@ -1,0 +1,108 @@
+"""Which subset a document belongs to: a function of its hash, and of nothing else."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.store.format import SUBSETS
+
+# Two subsets at most are filled from another, so a third hash shows that one remains.
+_KEPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The rule: shares of ``val`` and ``test``, and the hashes that fill a subset left empty.
+
+    Attributes:
+        val_fraction: share of documents in ``val``.
+        test_fraction: share of documents in ``test``.
+        overrides: subset of single hashes (128-bit integers) that the shares put elsewhere.
+    """
+
+    val_fraction: float
+    test_fraction: float
+    overrides: tuple[tuple[int, str], ...] = ()
+
+    def wanted(self) -> tuple[str, ...]:
+        """Subsets that must not be empty where there are documents for them."""
+        shares = {"train": 1.0, "val": self.val_fraction, "test": self.test_fraction}
+        return tuple(name for name in SUBSETS if shares[name] > 0)
+
+    def codes(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        """The place in ``SUBSETS`` of each document.
+
+        Args:
+            hashes: (low, high) halves of each document's XXH3-128, uint64 [D, 2].
+        """
+        u = unit_interval(hashes[:, 1])
+        codes = np.zeros(len(u), np.uint8)
+        codes[u < self.val_fraction + self.test_fraction] = SUBSETS.index("test")
+        codes[u < self.val_fraction] = SUBSETS.index("val")
+        for value, name in self.overrides:
+            low, high = np.uint64(value & (2**64 - 1)), np.uint64(value >> 64)
+            codes[(hashes[:, 1] == high) & (hashes[:, 0] == low)] = SUBSETS.index(name)
+        return codes
+
+
+def unit_interval(high: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """The high halves of hashes as numbers in [0, 1), uniform and unlike the hashes' own order.
+
+    One round of SplitMix64's finalizer (Steele, Lea, Flood 2014), then the top 53 bits.
+    """
+    z = high.astype(np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@final
+class Smallest:
+    """The few smallest distinct hashes of each subset, as documents pass."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, list[int]] = {name: [] for name in SUBSETS}
+
+    def add(self, hashes: NDArray[np.uint64], codes: NDArray[np.uint8]) -> None:
+        """Look at more documents: hashes uint64 [D, 2] and the subset code of each."""
+        for code, name in enumerate(SUBSETS):
+            mine = hashes[codes == code]
+            known = self._lists[name]
+            if len(known) == _KEPT:
+                mine = mine[mine[:, 1] <= np.uint64(known[-1] >> 64)]
+            if len(mine):
+                values = {(high << 64) | low for low, high in mine.tolist()}
+                self._lists[name] = sorted(values.union(known))[:_KEPT]
+
+    def merge(self, lists: Mapping[str, Iterable[str]]) -> None:
+        """Take in what :meth:`to_hex` gave elsewhere."""
+        for name, values in lists.items():
+            mine = {int(value, 16) for value in values}
+            self._lists[name] = sorted(mine.union(self._lists[name]))[:_KEPT]
+
+    def to_hex(self) -> dict[str, list[str]]:
+        """Subset to its smallest hashes, 32 hex digits each, in ascending order."""
+        return {name: [f"{value:032x}" for value in values] for name, values in self._lists.items()}
+
+    def overrides(self, wanted: Iterable[str]) -> tuple[tuple[int, str], ...]:
+        """The hashes that move so that no wanted subset is empty while another has two.
+
+        In the order train, val, test an empty one takes the smallest hash of the subsets that
+        hold at least two distinct ones; train also of one that holds a single hash.
+        """
+        lists = {name: list(values) for name, values in self._lists.items()}
+        moved: list[tuple[int, str]] = []
+        for name in wanted:
+            least = 1 if name == "train" else 2
+            donors = [values for values in lists.values() if len(values) >= least]
+            if lists[name] or not donors:
+                continue
+            donor = min(donors)
+            value = donor.pop(0)
+            lists[name] = [value]
+            moved.append((value, name))
+        return tuple(moved)

@@ -1,0 +1,135 @@
+"""What has come in so far: progress as plain events, and the budget of bad records."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, final
+
+from batchloom.core.errors import TooManyBadRecordsError
+from batchloom.prepare.recipe import allowed_bad
+
+Phase = Literal["sample", "tokenize", "write"]
+
+# A job stops early only when even so many times the expected records could not save it.
+_DENSITY_ERROR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence for the user: what is left out by default, what was found done."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the job is.
+
+    Attributes:
+        phase: ``sample`` (learning a tokenizer), ``tokenize`` (reading the input) or ``write``.
+        bytes_done: of the phase's bytes: listed input, or temporary tokens while writing.
+        bytes_total: the phase's bytes.
+        bytes_found: how many of ``bytes_done`` an earlier run had done.
+        documents: documents so far.
+        tokens: tokens so far.
+        quarantined: bad records so far.
+    """
+
+    phase: Phase
+    bytes_done: int
+    bytes_total: int
+    bytes_found: int
+    documents: int
+    tokens: int
+    quarantined: int
+
+
+Listener = Callable[[Note | Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBad:
+    """The first bad record, for the message when there are too many."""
+
+    source: str
+    line: int | None
+    reason: str
+
+
+@final
+class Tally:
+    """Counts of a running job; tells the listener, and stops the job that is beyond saving.
+
+    Attributes:
+        records: records read, of any fate.
+        documents: documents that came of them.
+        tokens: tokens of those.
+        quarantined: bad records.
+        first: the first bad record seen.
+    """
+
+    def __init__(self, listener: Listener, max_bad: int | str, bytes_total: int) -> None:
+        self._listener, self._max_bad, self._total = listener, max_bad, bytes_total
+        self._done = self._found = 0
+        self.records = self.documents = self.tokens = self.quarantined = 0
+        self.first: FirstBad | None = None
+
+    def found_done(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
+        """Count a unit that an earlier run finished."""
+        self._found += size
+        self._done += size
+        self.records += records
+        self.documents += documents
+        self.tokens += tokens
+        self.quarantined += bad
+
+    def read(self, size: int, records: int) -> None:
+        """Count input that was read: bytes as listed, and its records."""
+        self._done += size
+        self.records += records
+
+    def kept(self, documents: int, tokens: int) -> None:
+        """Count documents that were tokenized, and tell the listener."""
+        self.documents += documents
+        self.tokens += tokens
+        self._listener(
+            Progress(
+                "tokenize",
+                min(self._done, self._total),
+                self._total,
+                self._found,
+                self.documents,
+                self.tokens,
+                self.quarantined,
+            )
+        )
+
+    def bad(self, first: FirstBad, count: int) -> None:
+        """Count bad records, of which ``first`` is the first.
+
+        Raises:
+            TooManyBadRecordsError: there are more than the whole job can possibly allow.
+        """
+        self.first = self.first or first
+        self.quarantined += count
+        expected = self.records * self._total / max(self._done, 1)
+        if self.quarantined > allowed_bad(self._max_bad, int(_DENSITY_ERROR * expected)):
+            raise self._too_many(f"{self.quarantined:,} bad records in the first {self.records:,}")
+
+    def verdict(self) -> None:
+        """The judgement over all records.
+
+        Raises:
+            TooManyBadRecordsError: more of them are bad than ``max_bad`` allows.
+        """
+        if self.quarantined > allowed_bad(self._max_bad, self.records):
+            raise self._too_many(f"{self.quarantined:,} of {self.records:,} records are bad")
+
+    def _too_many(self, fact: str) -> TooManyBadRecordsError:
+        first = ""
+        if self.first:
+            line = f", line {self.first.line:,}" if self.first.line else ""
+            first = f" The first: {self.first.source}{line}: {self.first.reason}."
+        return TooManyBadRecordsError(
+            f"{fact}, more than --max-bad {self._max_bad} allows.{first} "
+            "Mend the input, or raise the budget, for example --max-bad 5%."
+        )

@@ -1,0 +1,139 @@
+"""The temporary files of a unit: tokens by subset, a row a document, bad records."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import IO, Self, final
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.document import Documents
+from batchloom.store.format import SUBSETS
+from batchloom.store.writer import writing
+from batchloom.tokens import Tokenizer
+
+ROWS_NAME = "documents.rows"
+BAD_NAME = "bad.jsonl"
+FACTS_NAME = "unit.json"
+SHARDS_NAME = "shards.json"
+
+# One document; `part` counts inside the unit.
+ROW = np.dtype(
+    [
+        ("hash", "<u8", (2,)),
+        ("record", "<u8"),
+        ("offset", "<u8"),
+        ("part", "<u4"),
+        ("length", "<u4"),
+    ]
+)
+
+
+def hash_texts(texts: list[str]) -> NDArray[np.uint64]:
+    """XXH3-128 of each text's UTF-8 as (low, high) halves, uint64 [D, 2]."""
+    digests = b"".join([xxhash.xxh3_128_digest(text.encode()) for text in texts])
+    # A digest is big-endian, its high half first.
+    return np.frombuffer(digests, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
+
+
+def with_control(
+    ids: NDArray[np.uint32],
+    bounds: NDArray[np.int64],
+    tokenizer: Tokenizer,
+    dtype: np.dtype[np.generic],
+) -> NDArray[np.generic]:
+    """Documents' ids back to back, each with its end token and, where models expect it, BOS.
+
+    Args:
+        ids: ids of all documents [tokens].
+        bounds: where each begins, and the end [documents + 1].
+        tokenizer: names the control tokens.
+        dtype: of the result.
+    """
+    plain = ids.astype(dtype)
+    if tokenizer.bos_id is None:
+        return np.insert(plain, bounds[1:], tokenizer.end_id)
+    places = np.repeat(bounds, 2)[1:-1]
+    return np.insert(plain, places, np.tile([tokenizer.bos_id, tokenizer.end_id], len(bounds) - 1))
+
+
+def gather(
+    tokens: NDArray[np.generic], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> NDArray[np.generic]:
+    """Stretches [starts, stops) of ``tokens`` back to back; neighbours are taken in one piece."""
+    apart = starts[1:] != stops[:-1]
+    begins = starts[np.concatenate([[True], apart])]
+    ends = stops[np.concatenate([apart, [True]])]
+    pieces = [tokens[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def tokens_name(subset: str) -> str:
+    """Name of the file with a unit's tokens of one subset, as the shares of the subsets say."""
+    return f"tokens.{subset}.bin"
+
+
+@final
+class UnitFiles:
+    """The temporary files of a unit while they are written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, IO[bytes]] = {}
+        self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
+        for name in (ROWS_NAME, BAD_NAME, *map(tokens_name, SUBSETS)):
+            with writing(folder):
+                self._open[name] = (folder / name).open("wb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for file in self._open.values():
+            # What could not be written has been told already; closing would only tell it again.
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def add(
+        self, tokens: NDArray[np.generic], rows: NDArray[np.void], codes: NDArray[np.uint8]
+    ) -> None:
+        """Append documents: their tokens back to back, their rows and their subset codes."""
+        stops = np.cumsum(rows["length"], dtype=np.int64)
+        starts = stops - rows["length"]
+        for code, name in enumerate(SUBSETS):
+            mine = codes == code
+            if mine.any():
+                taken = gather(tokens, starts[mine], stops[mine])
+                self._hashes[name].update(taken.data)
+                with writing(self._folder):
+                    self._open[tokens_name(name)].write(taken.data)
+        with writing(self._folder):
+            self._open[ROWS_NAME].write(rows.tobytes())
+
+    def add_bad(self, part: int, found: Documents) -> None:
+        """Append bad records."""
+        with writing(self._folder):
+            for bad in found.bad:
+                line = {
+                    "part": part,
+                    "record": bad.record,
+                    "offset": bad.offset,
+                    "column": bad.column,
+                    "reason": bad.reason,
+                    "snippet": bad.snippet,
+                }
+                self._open[BAD_NAME].write(msgspec.json.encode(line) + b"\n")
+
+    def sync(self) -> None:
+        """Make what was written outlast a power cut."""
+        for file in self._open.values():
+            with writing(self._folder):
+                file.flush()
+                os.fsync(file.fileno())
+
+    def checksums(self) -> dict[str, str]:
+        """The XXH3-128 of each token file."""
+        return {name: value.hexdigest() for name, value in self._hashes.items()}

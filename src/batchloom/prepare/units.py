@@ -1,0 +1,58 @@
+"""Units: the pieces of work, decided by listing alone before anything is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchloom.sources.parts import parts_of
+from batchloom.sources.rules import Part, ReadRules, Source
+
+# Listed input of a unit; with it stand the places where large files are cut, so it is a constant.
+UNIT_BYTES = 256 << 20
+# Bounds what a unit of very many small files takes in memory.
+_UNIT_PARTS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Parts that are prepared together.
+
+    Attributes:
+        number: place of the unit in the order of the input.
+        first_part: number of its first part in the manifest's list of parts.
+        parts: consecutive parts, of one source or of many.
+    """
+
+    number: int
+    first_part: int
+    parts: tuple[Part, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of listed input."""
+        return sum(part.stop - part.start for part in self.parts)
+
+
+def plan_units(
+    sources: Sequence[Source], rules: ReadRules, unit_bytes: int = UNIT_BYTES
+) -> list[Unit]:
+    """Group the parts of all sources, in order, into units of about ``unit_bytes``."""
+    units: list[Unit] = []
+    group: list[Part] = []
+    size = done = 0
+
+    def close() -> None:
+        nonlocal group, size, done
+        units.append(Unit(len(units), done, tuple(group)))
+        done += len(group)
+        group, size = [], 0
+
+    for source in sources:
+        for part in parts_of(source, rules, unit_bytes):
+            length = part.stop - part.start
+            if group and (size + length > unit_bytes or len(group) >= _UNIT_PARTS):
+                close()
+            group.append(part)
+            size += length
+    if group:
+        close()
+    return units

@@ -1,0 +1,197 @@
+"""The work folder ``OUT/.work``: what is finished stays, and only one run is at work in it."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar, final
+
+import msgspec
+
+from batchloom.core.errors import StoreConflictError
+from batchloom.prepare.unit_files import FACTS_NAME, SHARDS_NAME
+from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME
+from batchloom.store.manifest import ShardEntry
+from batchloom.store.writer import make_folder, write_file, writing
+
+T = TypeVar("T")
+
+WORK_NAME = ".work"
+# Of the temporary files; a job begun by another version is begun anew.
+WORK_VERSION = 1
+
+
+class PartCounts(msgspec.Struct, frozen=True):
+    """What came of one part. ``hash`` is the XXH3-128 of its bytes after decompression."""
+
+    start: int
+    stop: int
+    records: int
+    documents: int
+    tokens: int
+    empty: int
+    bad: int
+    hash: str
+
+
+class UnitFacts(msgspec.Struct, frozen=True):
+    """``unit.json``: written when a unit's temporary files are complete.
+
+    ``smallest`` holds the few smallest distinct hashes of each subset; ``first_bad`` the
+    part, record (inside it) and reason of the first bad record; ``checksums`` the XXH3-128 of
+    the token file of each subset.
+    """
+
+    parts: list[PartCounts]
+    documents: int
+    tokens: int
+    smallest: dict[str, list[str]]
+    first_bad: tuple[int, int, str] | None
+    checksums: dict[str, str]
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """``decision.json``: what is decided over all units before shards are written.
+
+    ``shards`` gives, for each unit and subset, the number of the unit's first shard and how many
+    it has.
+    """
+
+    overrides: dict[str, str]
+    shards: list[dict[str, tuple[int, int]]]
+
+
+class JobFacts(msgspec.Struct, frozen=True):
+    """``job.json``: what the work folder is for. Sources are (name, bytes, mtime in ns)."""
+
+    work_version: int
+    recipe: dict[str, Any]
+    constants: list[int]
+    sources: list[tuple[str, int, int]]
+
+
+@final
+class WorkFolder:
+    """The open and locked work folder of one job; use as a context manager.
+
+    Attributes:
+        path: ``OUT/.work``.
+        store: where the finished store grows until it is moved to ``OUT`` as a whole.
+
+    Raises:
+        StoreConflictError: another run is at work in it.
+        OutputError: it cannot be written.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.path = out, out / WORK_NAME
+        self.store = self.path / "store"
+        self._made_out = not out.exists()
+        make_folder(self.path)
+        with writing(self.path):
+            self._lock: IO[str] = (self.path / "lock").open("a+")
+        self._take_lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # A job that failed before anything was finished leaves nothing behind.
+        if not self._lock.closed and not self.has_results():
+            self.remove()
+            if self._made_out:
+                with contextlib.suppress(OSError):
+                    self.out.rmdir()
+        self._lock.close()
+
+    def has_results(self) -> bool:
+        """Whether anything in it is worth going on with."""
+        return self.complete or any(self.path.glob(f"units/*/{FACTS_NAME}"))
+
+    def _take_lock(self) -> None:
+        try:
+            # The kernel lets go of it when the process dies, however it dies.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.seek(0)
+            owner = self._lock.read().strip() or "unknown"
+            self._lock.close()
+            raise StoreConflictError(
+                f"Another run is preparing into {self.out} (process {owner}); wait for it, or choose "
+                "another --out."
+            ) from error
+        if not os.fstat(self._lock.fileno()).st_nlink:
+            self._lock.close()
+            raise StoreConflictError(
+                f"Another run into {self.out} has just ended; give the command again."
+            )
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+
+    def unit(self, number: int) -> Path:
+        """The folder of a unit's temporary files."""
+        return self.path / "units" / f"{number:05d}"
+
+    def job(self) -> JobFacts | None:
+        """What the folder is for; None where nothing was begun."""
+        return self._read(self.path / "job.json", JobFacts)
+
+    def begin(self, job: JobFacts) -> None:
+        """State what the folder is for."""
+        write_file(self.path / "job.json", msgspec.json.encode(job))
+
+    def tokenizer_state(self) -> dict[str, Any] | None:
+        """The state of the job's tokenizer; None where it is not chosen yet."""
+        return self._read(self.path / TOKENIZER_NAME, dict)
+
+    def keep_tokenizer(self, state: dict[str, Any]) -> None:
+        """Keep the tokenizer, so that a later run goes on with the same one."""
+        write_file(self.path / TOKENIZER_NAME, msgspec.json.encode(state))
+
+    def unit_facts(self, number: int) -> UnitFacts | None:
+        """What came of a unit; None where its first phase is not finished."""
+        return self._read(self.unit(number) / FACTS_NAME, UnitFacts)
+
+    def shards(self, number: int) -> dict[str, list[ShardEntry]] | None:
+        """A unit's shards by subset; None where they are not written."""
+        return self._read(self.unit(number) / SHARDS_NAME, dict[str, list[ShardEntry]])
+
+    def decision(self) -> Decision | None:
+        """What was decided over all units; None where it was not."""
+        return self._read(self.path / "decision.json", Decision)
+
+    def decide(self, decision: Decision) -> None:
+        """Keep what was decided."""
+        write_file(self.path / "decision.json", msgspec.json.encode(decision))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole store is written and only has to be moved."""
+        return (self.store / MANIFEST_NAME).exists()
+
+    def remove(self) -> None:
+        """Delete the folder, at the end of the job."""
+        # While the lock is held, so that nobody begins in it; what stays is deleted by the next run.
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+    def clear(self) -> None:
+        """Delete what is in the folder but the lock."""
+        with writing(self.path):
+            for path in self.path.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != "lock":
+                    path.unlink()
+
+    def _read(self, path: Path, kind: type[T]) -> T | None:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise StoreConflictError(
+                f"{path} cannot be read ({error}); delete {self.path} to begin anew."
+            ) from error

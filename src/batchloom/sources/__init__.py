@@ -1,0 +1,1 @@
+"""Sources: finding input files, cutting them into parts, reading parts as documents."""

@@ -1,0 +1,136 @@
+"""Where a long text is cut into documents, and where parts of a large source meet.
+
+Both are functions of the bytes around the place alone, so that parts can be read in any
+order, by anybody, and give the same documents.
+"""
+
+import re
+from typing import BinaryIO, final
+
+from batchloom.sources.delimiters import delimiter_of
+from batchloom.sources.rules import Limits, ReadRules, Source, Way, way_of
+from batchloom.sources.streams import open_source
+
+_BLANK_LINE = re.compile(rb"\n(?:[ \t\r]*\n)++")
+_FIRST_LOOK = 64 << 10
+_LONGEST_LOOK = 8 << 20
+
+
+def document_end(buffer: bytes, start: int, limits: Limits) -> int:
+    """Where the document that begins at ``start`` of a long text ends.
+
+    The first blank line at or after ``document_bytes``; where there is none within twice that,
+    the first line end, else the first space, else the first character that begins there.
+
+    Args:
+        buffer: holds at least ``2 * document_bytes`` from ``start`` on, or all that is left.
+        start: where the document begins in the buffer.
+        limits: the sizes.
+    """
+    least, most = start + limits.document_bytes, start + 2 * limits.document_bytes
+    if len(buffer) <= least:
+        return len(buffer)
+    cut = _cut_within(buffer, least, min(most, len(buffer)))
+    if cut is not None:
+        return cut
+    # What is left has no better place and is short enough to stay whole.
+    return len(buffer) if len(buffer) <= most else _character_at(buffer, least)
+
+
+def _cut_within(buffer: bytes, start: int, stop: int) -> int | None:
+    """The best cut in [start, stop): after blank lines, after a line, before a space."""
+    match = _BLANK_LINE.search(buffer, start, stop)
+    if match:
+        return match.end()
+    found = buffer.find(b"\n", start, stop)
+    if found >= 0:
+        return found + 1
+    found = buffer.find(b" ", start, stop)
+    return found if found >= 0 else None
+
+
+def _character_at(buffer: bytes, place: int) -> int:
+    """The first place at or after ``place`` where a UTF-8 character begins."""
+    for at in range(place, min(place + 4, len(buffer))):
+        if buffer[at] & 0xC0 != 0x80:
+            return at
+    # Four such bytes in a row are no UTF-8, and the end of the text ends a character too.
+    return place if place + 4 <= len(buffer) else len(buffer)
+
+
+@final
+class RecordBounds:
+    """Finds the first record that begins at or after a nominal place of a source.
+
+    Remembers the last gap it crossed, so that one enormous record is not searched through
+    again for every nominal place inside it.
+    """
+
+    def __init__(self, rules: ReadRules) -> None:
+        self._rules = rules
+        self._gap: tuple[str, int, int] = ("", 0, 0)
+
+    def at(self, source: Source, nominal: int) -> int:
+        """The true bound for a nominal one; the source's size where no record begins after it."""
+        if nominal <= 0 or nominal >= source.size:
+            return max(0, min(nominal, source.size))
+        path, start, stop = self._gap
+        # Near the ends of the gap the bytes outside it count too: there it is looked up again.
+        reach = self._rules.limits.reach_bytes
+        if path == source.path and start + reach <= nominal <= stop - reach:
+            return stop
+        found = self.within(source, nominal, source.size)
+        bound = source.size if found is None else found
+        if way_of(source, self._rules) != "cut":
+            self._gap = (source.path, nominal, bound)
+        return bound
+
+    def within(self, source: Source, nominal: int, limit: int) -> int | None:
+        """The same, looked for no further than byte ``limit``; None where none was found."""
+        with open_source(source) as file:
+            if way_of(source, self._rules) == "cut":
+                return self._cut(file, nominal)
+            return self._record(file, source, nominal, limit)
+
+    def _cut(self, file: BinaryIO, nominal: int) -> int:
+        file.seek(nominal)
+        window = file.read(self._rules.limits.reach_bytes)
+        cut = _cut_within(window, 0, len(window))
+        return nominal + (_character_at(window, 0) if cut is None else cut)
+
+    def _record(self, file: BinaryIO, source: Source, nominal: int, limit: int) -> int | None:
+        way = way_of(source, self._rules)
+        delimiter = delimiter_of(way, self._rules)
+        at, step = self._search_from(file, nominal, way), _FIRST_LOOK
+        while at < limit:
+            file.seek(at)
+            window = file.read(step)
+            final = at + len(window) >= source.size
+            end = delimiter.first_end(window, final=final)
+            if end >= 0 and at + end >= nominal:
+                return at + end
+            if end >= 0:
+                at = nominal
+                continue
+            if final:
+                return source.size
+            at += len(window) - delimiter.overlap(window)
+            step = min(2 * step, _LONGEST_LOOK)
+        return None
+
+    def _search_from(self, file: BinaryIO, nominal: int, way: Way) -> int:
+        """Where to begin, so that a record which begins exactly at ``nominal`` is found."""
+        if way in ("jsonl", "line"):
+            return nominal - 1
+        start = max(0, nominal - self._rules.limits.reach_bytes)
+        file.seek(start)
+        window = file.read(nominal - start)
+        if way == "paragraph":
+            return nominal - (len(window) - len(window.rstrip(b" \t\r\n")))
+        # Marks are matched from left to right without overlaps, so the ones before count too.
+        mark, at = self._rules.split_on.encode(), 0
+        while (found := window.find(mark, at)) >= 0:
+            at = found + len(mark)
+        if at == len(window):
+            return nominal - len(mark)
+        return start + max(at, len(window) - len(mark) + 1)

@@ -1,0 +1,76 @@
+"""Reading one part of a source as documents."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Self, final
+
+from batchloom.core.document import Documents
+from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.jsonl import read_jsonl
+from batchloom.sources.plain import read_cut, read_delimited, read_whole
+from batchloom.sources.rules import Part, ReadRules, Source, splittable, way_of
+from batchloom.sources.streams import PartStream
+
+
+def parts_of(source: Source, rules: ReadRules, unit_bytes: int) -> list[Part]:
+    """The nominal parts of a source: cut at multiples of ``unit_bytes`` where it can be."""
+    if not splittable(source, rules):
+        return [Part(source, 0, source.size)]
+    places = [*range(0, source.size, unit_bytes), source.size]
+    return [Part(source, a, b) for a, b in pairwise(places)]
+
+
+@final
+class PartReader:
+    """Opens a part and gives its documents, in order; use as a context manager.
+
+    Args:
+        part: the stretch to read.
+        rules: how documents are found in it.
+        bounds: moves the ends of a nominal part to where records begin; None where they do.
+
+    Attributes:
+        start: the part's first byte in the (decompressed) source.
+        stop: one after its last byte; of a compressed source known after ``finish``.
+
+    Raises:
+        InputError: the source cannot be read or has changed.
+    """
+
+    def __init__(self, part: Part, rules: ReadRules, bounds: RecordBounds | None = None) -> None:
+        source = part.source
+        self._rules, self._way = rules, way_of(source, rules)
+        self.start, self.stop = part.start, part.stop
+        if bounds is not None and splittable(source, rules):
+            self.start, self.stop = bounds.at(source, part.start), bounds.at(source, part.stop)
+        self._stream = PartStream(source, self.start, self.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stream.__exit__(*exc)
+
+    def __iter__(self) -> Iterator[Documents]:
+        if self._way == "jsonl":
+            return read_jsonl(self._stream, self._rules)
+        if self._way == "file":
+            return read_whole(self._stream, self._rules)
+        if self._way == "cut":
+            return read_cut(self._stream, self._rules)
+        return read_delimited(self._stream, self._rules, self._way)
+
+    @property
+    def consumed(self) -> int:
+        """Bytes of the listed file that were read so far."""
+        return self._stream.consumed
+
+    def finish(self) -> bytes:
+        """Read what is left; the XXH3-128 of the part's bytes after decompression, 16 bytes.
+
+        Raises:
+            InputError: the file was changed while it was read.
+        """
+        digest = self._stream.finish()
+        self.stop = self._stream.position
+        return digest

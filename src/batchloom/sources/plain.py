@@ -1,0 +1,86 @@
+"""Plain text and code: whole files, or files cut into documents."""
+
+from collections.abc import Iterator
+
+from batchloom.core.document import Documents
+from batchloom.sources.cuts import document_end
+from batchloom.sources.delimiters import delimiter_of
+from batchloom.sources.faults import too_large, undecodable
+from batchloom.sources.records import record_blocks
+from batchloom.sources.rules import BOM, ReadRules, Way
+from batchloom.sources.streams import PartStream
+
+
+def read_whole(stream: PartStream, rules: ReadRules) -> Iterator[Documents]:
+    """The one document of a file; a file above ``record_bytes`` is a bad record."""
+    most = rules.limits.record_bytes
+    data = stream.read_up_to(most + 1)
+    found = Documents()
+    if len(data) > most:
+        found.bad.append(too_large(0, 0, data[:most], most))
+        found.seen = 1
+    elif data:
+        _add(found, 0, 0, data)
+    yield found
+
+
+def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Documents]:
+    """A long text cut into documents of about ``document_bytes``; nothing is lost between them."""
+    limits = rules.limits
+    compressed = stream.source.compression is not None
+    buffer = stream.read_up_to(limits.whole_text_bytes + 1) if compressed else b""
+    if compressed and len(buffer) <= limits.whole_text_bytes:
+        found = Documents()
+        if buffer:
+            _add(found, 0, 0, buffer)
+        yield found
+        return
+    offset, record, over = stream.position - len(buffer), 0, False
+    while not over:
+        data = stream.read_up_to(max(limits.chunk_bytes, 2 * limits.document_bytes + 1))
+        buffer += data
+        over = not data
+        found, start = Documents(), 0
+        while start < len(buffer) and (over or len(buffer) - start > 2 * limits.document_bytes):
+            end = document_end(buffer, start, limits)
+            _add(found, record, offset + start, buffer[start:end])
+            record, start = record + 1, end
+        buffer, offset = buffer[start:], offset + start
+        yield found
+
+
+def read_delimited(stream: PartStream, rules: ReadRules, way: Way) -> Iterator[Documents]:
+    """Text whose documents are lines, paragraphs or the stretches between markers."""
+    delimiter, record = delimiter_of(way, rules), 0
+    for block in record_blocks(stream, delimiter, rules.limits):
+        if block.oversize:
+            bad = too_large(record, block.offset, block.data, rules.limits.record_bytes)
+            yield Documents(bad=[bad], seen=1)
+            record += 1
+            continue
+        found = Documents()
+        pieces, starts = delimiter.split(block.data)
+        for number, (piece, start) in enumerate(zip(pieces, starts, strict=True), record):
+            line = piece.removesuffix(b"\r") if way == "line" else piece
+            if len(line) > rules.limits.record_bytes:
+                most = rules.limits.record_bytes
+                found.bad.append(too_large(number, block.offset + start, line, most))
+            elif line:
+                _add(found, number, block.offset + start, line)
+        record += len(pieces)
+        found.seen = len(pieces)
+        yield found
+
+
+def _add(found: Documents, record: int, offset: int, data: bytes) -> None:
+    """Decode one document, or note why it cannot be."""
+    found.seen += 1
+    if offset == 0 and data.startswith(BOM):
+        data, offset = data[len(BOM) :], len(BOM)
+    try:
+        found.texts.append(data.decode())
+    except UnicodeDecodeError as error:
+        found.bad.append(undecodable(record, offset, data, error))
+    else:
+        found.records.append(record)
+        found.offsets.append(offset)

@@ -1,0 +1,180 @@
+"""Bad input: one clear sentence with the remedy, and nothing that looks whole."""
+
+import gzip
+import json
+import os
+
+import pytest
+
+from batchloom.core.errors import (
+    InputError,
+    InputMissingError,
+    RecordError,
+    SettingsError,
+    TokenizerError,
+    TooManyBadRecordsError,
+)
+from batchloom.prepare.recipe import Recipe, allowed_bad
+from batchloom.store.reader import open_store
+from prepare.stores import jsonl, make, texts
+
+
+def one_sentence(error):
+    text = str(error.value)
+    assert "\n" not in text
+    assert "Traceback" not in text
+    return text
+
+
+def test_bad_records_go_aside_and_the_rest_goes_on(tmp_path):
+    lines = [json.dumps({"text": f"t{i}"}) for i in range(100)]
+    lines[3], lines[50] = '{"txt":"x"}', '{"text":'
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9 au lait")
+    result = make([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / "out")
+    assert (result.counts.quarantined, result.counts.documents) == (3, 98)
+    aside = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    assert [(one["source"], one["line"], one["column"]) for one in aside] == [
+        ("a.jsonl", 4, None),
+        ("a.jsonl", 51, 9),
+        ("b.txt", None, None),
+    ]
+    assert set(aside[0]) == {"source", "line", "column", "offset", "reason", "snippet"}
+    assert aside[0]["offset"] == sum(len(line) + 1 for line in lines[:3])
+    assert "did you mean --text-field 'txt'?" in aside[0]["reason"]
+
+
+def test_the_budget_of_bad_records(tmp_path):
+    assert allowed_bad("0.1%", 100) == 10
+    assert allowed_bad("0.1%", 20_000) == 20
+    assert allowed_bad("0%", 10**6) == allowed_bad(0, 10**6) == 0
+    assert allowed_bad("7", 10**6) == 7
+    good = [json.dumps({"text": f"t{i}"}) for i in range(200)]
+    (tmp_path / "a.jsonl").write_text("\n".join([good[0], "bad", *good, *["bad"] * 10, *good]))
+    with pytest.raises(TooManyBadRecordsError) as error:
+        make(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=1000)
+    text = one_sentence(error)
+    assert text.startswith("11 bad records in the first ")
+    assert "more than --max-bad 0.1% allows. The first: a.jsonl, line 2: not valid JSON: " in text
+    assert "raise the budget, for example --max-bad 5%" in text
+    assert not (tmp_path / "out" / "dataset_metadata.json").exists()
+    # Raising the budget goes on with what was done.
+    result = make(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=1000, max_bad="5%")
+    assert result.resumed_units > 2
+    assert result.counts.quarantined == 11
+
+
+@pytest.mark.parametrize("unit", [50, 1 << 30])
+def test_the_budget_is_judged_over_everything_whatever_the_units(tmp_path, unit):
+    lines = ["bad"] * 10 + [json.dumps({"text": f"t{i}"}) for i in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert make(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=unit).counts.quarantined == 10
+    with pytest.raises(TooManyBadRecordsError, match="^10 bad records in the first"):
+        make(tmp_path / "a.jsonl", tmp_path / "out2", unit_bytes=unit, max_bad=9)
+
+
+def test_a_job_beyond_saving_stops_early(tmp_path):
+    good = json.dumps({"text": "x" * 1000})
+    (tmp_path / "a.jsonl").write_text("\n".join([good, *["bad"] * 20_000, *[good] * 5000]))
+    with pytest.raises(TooManyBadRecordsError, match="bad records in the first"):
+        make(tmp_path / "a.jsonl", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_first_records_without_the_field_stop_before_any_work(tmp_path):
+    jsonl(tmp_path / "a.jsonl", [{"question": "q", "answer": "a"}] * 200)
+    with pytest.raises(RecordError) as error:
+        make(tmp_path / "a.jsonl", tmp_path / "out", text_field="anser")
+    assert one_sentence(error) == (
+        "a.jsonl, line 1: no field 'anser': the record has 'question', 'answer'; "
+        "did you mean --text-field 'answer'?"
+    )
+    assert not (tmp_path / "out").exists()
+    assert texts(make(tmp_path / "a.jsonl", tmp_path / "out", text_field="answer").path) == ["a"] * 200
+
+
+def test_a_missing_an_empty_and_a_useless_input(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "folder").mkdir()
+    for name in ("missing.txt", "empty.txt", "folder"):
+        with pytest.raises(InputMissingError) as error:
+            make(tmp_path / name, tmp_path / "out")
+        assert str(tmp_path / name) in one_sentence(error)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_input_that_gives_no_document(tmp_path):
+    (tmp_path / "a.txt").write_text("  \n\n ")
+    with pytest.raises(InputMissingError, match="No document came of 1 records: 0 are bad, the rest is empty"):
+        make(tmp_path / "a.txt", tmp_path / "out")
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfeh\x00")
+    with pytest.raises(InputMissingError, match="The first bad one: a.txt: this is UTF-16"):
+        make(tmp_path / "a.txt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_broken_gzip_stops_the_job_and_finished_units_stay(tmp_path):
+    jsonl(tmp_path / "a.jsonl", [{"text": f"text {i}"} for i in range(1000)])
+    data = gzip.compress(os.urandom(1_500_000).hex().encode())
+    (tmp_path / "b.txt.gz").write_bytes(data[:1_400_000])
+    with pytest.raises(InputError) as error:
+        make([tmp_path / "a.jsonl", tmp_path / "b.txt.gz"], tmp_path / "out", unit_bytes=10_000)
+    sentence = "b.txt.gz is cut short: its gzip data ends or fails at byte 1,400,000 of 1,400,000;"
+    assert one_sentence(error).startswith(sentence)
+    assert (tmp_path / "out" / ".work" / "units" / "00000" / "unit.json").exists()
+    assert not (tmp_path / "out" / "dataset_metadata.json").exists()
+
+
+def test_a_file_that_goes_while_it_is_prepared(tmp_path):
+    (tmp_path / "a.txt").write_text("a" * 100)
+    (tmp_path / "b.txt").write_text("b" * 100)
+
+    def remove(event):
+        (tmp_path / "b.txt").unlink(missing_ok=True)
+
+    with pytest.raises(InputMissingError, match="b.txt is gone"):
+        make([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out", unit_bytes=100, listener=remove)
+
+
+def test_what_is_left_out_is_told_before_the_work(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("a.txt", "b.csv", "c.csv", ".hidden"):
+        (tmp_path / "in" / name).write_text("text")
+    events = []
+    result = make([tmp_path / "in", tmp_path / "in" / "a.txt"], tmp_path / "out", listener=events.append)
+    notes = ["Left out of in: 2 .csv, 1 hidden.", "Named more than once, read once: a.txt."]
+    assert [event.text for event in events[:2]] == notes
+    assert result.notes == tuple(notes)
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["notes"] == notes
+
+
+def test_a_document_that_spells_a_control_token_is_text(tmp_path):
+    (tmp_path / "a.txt").write_text("a<|endoftext|>b " * 50)
+    make(tmp_path / "a.txt", tmp_path / "out", tokenizer="train:300")
+    store = open_store(tmp_path / "out")
+    assert (store[0].ids == store.end_id).sum() == 1
+
+
+def test_wrong_tokenizers(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    for spec in ("train:x", "gtp2", str(tmp_path / "no.json")):
+        with pytest.raises(TokenizerError) as error:
+            make(tmp_path / "a.txt", tmp_path / "out", tokenizer=spec)
+        one_sentence(error)
+        assert not (tmp_path / "out").exists()
+
+
+def test_settings_are_judged_all_at_once():
+    with pytest.raises(SettingsError) as error:
+        Recipe(
+            inputs=(), split_on="lines", val_fraction=0.6, test_fraction=0.5, dtype="uint8",
+            dedup="exact", tokens_per_shard=0, max_bad="some", text_field="",
+        )
+    assert [problem.split(":")[0] for problem in error.value.problems] == [
+        "text_field", "inputs", "dtype", "dedup", "tokens_per_shard", "max_bad", "split_on", "val_fraction",
+    ]
+    assert "did you mean 'line'?" in str(error.value)
+    assert "did you mean 'uint16'?" in str(error.value)
+    assert "leaves nothing for train" in str(error.value)
+    with pytest.raises(SettingsError, match=r"val_fraction: 1 is not in \[0, 1\)"):
+        Recipe(inputs=("a",), val_fraction=1)

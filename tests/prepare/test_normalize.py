@@ -1,0 +1,34 @@
+"""Normalisation is NFC and newlines, as Python's own library has them, and nothing else."""
+
+import time
+import unicodedata
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.text.normalize import normalize
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_it_is_nfc_with_newlines(text):
+    expected = unicodedata.normalize("NFC", text).replace("\r\n", "\n").replace("\r", "\n")
+    assert normalize(text) == expected
+    assert normalize(expected) == expected
+
+
+def test_letters_keep_their_case_and_spaces_their_place():
+    assert normalize("  ÀÉ\tİ  x \r\ny\rz\n") == "  ÀÉ\tİ  x \ny\nz\n"
+    assert normalize("e\u0301") == "é"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from("\u0301\u0316\u0344\u0f71\u0345\u05b0"), min_size=1100, max_size=1500), st.text(max_size=5))
+def test_long_runs_of_marks_give_the_same_nfc(marks, around):
+    text = around + "a" + "".join(marks) + around
+    assert normalize(text) == normalize(unicodedata.normalize("NFC", text))
+
+
+def test_a_megabyte_of_marks_takes_no_hours():
+    began = time.perf_counter()
+    assert len(normalize("x" + "\u0301\u0316" * 300_000)) >= 600_000
+    assert time.perf_counter() - began < 20

@@ -1,0 +1,292 @@
+"""Kill it anywhere: what was finished stays, what was not is redone, the bytes are the same."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from batchloom.core.errors import OutputError, StoreConflictError
+from batchloom.prepare.recipe import Recipe, recipe_fingerprint
+from batchloom.prepare.tally import Note, Progress
+from prepare.stores import SMALL, jsonl, make, texts, tree
+
+RENAMES = {"os.rename", "os.link", "os.remove", "os.rmdir"}
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    jsonl(tmp_path / "a.jsonl", [{"text": f"document number {i} " * (i % 5)} for i in range(60)])
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("broken\n")
+    (tmp_path / "b.txt").write_text("A paragraph.\n\n" * 200)
+    return [tmp_path / "a.jsonl", tmp_path / "b.txt"]
+
+
+SETTINGS = {"limits": SMALL, "unit_bytes": 1200, "val_fraction": 0.2, "tokens_per_shard": 700}
+
+
+def run_killed(events, count, inputs, out, **settings):
+    """Prepare in a forked process that is killed at the count-th of these audit events; whether it was."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside sleeping threads
+        child = os.fork()
+    if not child:
+        seen = 0
+
+        def hook(name, _):
+            nonlocal seen
+            if name in events:
+                seen += 1
+                if seen == count:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        try:
+            make(inputs, out, **settings)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def test_killed_at_every_rename_the_result_is_the_same(tmp_path, inputs):
+    few = SETTINGS | {"unit_bytes": 3500, "tokens_per_shard": 2000}
+    make(inputs, tmp_path / "whole", **few)
+    expected = tree(tmp_path / "whole")
+    count, killed = 0, True
+    while killed:
+        count += 1
+        out = tmp_path / f"out{count}"
+        killed = run_killed(RENAMES, count, inputs, out, **few)
+        if killed:
+            # What a killed run left is never taken for a store.
+            assert not (out / "dataset_metadata.json").exists() or tree(out).items() >= expected.items()
+            make(inputs, out, **few)
+        assert tree(out) == expected
+        assert not (out / ".work").exists()
+        shutil.rmtree(out)
+    assert count > 50
+
+
+def test_killed_again_and_again_it_gets_there(tmp_path, inputs):
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    out, runs = tmp_path / "out", 0
+    while run_killed({"open"}, 60, inputs, out, **SETTINGS):
+        runs += 1
+        assert runs < 50
+    assert runs > 2
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_a_listener_that_raises_stops_the_job_and_it_goes_on_later(tmp_path, inputs):
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    for phase in ("tokenize", "write"):
+        out = tmp_path / phase
+        seen = []
+
+        def stop(event, phase=phase, seen=seen):
+            seen.append(event)
+            if isinstance(event, Progress) and event.phase == phase and event.documents > 50:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            make(inputs, out, listener=stop, **SETTINGS)
+        events = []
+        result = make(inputs, out, listener=events.append, **SETTINGS)
+        assert result.resumed_units > 0
+        notes = [event.text for event in events if isinstance(event, Note)]
+        assert notes == [f"Going on: {result.resumed_units} of 6 units were finished by an earlier run."]
+        assert events[-1].bytes_done == events[-1].bytes_total
+        assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_a_unit_that_is_lost_is_made_again_whatever_the_order(tmp_path, inputs):
+    make(inputs, tmp_path / "whole", **SETTINGS)
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            raise KeyboardInterrupt
+
+    for number in range(5):
+        out = tmp_path / f"out{number}"
+        with pytest.raises(KeyboardInterrupt):
+            make(inputs, out, listener=stop, **SETTINGS)
+        (out / ".work" / "decision.json").unlink()
+        shutil.rmtree(out / ".work" / "store")
+        if (out / ".work" / "units" / "00000" / "shards.json").exists():
+            shutil.rmtree(out / ".work" / "units" / "00000")
+        shutil.rmtree(out / ".work" / "units" / f"0000{number}", ignore_errors=True)
+        make(inputs, out, **SETTINGS)
+        assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_the_same_again_says_so_at_once(tmp_path, inputs):
+    make(inputs, tmp_path / "out", **SETTINGS)
+    before = tree(tmp_path / "out")
+    began = time.perf_counter()
+    result = make(inputs, tmp_path / "out", **SETTINGS)
+    assert time.perf_counter() - began < 1
+    assert result.already_done
+    assert tree(tmp_path / "out") == before
+    # Where the files lie under the same names, and were only touched, nothing has changed.
+    for path in inputs:
+        path.touch()
+    assert make(inputs, tmp_path / "out", **SETTINGS).already_done
+    (tmp_path / "out" / "report.json").unlink()
+    assert make(inputs, tmp_path / "out", max_bad=50, **SETTINGS).already_done
+
+
+def test_relative_and_absolute_names_of_the_same_files_are_the_same_job(tmp_path, inputs, monkeypatch):
+    make(inputs, tmp_path / "out", **SETTINGS)
+    monkeypatch.chdir(tmp_path)
+    assert make(["./a.jsonl", "b.txt"], "out", **SETTINGS).already_done
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_job_is_refused_and_what_differs_is_said(tmp_path, inputs, finished):
+    out = tmp_path / "out"
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            raise KeyboardInterrupt
+
+    if finished:
+        make(inputs, out, **SETTINGS)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            make(inputs, out, listener=stop, **SETTINGS)
+    remedy = "choose another --out, or delete" if finished else r"delete .*\.work to begin anew"
+    changed = SETTINGS | {"tokens_per_shard": 800}
+    with pytest.raises(StoreConflictError, match=rf"tokens_per_shard: 700 -> 800.*{remedy}"):
+        make(inputs, out, **changed)
+    with pytest.raises(StoreConflictError, match="inputs: b.txt is missing"):
+        make(inputs[:1], out, **SETTINGS)
+    with pytest.raises(StoreConflictError, match="another order"):
+        make(inputs[::-1], out, **SETTINGS)
+    text = inputs[1].read_text()
+    inputs[1].write_text(text.replace("A", "B"))
+    with pytest.raises(StoreConflictError, match="inputs: b.txt (has other content|was written anew)"):
+        make(inputs, out, **SETTINGS)
+    inputs[1].write_text(text + "more")
+    with pytest.raises(StoreConflictError, match="inputs: b.txt has 2,804 bytes, had 2,800"):
+        make(inputs, out, **SETTINGS)
+    if not finished:
+        shutil.rmtree(out / ".work")
+        make(inputs, out, **SETTINGS)
+
+
+def test_a_tokenizer_file_that_changed_is_another_job(tmp_path, inputs):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "t.py").write_text(Path(__file__).read_text())
+    for size in (300, 310):
+        make(tmp_path / "text", tmp_path / f"s{size}", tokenizer=f"train:{size}")
+    folder = tmp_path / "tok"
+    shutil.copytree(tmp_path / "s300", folder)
+    settings = SETTINGS | {"tokenizer": str(folder)}
+    make(inputs, tmp_path / "out", **settings)
+    assert make(inputs, tmp_path / "out", **settings).already_done
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "s310", folder)
+    with pytest.raises(StoreConflictError, match="tokenizer: .* is not what it was"):
+        make(inputs, tmp_path / "out", **settings)
+
+
+def test_a_learned_tokenizer_is_kept_over_a_stop(tmp_path, inputs):
+    settings = SETTINGS | {"tokenizer": "train:300"}
+    make(inputs, tmp_path / "whole", **settings)
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "out", listener=stop, **settings)
+    events = []
+    make(inputs, tmp_path / "out", listener=events.append, **settings)
+    assert not [event for event in events if isinstance(event, Progress) and event.phase == "sample"]
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_two_runs_on_one_folder(tmp_path, inputs):
+    refused = []
+
+    def again(event):
+        if not refused:
+            with pytest.raises(StoreConflictError, match=rf"Another run is preparing into .* \(process {os.getpid()}\)") as caught:
+                make(inputs, tmp_path / "out", **SETTINGS)
+            refused.append(caught)
+
+    make(inputs, tmp_path / "out", listener=again, **SETTINGS)
+    assert refused
+    assert texts(tmp_path / "out")
+
+
+def test_a_failed_job_leaves_nothing_behind(tmp_path, inputs):
+    def stop(event):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs[1], tmp_path / "out", listener=stop)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs[1], tmp_path / "mine", listener=stop)
+    assert (tmp_path / "mine").exists()
+    assert not list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.parametrize("name", ["full", "small"])
+def test_a_disk_without_room_is_one_sentence_and_can_be_gone_on_from(tmp_path, inputs, name):
+    """RLIMIT_FSIZE refuses the system's write as a full disk does, in a process of its own."""
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    out = tmp_path / "out"
+    script = (
+        "import resource, sys\n"
+        "from prepare.test_resume import SETTINGS\n"
+        "from prepare.stores import make\n"
+        "from batchloom.core.errors import OutputError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))\n"
+        "try:\n"
+        "    make(sys.argv[3:], sys.argv[2], **SETTINGS)\n"
+        "except OutputError as error:\n"
+        "    print(error)\n"
+        "    sys.exit(7)\n"
+    )
+    most = {"full": 500, "small": 2500}[name]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, str(most), str(out), *map(str, inputs)],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.startswith("Cannot write ")
+    assert done.stdout.count("\n") == 1
+    make(inputs, out, **SETTINGS)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_an_output_that_cannot_be_written(tmp_path, inputs):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="a part of the path is a file|a file is in the way"):
+        make(inputs, tmp_path / "file", **SETTINGS)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.doc").write_text("x")
+    with pytest.raises(StoreConflictError, match=r"other is not empty \(thesis.doc\) and no store; choose another --out"):
+        make(inputs, tmp_path / "other", **SETTINGS)
+    if os.geteuid():
+        (tmp_path / "locked").mkdir(mode=0o500)
+        with pytest.raises(OutputError, match="permission denied"):
+            make(inputs, tmp_path / "locked" / "out", **SETTINGS)
+
+
+def test_recipes_are_compared_by_what_they_do():
+    one = Recipe(inputs=("a",), val_fraction=0, max_bad=3)
+    other = Recipe(inputs=("/b/c",), val_fraction=0.0, max_bad="5%")
+    assert recipe_fingerprint(one) == recipe_fingerprint(other)
+    assert recipe_fingerprint(one) != recipe_fingerprint(Recipe(inputs=("a",)))

@@ -1,0 +1,47 @@
+"""The sample a tokenizer learns from: bounded, from everywhere, the same every time."""
+
+import gzip
+import json
+import os
+
+from batchloom.prepare.sample import sample_texts
+from batchloom.sources.listing import list_sources
+from batchloom.sources.rules import ReadRules
+
+
+def sample(path, most, probe, rules=None):
+    sources = list_sources([str(path)]).sources
+    return sample_texts(sources, rules or ReadRules(), normalized=True, most=most, probe=probe)
+
+
+def test_a_small_input_is_taken_whole(tmp_path):
+    (tmp_path / "a.txt").write_text("cafe\u0301")
+    (tmp_path / "b.jsonl").write_text('{"text":"b"}\nbroken\n{"text":"c"}\n')
+    assert sample(tmp_path, 1000, 10) == ["café", "b", "c"]
+
+
+def test_a_large_input_is_probed_all_over_and_never_beyond_the_size(tmp_path):
+    lines = [json.dumps({"text": f"{i:06d} " + "x" * 90}) for i in range(20_000)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    texts = sample(tmp_path, 50_000, 2000)
+    assert 25_000 <= sum(map(len, texts)) <= 50_000
+    numbers = [int(text[:6]) for text in texts if len(text) > 6]
+    assert numbers == sorted(set(numbers))
+    tenths = {number // 2000 for number in numbers}
+    assert tenths == set(range(10))
+    assert sample(tmp_path, 50_000, 2000) == texts
+
+
+def test_packed_and_whole_files_offer_their_beginning(tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(os.urandom(30_000).hex().encode()))
+    (tmp_path / "b.py").write_text("y" * 40_000)
+    texts = sample(tmp_path, 10_000, 1000)
+    assert sum(map(len, texts)) <= 10_000
+    assert any(set(text) == {"y"} for text in texts)
+    assert any(set(text) <= set("0123456789abcdef") for text in texts)
+
+
+def test_records_larger_than_a_probe_are_still_seen(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": "z" * 50_000}) for _ in range(5)))
+    texts = sample(tmp_path, 10_000, 100)
+    assert sum(map(len, texts)) == 10_000

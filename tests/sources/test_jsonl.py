@@ -1,0 +1,103 @@
+"""JSON Lines: what is read, and what is said about what cannot be."""
+
+import json
+
+import pytest
+
+from batchloom.core.errors import RecordError
+from batchloom.sources.listing import list_sources
+from batchloom.sources.parts import PartReader
+from batchloom.sources.rules import Limits, Part, ReadRules
+
+
+def read(path, rules=None):
+    (source,) = list_sources([str(path)]).sources
+    texts, bad, records = [], [], []
+    with PartReader(Part(source, 0, source.size), rules or ReadRules()) as reader:
+        for found in reader:
+            texts += found.texts
+            records += found.records
+            bad += found.bad
+    return texts, records, bad
+
+
+def write(tmp_path, *lines):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    return path
+
+
+def test_every_record_has_its_number_blank_lines_counted(tmp_path):
+    path = write(tmp_path, '{"text":"a"}', "", "   ", '  {"x":[1,{"text":2}],"text":"b\\u00e9\\ud83d\\ude00"} ', '{"text":"c"}\r', "")
+    assert read(path) == (["a", "bé😀", "c"], [0, 3, 4], [])
+
+
+def test_any_column_can_be_the_text(tmp_path):
+    path = write(tmp_path, '{"te.xt with é":"a","text":1}')
+    assert read(path, ReadRules("te.xt with é"))[0] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "reason"),
+    [
+        ('{"text":"a"', 12, "not valid JSON: unexpected end of data"),
+        ('{"text":"a"} {"text":"b"}', 14, "not valid JSON: unexpected content after document"),
+        ("not json", 1, "not valid JSON: "),
+        ('{"text": NaN}', 10, "not valid JSON: "),
+        ('{"text":"\\ud800"}', 10, "not valid JSON: "),
+        (b'{"text":"caf\xe9"}', 13, "byte 0xe9 is not valid UTF-8"),
+        ('{"text":5}', None, "field 'text' holds a number, not text"),
+        ('{"text":null}', None, "field 'text' holds null, not text"),
+        ('{"text":["a"]}', None, "field 'text' holds an array, not text"),
+        ('["a"]', 1, "an array, not a JSON object with a field 'text'"),
+        ("17", 1, "a number, not a JSON object"),
+        ("{}", None, "no field 'text': the object is empty"),
+        (
+            '{"Text":"a","id":1}',
+            None,
+            "no field 'text': the record has 'Text', 'id'; did you mean --text-field 'Text'?",
+        ),
+        ('{"a":1}', None, "the record has 'a'; name the one that holds the text with --text-field"),
+    ],
+)
+def test_a_bad_record_says_where_and_why(tmp_path, line, column, reason):
+    texts, records, bad = read(write(tmp_path, '{"text":"a"}', line, '{"text":"b"}'))
+    assert (texts, records) == (["a", "b"], [0, 2])
+    (one,) = bad
+    assert (one.record, one.offset, one.column) == (1, 13, column)
+    assert reason in one.reason
+    assert "\n" not in one.reason
+
+
+def test_values_across_lines_are_never_taken_for_records(tmp_path):
+    # As many values as lines, and yet not one on each.
+    path = write(tmp_path, '{"text":"a"} {"text":"b"}', '{"text":', '"c"}')
+    texts, _, bad = read(path)
+    assert texts == []
+    assert [one.record for one in bad] == [0, 1, 2]
+
+
+def test_very_deep_nesting_is_a_bad_record(tmp_path):
+    texts, _, bad = read(write(tmp_path, '{"x":' + "[" * 100_000 + "]" * 100_000 + ',"text":"a"}', '{"text":"b"}'))
+    assert texts == ["b"]
+    assert "not valid JSON" in bad[0].reason
+
+
+def test_a_source_without_the_field_is_refused_at_once(tmp_path):
+    lines = [json.dumps({"txt": "a", "id": i}) for i in range(100)]
+    with pytest.raises(RecordError, match="a.jsonl, line 1: no field 'text': .* did you mean --text-field 'txt'") as caught:
+        read(write(tmp_path, *lines, *['{"text":"b"}'] * 1000))
+    assert (caught.value.line, caught.value.column) == (1, None)
+    with pytest.raises(RecordError):
+        read(write(tmp_path, *lines[:3]))
+    assert len(read(write(tmp_path, *lines[:99], '{"text":"b"}'))[2]) == 99
+    assert len(read(write(tmp_path, '{"text":"b"}', *lines, *lines))[2]) == 200
+
+
+def test_a_record_above_the_limit_is_told_whether_it_fills_the_buffer_or_not(tmp_path):
+    lines = ['{"text":"a"}', json.dumps({"text": "x" * 500}), '{"text":"b"}']
+    for chunk in (10, 100, 10_000):
+        rules = ReadRules(limits=Limits(record_bytes=400, chunk_bytes=chunk))
+        texts, records, bad = read(write(tmp_path, *lines), rules)
+        assert (texts, records) == (["a", "b"], [0, 2])
+        assert bad[0].reason.startswith("record larger than 400 bytes")
