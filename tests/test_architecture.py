@@ -20,12 +20,12 @@ MAY = {
     "tokens": {"core"},
     "store": {"core", "tokens"},
     "plan": {"core"},
-    "prepare": {"core", "sources", "text", "tokens", "store"},
+    "preparation": {"core", "sources", "text", "tokens", "store"},
     "batches": {"core", "store", "plan"},
     "adapters": {"core", "batches", "plan", "store"},
     "train": {"core", "batchloom"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
-    "cli": {"core", "prepare", "batches", "store", "train", "batchloom"},
+    "cli": {"core", "preparation", "batches", "store", "train", "batchloom"},
 }
 TORCH_FREE_EXCEPT = ("train/", "adapters/", "batches/device.py")
 PLAN_MAY = {"numpy", "batchloom"} | (

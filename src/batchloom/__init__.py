@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     )
     from batchloom.plan.plan import Plan
     from batchloom.plan.spec import PlanSpec
-    from batchloom.prepare.check import check
-    from batchloom.prepare.job import prepare
-    from batchloom.prepare.recipe import Recipe
+    from batchloom.preparation.check import check
+    from batchloom.preparation.job import prepare
+    from batchloom.preparation.recipe import Recipe
     from batchloom.store.reader import Store, open_store
 
 __version__ = "0.1.0"
@@ -39,17 +39,17 @@ _HOMES = {
     "Plan": "batchloom.plan.plan",
     "PlanError": "batchloom.core.errors",
     "PlanSpec": "batchloom.plan.spec",
-    "Recipe": "batchloom.prepare.recipe",
+    "Recipe": "batchloom.preparation.recipe",
     "RecordError": "batchloom.core.errors",
     "SettingsError": "batchloom.core.errors",
     "StateError": "batchloom.core.errors",
     "Store": "batchloom.store.reader",
     "StoreError": "batchloom.core.errors",
     "TokenizerError": "batchloom.core.errors",
-    "check": "batchloom.prepare.check",
+    "check": "batchloom.preparation.check",
     "inspect": "batchloom.batches.inspect",
     "open_store": "batchloom.store.reader",
-    "prepare": "batchloom.prepare.job",
+    "prepare": "batchloom.preparation.job",
 }
 
 __all__ = [

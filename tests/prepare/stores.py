@@ -4,8 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from batchloom.prepare.job import run_recipe
-from batchloom.prepare.recipe import Recipe
+from batchloom.preparation.job import run_recipe
+from batchloom.preparation.recipe import Recipe
 from batchloom.sources.rules import Limits
 from batchloom.store.manifest import read_manifest
 from batchloom.store.reader import open_store
@@ -18,7 +18,9 @@ def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **setti
     settings.setdefault("tokenizer", "bytes")
     inputs = [inputs] if isinstance(inputs, (str, Path)) else inputs
     recipe = Recipe(inputs=tuple(map(str, inputs)), **settings)
-    return run_recipe(recipe, Path(out), listener or (lambda event: None), limits=limits, unit_bytes=unit_bytes)
+    return run_recipe(
+        recipe, Path(out), listener or (lambda event: None), limits=limits, unit_bytes=unit_bytes
+    )
 
 
 def documents(out):

@@ -14,7 +14,7 @@ from batchloom.core.errors import (
     TokenizerError,
     TooManyBadRecordsError,
 )
-from batchloom.prepare.recipe import Recipe, allowed_bad
+from batchloom.preparation.recipe import Recipe, allowed_bad
 from batchloom.store.reader import open_store
 from prepare.stores import jsonl, make, texts
 
@@ -33,7 +33,10 @@ def test_bad_records_go_aside_and_the_rest_goes_on(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"caf\xe9 au lait")
     result = make([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / "out")
     assert (result.counts.quarantined, result.counts.documents) == (3, 98)
-    aside = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    aside = [
+        json.loads(line)
+        for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
+    ]
     assert [(one["source"], one["line"], one["column"]) for one in aside] == [
         ("a.jsonl", 4, None),
         ("a.jsonl", 51, 9),
@@ -90,7 +93,9 @@ def test_first_records_without_the_field_stop_before_any_work(tmp_path):
         "did you mean --text-field 'answer'?"
     )
     assert not (tmp_path / "out").exists()
-    assert texts(make(tmp_path / "a.jsonl", tmp_path / "out", text_field="answer").path) == ["a"] * 200
+    assert (
+        texts(make(tmp_path / "a.jsonl", tmp_path / "out", text_field="answer").path) == ["a"] * 200
+    )
 
 
 def test_a_missing_an_empty_and_a_useless_input(tmp_path):
@@ -105,7 +110,9 @@ def test_a_missing_an_empty_and_a_useless_input(tmp_path):
 
 def test_an_input_that_gives_no_document(tmp_path):
     (tmp_path / "a.txt").write_text("  \n\n ")
-    with pytest.raises(InputMissingError, match="No document came of 1 records: 0 are bad, the rest is empty"):
+    with pytest.raises(
+        InputMissingError, match="No document came of 1 records: 0 are bad, the rest is empty"
+    ):
         make(tmp_path / "a.txt", tmp_path / "out")
     (tmp_path / "a.txt").write_bytes(b"\xff\xfeh\x00")
     with pytest.raises(InputMissingError, match="The first bad one: a.txt: this is UTF-16"):
@@ -133,7 +140,12 @@ def test_a_file_that_goes_while_it_is_prepared(tmp_path):
         (tmp_path / "b.txt").unlink(missing_ok=True)
 
     with pytest.raises(InputMissingError, match="b.txt is gone"):
-        make([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out", unit_bytes=100, listener=remove)
+        make(
+            [tmp_path / "a.txt", tmp_path / "b.txt"],
+            tmp_path / "out",
+            unit_bytes=100,
+            listener=remove,
+        )
 
 
 def test_what_is_left_out_is_told_before_the_work(tmp_path):
@@ -141,7 +153,9 @@ def test_what_is_left_out_is_told_before_the_work(tmp_path):
     for name in ("a.txt", "b.csv", "c.csv", ".hidden"):
         (tmp_path / "in" / name).write_text("text")
     events = []
-    result = make([tmp_path / "in", tmp_path / "in" / "a.txt"], tmp_path / "out", listener=events.append)
+    result = make(
+        [tmp_path / "in", tmp_path / "in" / "a.txt"], tmp_path / "out", listener=events.append
+    )
     notes = ["Left out of in: 2 .csv, 1 hidden.", "Named more than once, read once: a.txt."]
     assert [event.text for event in events[:2]] == notes
     assert result.notes == tuple(notes)
@@ -167,11 +181,25 @@ def test_wrong_tokenizers(tmp_path):
 def test_settings_are_judged_all_at_once():
     with pytest.raises(SettingsError) as error:
         Recipe(
-            inputs=(), split_on="lines", val_fraction=0.6, test_fraction=0.5, dtype="uint8",
-            dedup="exact", tokens_per_shard=0, max_bad="some", text_field="",
+            inputs=(),
+            split_on="lines",
+            val_fraction=0.6,
+            test_fraction=0.5,
+            dtype="uint8",
+            dedup="exact",
+            tokens_per_shard=0,
+            max_bad="some",
+            text_field="",
         )
     assert [problem.split(":")[0] for problem in error.value.problems] == [
-        "text_field", "inputs", "dtype", "dedup", "tokens_per_shard", "max_bad", "split_on", "val_fraction",
+        "text_field",
+        "inputs",
+        "dtype",
+        "dedup",
+        "tokens_per_shard",
+        "max_bad",
+        "split_on",
+        "val_fraction",
     ]
     assert "did you mean 'line'?" in str(error.value)
     assert "did you mean 'uint16'?" in str(error.value)

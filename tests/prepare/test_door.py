@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import batchloom
 from batchloom.cli.prepare import parse_size, prepare
-from batchloom.prepare.tally import Note, Progress
+from batchloom.preparation.tally import Note, Progress
 from prepare.stores import jsonl, tree
 
 RUNNER = CliRunner()
@@ -32,20 +32,24 @@ def text(tmp_path):
 
 def test_python(tmp_path, text):
     events = []
-    result = batchloom.prepare(text, out=tmp_path / "out", tokenizer="bytes", val_fraction=0.1, progress=events.append)
+    result = batchloom.prepare(
+        text, out=tmp_path / "out", tokenizer="bytes", val_fraction=0.1, progress=events.append
+    )
     assert (result.path, result.already_done, result.dtype) == (tmp_path / "out", False, "uint16")
     assert (result.counts.records, result.counts.documents) == (202, 200)
     assert (result.counts.quarantined, result.counts.dropped) == (1, {"empty": 1})
     assert sum(subset.documents for subset in result.subsets.values()) == 200
     assert sum(subset.tokens for subset in result.subsets.values()) == result.counts.tokens
-    last = [event for event in events if isinstance(event, Progress) and event.phase == "tokenize"][-1]
+    last = [event for event in events if isinstance(event, Progress) and event.phase == "tokenize"][
+        -1
+    ]
     assert (last.bytes_done, last.bytes_total) == (text.stat().st_size, text.stat().st_size)
     assert (last.documents, last.tokens, last.quarantined) == (200, result.counts.tokens, 1)
 
 
 def test_python_stays_a_function_after_its_modules_are_loaded(tmp_path, text):
     code = (
-        "import batchloom, batchloom.prepare.recipe\n"
+        "import batchloom, batchloom.preparation.recipe\n"
         "from batchloom import Recipe\n"
         f"batchloom.prepare({str(text)!r}, out={str(tmp_path / 'out')!r}, tokenizer='bytes')\n"
         f"assert batchloom.prepare([{str(text)!r}], out={str(tmp_path / 'out')!r}, tokenizer='bytes').already_done\n"
@@ -63,7 +67,17 @@ def test_python_without_a_listener_logs_what_is_left_out(tmp_path, caplog):
 
 def test_the_command_tells_what_went_in_and_came_out(tmp_path, text):
     out = tmp_path / "out"
-    done = run(text, "--out", out, "--tokenizer", "bytes", "--val-fraction", "0.1", "--tokens-per-shard", "1K")
+    done = run(
+        text,
+        "--out",
+        out,
+        "--tokenizer",
+        "bytes",
+        "--val-fraction",
+        "0.1",
+        "--tokens-per-shard",
+        "1K",
+    )
     assert done.exit_code == 0
     table = " ".join(done.stdout.split())
     assert "records read 202" in table
@@ -71,10 +85,22 @@ def test_the_command_tells_what_went_in_and_came_out(tmp_path, text):
     assert "quarantined (see" in table
     assert "documents kept 200" in table
     assert "subset documents tokens shards train" in table
-    again = run(text, "--out", out, "--tokenizer", "bytes", "--val-fraction", "0.1", "--tokens-per-shard", "1_000")
+    again = run(
+        text,
+        "--out",
+        out,
+        "--tokenizer",
+        "bytes",
+        "--val-fraction",
+        "0.1",
+        "--tokens-per-shard",
+        "1_000",
+    )
     assert again.exit_code == 0
     assert "is finished already; nothing to do" in again.stdout
-    batchloom.prepare(text, out=tmp_path / "same", tokenizer="bytes", val_fraction=0.1, tokens_per_shard=1000)
+    batchloom.prepare(
+        text, out=tmp_path / "same", tokenizer="bytes", val_fraction=0.1, tokens_per_shard=1000
+    )
     assert tree(out) == tree(tmp_path / "same")
 
 
@@ -83,8 +109,11 @@ def test_json_is_one_object_on_standard_output(tmp_path, text):
     done = run(tmp_path, "--out", tmp_path / "out", "--tokenizer", "bytes", "--json")
     facts = json.loads(done.stdout)
     assert facts["counts"] == {
-        "records": 202, "documents": 200, "tokens": facts["subsets"]["train"]["tokens"] + facts["subsets"]["val"]["tokens"],
-        "quarantined": 1, "dropped": {"empty": 1},
+        "records": 202,
+        "documents": 200,
+        "tokens": facts["subsets"]["train"]["tokens"] + facts["subsets"]["val"]["tokens"],
+        "quarantined": 1,
+        "dropped": {"empty": 1},
     }
     assert facts["notes"] == [f"Left out of {tmp_path.name}: 1 .csv."]
     assert facts["notes"][0] in done.stderr
@@ -98,13 +127,29 @@ def test_options_that_are_misused(tmp_path, text):
 
 def test_a_marker_can_hold_a_newline(tmp_path):
     (tmp_path / "a.txt").write_text("one\n---\ntwo\n---\n")
-    done = run(tmp_path / "a.txt", "--out", tmp_path / "out", "--tokenizer", "bytes", "--split-on", r"\n---\n", "--json")
+    done = run(
+        tmp_path / "a.txt",
+        "--out",
+        tmp_path / "out",
+        "--tokenizer",
+        "bytes",
+        "--split-on",
+        r"\n---\n",
+        "--json",
+    )
     assert json.loads(done.stdout)["counts"]["documents"] == 2
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("100M", 10**8), ("1G", 10**9), ("100_000", 100_000), ("1,000", 1000), ("2.5k", 2500), ("7", 7)],
+    [
+        ("100M", 10**8),
+        ("1G", 10**9),
+        ("100_000", 100_000),
+        ("1,000", 1000),
+        ("2.5k", 2500),
+        ("7", 7),
+    ],
 )
 def test_sizes(text, size):
     assert parse_size(text) == size
@@ -121,5 +166,7 @@ def test_plain_lines_tell_how_far_it_is(capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Left out: [bold]."
     assert lines[1] == "sampling: 0%, 1.0 MB of input"
-    assert lines[2].startswith("tokenizing: 25%, 2.5 MB of 10.0 MB, 1,234 documents, 56,789 tokens, ")
+    assert lines[2].startswith(
+        "tokenizing: 25%, 2.5 MB of 10.0 MB, 1,234 documents, 56,789 tokens, "
+    )
     assert lines[2].endswith(" left, 2 quarantined")

@@ -22,7 +22,10 @@ def test_letters_keep_their_case_and_spaces_their_place():
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.sampled_from("\u0301\u0316\u0344\u0f71\u0345\u05b0"), min_size=1100, max_size=1500), st.text(max_size=5))
+@given(
+    st.lists(st.sampled_from("\u0301\u0316\u0344\u0f71\u0345\u05b0"), min_size=1100, max_size=1500),
+    st.text(max_size=5),
+)
 def test_long_runs_of_marks_give_the_same_nfc(marks, around):
     text = around + "a" + "".join(marks) + around
     assert normalize(text) == normalize(unicodedata.normalize("NFC", text))

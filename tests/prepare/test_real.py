@@ -47,7 +47,9 @@ def test_a_learned_tokenizer_gives_the_text_back(real_data, tmp_path):
 
 def _whole(inputs):
     text, records = inputs
-    return text.read_text() + "\0".join(json.loads(line)["text"] for line in records.read_text().splitlines())
+    return text.read_text() + "\0".join(
+        json.loads(line)["text"] for line in records.read_text().splitlines()
+    )
 
 
 def test_memory_stays_bounded(tmp_path):
@@ -65,7 +67,10 @@ def test_memory_stays_bounded(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "a.jsonl", tmp_path / "out"],
-        capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
     )
     assert int(done.stdout) < 350 * 1024
     assert texts(tmp_path / "out") == ["first", "last"]

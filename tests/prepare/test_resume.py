@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from batchloom.core.errors import OutputError, StoreConflictError
-from batchloom.prepare.recipe import Recipe, recipe_fingerprint
-from batchloom.prepare.tally import Note, Progress
+from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.tally import Note, Progress
 from prepare.stores import SMALL, jsonl, make, texts, tree
 
 RENAMES = {"os.rename", "os.link", "os.remove", "os.rmdir"}
@@ -66,7 +66,10 @@ def test_killed_at_every_rename_the_result_is_the_same(tmp_path, inputs):
         killed = run_killed(RENAMES, count, inputs, out, **few)
         if killed:
             # What a killed run left is never taken for a store.
-            assert not (out / "dataset_metadata.json").exists() or tree(out).items() >= expected.items()
+            assert (
+                not (out / "dataset_metadata.json").exists()
+                or tree(out).items() >= expected.items()
+            )
             make(inputs, out, **few)
         assert tree(out) == expected
         assert not (out / ".work").exists()
@@ -101,7 +104,9 @@ def test_a_listener_that_raises_stops_the_job_and_it_goes_on_later(tmp_path, inp
         result = make(inputs, out, listener=events.append, **SETTINGS)
         assert result.resumed_units > 0
         notes = [event.text for event in events if isinstance(event, Note)]
-        assert notes == [f"Going on: {result.resumed_units} of 6 units were finished by an earlier run."]
+        assert notes == [
+            f"Going on: {result.resumed_units} of 6 units were finished by an earlier run."
+        ]
         assert events[-1].bytes_done == events[-1].bytes_total
         assert tree(out) == tree(tmp_path / "whole")
 
@@ -142,7 +147,9 @@ def test_the_same_again_says_so_at_once(tmp_path, inputs):
     assert make(inputs, tmp_path / "out", max_bad=50, **SETTINGS).already_done
 
 
-def test_relative_and_absolute_names_of_the_same_files_are_the_same_job(tmp_path, inputs, monkeypatch):
+def test_relative_and_absolute_names_of_the_same_files_are_the_same_job(
+    tmp_path, inputs, monkeypatch
+):
     make(inputs, tmp_path / "out", **SETTINGS)
     monkeypatch.chdir(tmp_path)
     assert make(["./a.jsonl", "b.txt"], "out", **SETTINGS).already_done
@@ -171,7 +178,9 @@ def test_another_job_is_refused_and_what_differs_is_said(tmp_path, inputs, finis
         make(inputs[::-1], out, **SETTINGS)
     text = inputs[1].read_text()
     inputs[1].write_text(text.replace("A", "B"))
-    with pytest.raises(StoreConflictError, match="inputs: b.txt (has other content|was written anew)"):
+    with pytest.raises(
+        StoreConflictError, match="inputs: b.txt (has other content|was written anew)"
+    ):
         make(inputs, out, **SETTINGS)
     inputs[1].write_text(text + "more")
     with pytest.raises(StoreConflictError, match="inputs: b.txt has 2,804 bytes, had 2,800"):
@@ -209,7 +218,9 @@ def test_a_learned_tokenizer_is_kept_over_a_stop(tmp_path, inputs):
         make(inputs, tmp_path / "out", listener=stop, **settings)
     events = []
     make(inputs, tmp_path / "out", listener=events.append, **settings)
-    assert not [event for event in events if isinstance(event, Progress) and event.phase == "sample"]
+    assert not [
+        event for event in events if isinstance(event, Progress) and event.phase == "sample"
+    ]
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
@@ -218,7 +229,10 @@ def test_two_runs_on_one_folder(tmp_path, inputs):
 
     def again(event):
         if not refused:
-            with pytest.raises(StoreConflictError, match=rf"Another run is preparing into .* \(process {os.getpid()}\)") as caught:
+            with pytest.raises(
+                StoreConflictError,
+                match=rf"Another run is preparing into .* \(process {os.getpid()}\)",
+            ) as caught:
                 make(inputs, tmp_path / "out", **SETTINGS)
             refused.append(caught)
 
@@ -261,7 +275,9 @@ def test_a_disk_without_room_is_one_sentence_and_can_be_gone_on_from(tmp_path, i
     most = {"full": 500, "small": 2500}[name]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script, str(most), str(out), *map(str, inputs)],
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 7, done.stderr
@@ -277,7 +293,10 @@ def test_an_output_that_cannot_be_written(tmp_path, inputs):
         make(inputs, tmp_path / "file", **SETTINGS)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.doc").write_text("x")
-    with pytest.raises(StoreConflictError, match=r"other is not empty \(thesis.doc\) and no store; choose another --out"):
+    with pytest.raises(
+        StoreConflictError,
+        match=r"other is not empty \(thesis.doc\) and no store; choose another --out",
+    ):
         make(inputs, tmp_path / "other", **SETTINGS)
     if os.geteuid():
         (tmp_path / "locked").mkdir(mode=0o500)

@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 
-from batchloom.prepare.sample import sample_texts
+from batchloom.preparation.sample import sample_texts
 from batchloom.sources.listing import list_sources
 from batchloom.sources.rules import ReadRules
 
@@ -42,6 +42,8 @@ def test_packed_and_whole_files_offer_their_beginning(tmp_path):
 
 
 def test_records_larger_than_a_probe_are_still_seen(tmp_path):
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": "z" * 50_000}) for _ in range(5)))
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(json.dumps({"text": "z" * 50_000}) for _ in range(5))
+    )
     texts = sample(tmp_path, 10_000, 100)
     assert sum(map(len, texts)) == 10_000

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchloom.core.errors import InputError
-from batchloom.prepare.subsets import Membership, unit_interval
-from batchloom.prepare.unit_files import hash_texts, with_control
+from batchloom.preparation.subsets import Membership, unit_interval
+from batchloom.preparation.unit_files import hash_texts, with_control
 from batchloom.store.index import map_index
 from batchloom.store.manifest import read_manifest
 from batchloom.store.reader import open_store
@@ -33,7 +33,9 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
     fractions=st.sampled_from([(0, 0), (0.3, 0), (0.3, 0.3), (0.05, 0.9)]),
     plain=st.booleans(),
 )
-def test_every_text_arrives_once_and_in_order(tmp_path_factory, lines, more, unit, shard, fractions, plain):
+def test_every_text_arrives_once_and_in_order(
+    tmp_path_factory, lines, more, unit, shard, fractions, plain
+):
     folder = tmp_path_factory.mktemp("any")
     jsonl(folder / "a.jsonl", [{"id": 1, "text": line} for line in [*lines, "last"]])
     (folder / "b.jsonl.gz").write_bytes(
@@ -42,8 +44,14 @@ def test_every_text_arrives_once_and_in_order(tmp_path_factory, lines, more, uni
     val, test = fractions
     out = folder / "store"
     result = make(
-        [folder / "a.jsonl", folder / "b.jsonl.gz"], out, limits=SMALL, unit_bytes=unit,
-        tokens_per_shard=shard, val_fraction=val, test_fraction=test, normalize=not plain,
+        [folder / "a.jsonl", folder / "b.jsonl.gz"],
+        out,
+        limits=SMALL,
+        unit_bytes=unit,
+        tokens_per_shard=shard,
+        val_fraction=val,
+        test_fraction=test,
+        normalize=not plain,
     )
     expected = [line if plain else normalize(line) for line in [*lines, "last", *more, "x"]]
     kept = [line for line in expected if line.strip()]
@@ -58,7 +66,9 @@ def test_every_text_arrives_once_and_in_order(tmp_path_factory, lines, more, uni
 
 def check_shards(out, most):
     for name, subset in read_manifest(out).subsets.items():
-        assert [shard.name for shard in subset.shards] == [f"shard_{i:05d}" for i in range(len(subset.shards))]
+        assert [shard.name for shard in subset.shards] == [
+            f"shard_{i:05d}" for i in range(len(subset.shards))
+        ]
         for shard in subset.shards:
             lengths = map_index(out / name / f"{shard.name}.idx").lengths
             assert shard.tokens <= most or len(lengths) == 1
@@ -82,16 +92,31 @@ def check_subsets(out, val, test, kept):
 
 
 def test_lines_are_right_across_the_cuts_of_units(tmp_path):
-    lines = ["", *(json.dumps({"text": f"text {i}"}) for i in range(300)), "broken", "", '{"text":"end"}']
+    lines = [
+        "",
+        *(json.dumps({"text": f"text {i}"}) for i in range(300)),
+        "broken",
+        "",
+        '{"text":"end"}',
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     out = tmp_path / "store"
     make(tmp_path / "a.jsonl", out, unit_bytes=97)
     for origin, text, _ in documents(out):
         assert json.loads(lines[origin.line - 1])["text"] == text
-        assert (tmp_path / "a.jsonl").read_bytes()[origin.offset :].startswith(lines[origin.line - 1].encode())
+        assert (
+            (tmp_path / "a.jsonl")
+            .read_bytes()[origin.offset :]
+            .startswith(lines[origin.line - 1].encode())
+        )
     assert len(read_manifest(out).sources[0].parts) > 30
     (bad,) = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
-    assert (bad["source"], bad["line"], bad["column"], bad["snippet"]) == ("a.jsonl", 302, 1, "broken")
+    assert (bad["source"], bad["line"], bad["column"], bad["snippet"]) == (
+        "a.jsonl",
+        302,
+        1,
+        "broken",
+    )
     assert bad["reason"].startswith("not valid JSON")
 
 
@@ -133,7 +158,9 @@ def test_chunks_and_batches_decide_nothing(tmp_path):
     jsonl(tmp_path / "a.jsonl", [{"text": f"text {i} " * (i % 7)} for i in range(200)])
     (tmp_path / "b.txt").write_text("word \n" * 2000)
     for number, chunk in enumerate((7, 100, 100_000)):
-        limits = type(SMALL)(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=chunk)
+        limits = type(SMALL)(
+            whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=chunk
+        )
         make([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / f"s{number}", limits=limits)
     assert tree(tmp_path / "s0") == tree(tmp_path / "s1") == tree(tmp_path / "s2")
 
@@ -143,7 +170,12 @@ def test_membership_stays_when_data_is_added(tmp_path):
     jsonl(tmp_path / "a.jsonl", first)
     jsonl(tmp_path / "b.jsonl", [*({"text": f"more {i}"} for i in range(300)), *first])
     make(tmp_path / "a.jsonl", tmp_path / "one", val_fraction=0.1, test_fraction=0.1)
-    make([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tmp_path / "two", val_fraction=0.1, test_fraction=0.1)
+    make(
+        [tmp_path / "a.jsonl", tmp_path / "b.jsonl"],
+        tmp_path / "two",
+        val_fraction=0.1,
+        test_fraction=0.1,
+    )
     sides = {text: split for _, text, split in documents(tmp_path / "one")}
     assert set(sides.values()) == {"train", "val", "test"}
     for _, text, split in documents(tmp_path / "two"):
@@ -210,16 +242,32 @@ def test_a_store_is_complete_on_its_own(tmp_path):
 def test_an_explicit_uint16_with_a_larger_vocabulary_is_refused(tmp_path):
     words = {f"w{i}": i for i in range(70_000)}
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
-        "added_tokens": [{"id": 70_000, "content": "<end>", "single_word": False, "lstrip": False,
-                          "rstrip": False, "normalized": False, "special": True}],
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "added_tokens": [
+            {
+                "id": 70_000,
+                "content": "<end>",
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     (tmp_path / "a.txt").write_text("w5 w69999")
     settings = {"tokenizer": str(tmp_path / "tokenizer.json"), "end_token": "<end>"}
-    with pytest.raises(InputError, match="--dtype uint16 holds ids up to 65,535.* has 70,001; leave --dtype out"):
+    with pytest.raises(
+        InputError, match="--dtype uint16 holds ids up to 65,535.* has 70,001; leave --dtype out"
+    ):
         make(tmp_path / "a.txt", tmp_path / "store", dtype="uint16", **settings)
     assert not (tmp_path / "store").exists()
     make(tmp_path / "a.txt", tmp_path / "store", **settings)

@@ -23,12 +23,22 @@ def read(path, rules=None):
 
 def write(tmp_path, *lines):
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    path.write_bytes(
+        b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines)
+    )
     return path
 
 
 def test_every_record_has_its_number_blank_lines_counted(tmp_path):
-    path = write(tmp_path, '{"text":"a"}', "", "   ", '  {"x":[1,{"text":2}],"text":"b\\u00e9\\ud83d\\ude00"} ', '{"text":"c"}\r', "")
+    path = write(
+        tmp_path,
+        '{"text":"a"}',
+        "",
+        "   ",
+        '  {"x":[1,{"text":2}],"text":"b\\u00e9\\ud83d\\ude00"} ',
+        '{"text":"c"}\r',
+        "",
+    )
     assert read(path) == (["a", "bé😀", "c"], [0, 3, 4], [])
 
 
@@ -78,14 +88,18 @@ def test_values_across_lines_are_never_taken_for_records(tmp_path):
 
 
 def test_very_deep_nesting_is_a_bad_record(tmp_path):
-    texts, _, bad = read(write(tmp_path, '{"x":' + "[" * 100_000 + "]" * 100_000 + ',"text":"a"}', '{"text":"b"}'))
+    texts, _, bad = read(
+        write(tmp_path, '{"x":' + "[" * 100_000 + "]" * 100_000 + ',"text":"a"}', '{"text":"b"}')
+    )
     assert texts == ["b"]
     assert "not valid JSON" in bad[0].reason
 
 
 def test_a_source_without_the_field_is_refused_at_once(tmp_path):
     lines = [json.dumps({"txt": "a", "id": i}) for i in range(100)]
-    with pytest.raises(RecordError, match="a.jsonl, line 1: no field 'text': .* did you mean --text-field 'txt'") as caught:
+    with pytest.raises(
+        RecordError, match="a.jsonl, line 1: no field 'text': .* did you mean --text-field 'txt'"
+    ) as caught:
         read(write(tmp_path, *lines, *['{"text":"b"}'] * 1000))
     assert (caught.value.line, caught.value.column) == (1, None)
     with pytest.raises(RecordError):

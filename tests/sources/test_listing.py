@@ -64,7 +64,11 @@ def test_the_mark_of_a_store_is_its_manifest():
 
 
 def test_inputs_come_in_the_order_given(corpus):
-    assert names("corpus/b.txt", "corpus/a") == ["corpus/b.txt", "corpus/a/code.py", "corpus/a/z.jsonl"]
+    assert names("corpus/b.txt", "corpus/a") == [
+        "corpus/b.txt",
+        "corpus/a/code.py",
+        "corpus/a/z.jsonl",
+    ]
 
 
 def test_names_hold_no_absolute_path(corpus):
@@ -110,7 +114,9 @@ def test_a_name_with_brackets_is_a_file_where_there_is_one(corpus):
 
 def test_a_file_named_twice_is_read_once_and_told(corpus):
     os.symlink(corpus / "b.txt", corpus / "link.txt")
-    listing = list_sources(["corpus/b.txt", "corpus/a", f"{corpus}/a/../b.txt", "corpus/link.txt", "corpus/a"])
+    listing = list_sources(
+        ["corpus/b.txt", "corpus/a", f"{corpus}/a/../b.txt", "corpus/link.txt", "corpus/a"]
+    )
     assert [source.name for source in listing.sources] == [
         "corpus/b.txt",
         "corpus/a/code.py",

@@ -90,7 +90,9 @@ def test_a_long_text_is_cut_at_blank_lines_else_lines_else_spaces_else_character
 
 def test_a_long_text_keeps_every_byte_in_documents_of_about_the_asked_size(tmp_path):
     path = tmp_path / "a.txt"
-    text = "".join(f"Paragraph {i} " + "word " * (i % 37) + "\n" * (1 + i % 3) for i in range(40_000))
+    text = "".join(
+        f"Paragraph {i} " + "word " * (i % 37) + "\n" * (1 + i % 3) for i in range(40_000)
+    )
     path.write_text(text)
     found = texts_of(path, ReadRules())
     assert "".join(found) == text
@@ -168,8 +170,14 @@ PIECES = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(pieces=PIECES, split_on=st.sampled_from(["line", "paragraph", "==", "=\n="]), unit=st.integers(1, 60))
-def test_parts_of_any_size_give_the_documents_of_the_whole(tmp_path_factory, pieces, split_on, unit):
+@given(
+    pieces=PIECES,
+    split_on=st.sampled_from(["line", "paragraph", "==", "=\n="]),
+    unit=st.integers(1, 60),
+)
+def test_parts_of_any_size_give_the_documents_of_the_whole(
+    tmp_path_factory, pieces, split_on, unit
+):
     path = tmp_path_factory.mktemp("parts") / "a.txt"
     path.write_bytes(("x" + "".join(pieces)).encode())
     # Reach and limits above the file, as they are above any sane record in real use.
@@ -179,7 +187,9 @@ def test_parts_of_any_size_give_the_documents_of_the_whole(tmp_path_factory, pie
 
 @settings(max_examples=100, deadline=None)
 @given(pieces=PIECES, unit=st.integers(20, 300), chunk=st.integers(1, 200))
-def test_cut_texts_join_to_the_text_whatever_the_units_and_chunks(tmp_path_factory, pieces, unit, chunk):
+def test_cut_texts_join_to_the_text_whatever_the_units_and_chunks(
+    tmp_path_factory, pieces, unit, chunk
+):
     path = tmp_path_factory.mktemp("cuts") / "a.txt"
     path.write_bytes(("x" + "".join(pieces) * 4).encode())
     limits = Limits(whole_text_bytes=50, document_bytes=20, reach_bytes=30, chunk_bytes=chunk)
@@ -192,7 +202,21 @@ def test_cut_texts_join_to_the_text_whatever_the_units_and_chunks(tmp_path_facto
 
 @settings(max_examples=60, deadline=None)
 @given(
-    lines=st.lists(st.sampled_from(['{"text":"a"}', '{"text":"bé\\n"}', "", "  ", "{", '{"x":1}', '{"text":"' + "l" * 90 + '"}']), min_size=1, max_size=40),
+    lines=st.lists(
+        st.sampled_from(
+            [
+                '{"text":"a"}',
+                '{"text":"bé\\n"}',
+                "",
+                "  ",
+                "{",
+                '{"x":1}',
+                '{"text":"' + "l" * 90 + '"}',
+            ]
+        ),
+        min_size=1,
+        max_size=40,
+    ),
     unit=st.integers(1, 120),
     end=st.booleans(),
 )

@@ -68,7 +68,10 @@ def test_a_packed_file_cut_short_names_the_file_and_the_byte(tmp_path, kind, lef
     path = tmp_path / f"a.txt.{kind}"
     data = packed(kind, os.urandom(200_000))
     path.write_bytes(data[: left if isinstance(left, int) else int(len(data) * left)])
-    with pytest.raises(InputError, match=rf"^a.txt.{kind} is cut short: its \w+ data ends or fails at byte [\d,]+ of"):
+    with pytest.raises(
+        InputError,
+        match=rf"^a.txt.{kind} is cut short: its \w+ data ends or fails at byte [\d,]+ of",
+    ):
         unpack(path)
 
 
@@ -76,9 +79,15 @@ def test_a_packed_file_cut_short_names_the_file_and_the_byte(tmp_path, kind, lef
 def test_a_broken_packed_file_names_the_file_and_the_byte(tmp_path, kind):
     path = tmp_path / f"a.txt.{kind}"
     path.write_bytes(b"this was never packed")
-    with pytest.raises(InputError, match=rf"^a.txt.{kind} is broken \(.+\): its \w+ data ends or fails at byte"):
+    with pytest.raises(
+        InputError, match=rf"^a.txt.{kind} is broken \(.+\): its \w+ data ends or fails at byte"
+    ):
         unpack(path)
-    data = bytearray(gzip.compress(TEXT) if kind == "gz" else zstandard.ZstdCompressor(write_checksum=True).compress(TEXT))
+    data = bytearray(
+        gzip.compress(TEXT)
+        if kind == "gz"
+        else zstandard.ZstdCompressor(write_checksum=True).compress(TEXT)
+    )
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(InputError, match="is broken|is cut short"):

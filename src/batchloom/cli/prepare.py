@@ -13,10 +13,10 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from batchloom.prepare.job import run_recipe
-from batchloom.prepare.recipe import Recipe
-from batchloom.prepare.result import PrepareResult
-from batchloom.prepare.tally import Note, Progress
+from batchloom.preparation.job import run_recipe
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.result import PrepareResult
+from batchloom.preparation.tally import Note, Progress
 from batchloom.store.format import QUARANTINE_NAME
 
 _SECONDS_BETWEEN_LINES = 5.0

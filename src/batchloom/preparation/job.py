@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from batchloom.prepare.recipe import Dedup, Dtype, Recipe, make_inputs
-from batchloom.prepare.rerun import (
+from batchloom.preparation.recipe import Dedup, Dtype, Recipe, make_inputs
+from batchloom.preparation.rerun import (
     check_folder,
     finished_store,
     read_report,
     remove_leftover,
 )
-from batchloom.prepare.result import PrepareResult, result_of
-from batchloom.prepare.run import Job
-from batchloom.prepare.sample import check_beginnings
-from batchloom.prepare.tally import Listener, Note, Progress
-from batchloom.prepare.units import UNIT_BYTES
-from batchloom.prepare.work import WorkFolder
+from batchloom.preparation.result import PrepareResult, result_of
+from batchloom.preparation.run import Job
+from batchloom.preparation.sample import check_beginnings
+from batchloom.preparation.tally import Listener, Note, Progress
+from batchloom.preparation.units import UNIT_BYTES
+from batchloom.preparation.work import WorkFolder
 from batchloom.sources.listing import list_sources
 from batchloom.sources.rules import Limits
 

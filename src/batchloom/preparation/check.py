@@ -5,8 +5,8 @@ from pathlib import Path
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.prepare.recipe import Recipe
-from batchloom.prepare.units import plan_units
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.units import plan_units
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import list_sources
 from batchloom.sources.parts import PartReader

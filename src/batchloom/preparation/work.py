@@ -10,7 +10,7 @@ from typing import IO, Any, Self, TypeVar, final
 import msgspec
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.prepare.unit_files import FACTS_NAME, SHARDS_NAME
+from batchloom.preparation.unit_files import FACTS_NAME, SHARDS_NAME
 from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.writer import make_folder, write_file, writing

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.prepare.recipe import SHARD_DOCUMENTS
-from batchloom.prepare.subsets import Membership, Smallest
-from batchloom.prepare.unit_files import ROW, ROWS_NAME, SHARDS_NAME, gather, tokens_name
-from batchloom.prepare.units import Unit
-from batchloom.prepare.work import Decision, UnitFacts, WorkFolder
+from batchloom.preparation.recipe import SHARD_DOCUMENTS
+from batchloom.preparation.subsets import Membership, Smallest
+from batchloom.preparation.unit_files import ROW, ROWS_NAME, SHARDS_NAME, gather, tokens_name
+from batchloom.preparation.units import Unit
+from batchloom.preparation.work import Decision, UnitFacts, WorkFolder
 from batchloom.store.format import SUBSETS, shard_name
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry

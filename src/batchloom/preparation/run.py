@@ -11,26 +11,26 @@ from typing import Any, final
 import msgspec
 
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.prepare.finish import Finished, finish_store, move_store
-from batchloom.prepare.recipe import Recipe, recipe_fingerprint
-from batchloom.prepare.rerun import (
+from batchloom.preparation.finish import Finished, finish_store, move_store
+from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.rerun import (
     begin_or_go_on,
     report_sources,
 )
-from batchloom.prepare.result import PrepareResult, result_of
-from batchloom.prepare.sample import (
+from batchloom.preparation.result import PrepareResult, result_of
+from batchloom.preparation.sample import (
     TRAIN_BYTES,
     TRAIN_PROBE,
     VERIFY_BYTES,
     VERIFY_PROBE,
     sample_texts,
 )
-from batchloom.prepare.shards import ShardTask, decide, decided_membership, write_unit
-from batchloom.prepare.subsets import Membership
-from batchloom.prepare.tally import FirstBad, Listener, Note, Progress, Tally
-from batchloom.prepare.tokenize import Task, line_of, tokenize_unit
-from batchloom.prepare.units import Unit, plan_units
-from batchloom.prepare.work import Decision, UnitFacts, WorkFolder
+from batchloom.preparation.shards import ShardTask, decide, decided_membership, write_unit
+from batchloom.preparation.subsets import Membership
+from batchloom.preparation.tally import FirstBad, Listener, Note, Progress, Tally
+from batchloom.preparation.tokenize import Task, line_of, tokenize_unit
+from batchloom.preparation.units import Unit, plan_units
+from batchloom.preparation.work import Decision, UnitFacts, WorkFolder
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Limits

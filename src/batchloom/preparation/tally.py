@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from batchloom.core.errors import TooManyBadRecordsError
-from batchloom.prepare.recipe import allowed_bad
+from batchloom.preparation.recipe import allowed_bad
 
 Phase = Literal["sample", "tokenize", "write"]
 

@@ -8,9 +8,9 @@ import msgspec
 import xxhash
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.prepare.finish import source_hash
-from batchloom.prepare.recipe import Recipe, recipe_differences, recipe_plain
-from batchloom.prepare.work import WORK_NAME, WORK_VERSION, JobFacts, WorkFolder
+from batchloom.preparation.finish import source_hash
+from batchloom.preparation.recipe import Recipe, recipe_differences, recipe_plain
+from batchloom.preparation.work import WORK_NAME, WORK_VERSION, JobFacts, WorkFolder
 from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Source
 from batchloom.sources.streams import PartStream

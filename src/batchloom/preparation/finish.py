@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import xxhash
 
-from batchloom.prepare.recipe import Recipe, recipe_fingerprint, recipe_plain
-from batchloom.prepare.tokenize import line_of
-from batchloom.prepare.unit_files import BAD_NAME
-from batchloom.prepare.units import Unit
-from batchloom.prepare.work import Decision, PartCounts, UnitFacts, WorkFolder
+from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
+from batchloom.preparation.tokenize import line_of
+from batchloom.preparation.unit_files import BAD_NAME
+from batchloom.preparation.units import Unit
+from batchloom.preparation.work import Decision, PartCounts, UnitFacts, WorkFolder
 from batchloom.sources.rules import ReadRules, Source
 from batchloom.store.format import (
     FORMAT_VERSION,

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import Documents
-from batchloom.prepare.subsets import Membership, Smallest
-from batchloom.prepare.tally import FirstBad, Tally
-from batchloom.prepare.unit_files import FACTS_NAME, ROW, UnitFiles, hash_texts, with_control
-from batchloom.prepare.units import Unit
-from batchloom.prepare.work import PartCounts, UnitFacts
+from batchloom.preparation.subsets import Membership, Smallest
+from batchloom.preparation.tally import FirstBad, Tally
+from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles, hash_texts, with_control
+from batchloom.preparation.units import Unit
+from batchloom.preparation.work import PartCounts, UnitFacts
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Part, ReadRules, Source, way_of
