@@ -32,12 +32,13 @@ for batch in batches:
 print(size / 1e6 / (time.perf_counter() - begin), 0)
 """
 OURS = """
-import resource, shutil, sys, time
+import sys, time
 import batchloom
 begin = time.perf_counter()
 batchloom.prepare(sys.argv[1], out=sys.argv[2], tokenizer="gpt2")
 seconds = time.perf_counter() - begin
-print(float(sys.argv[3]) / 1e6 / seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+peak = open("/proc/self/status").read().split("VmHWM:")[1].split()[0]
+print(float(sys.argv[3]) / 1e6 / seconds, int(peak) // 1024)
 """
 
 

@@ -1,0 +1,27 @@
+"""Megatron's reader over what ``prepare`` writes: every subset, every shard."""
+
+import batchloom
+from oracles import megatron
+
+
+def test_every_prepared_shard_is_a_megatron_prefix(tmp_path):
+    (tmp_path / "in.txt").write_text(
+        "\n".join(f"line {n} of a text" * (n % 5 + 1) for n in range(300))
+    )
+    batchloom.prepare(
+        tmp_path / "in.txt",
+        out=tmp_path / "s",
+        tokenizer="train:300",
+        split_on="line",
+        tokens_per_shard=500,
+        val_fraction=0.2,
+        test_fraction=0.1,
+    )
+    for split in ("train", "val", "test"):
+        store = batchloom.open_store(tmp_path / "s", split)
+        assert store.shards > 1
+        theirs = []
+        for path in sorted((tmp_path / "s" / split).glob("*.idx")):
+            dataset = megatron("indexed_dataset").IndexedDataset(str(path.with_suffix("")))
+            theirs += [dataset[n].tolist() for n in range(len(dataset))]
+        assert theirs == [store[n].ids.tolist() for n in range(len(store))]
