@@ -93,12 +93,38 @@ def test_stateful_dataloader(store, expected, workers, stop):
     assert all(torch.equal(a, b) for a, b in zip(expected[stop:], got, strict=True))
 
 
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_every_pass_starts_over(store, expected, workers, persistent):
+    data = DataLoader(
+        LoaderIterable(make(store)),
+        batch_size=None,
+        num_workers=workers,
+        persistent_workers=persistent,
+    )
+    assert torch.equal(next(iter(data))["input_ids"], expected[0])
+    for _ in range(2):
+        got = [batch["input_ids"] for batch in data]
+        assert len(got) == STEPS
+        assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+def test_a_state_taken_before_the_first_batch_keeps_the_place(store):
+    loader = make(store)
+    loader.load_state_dict(loader.plan.state(4 * 8))
+    fresh = LoaderIterable(make(store))
+    fresh.load_state_dict(LoaderIterable(loader).state_dict())
+    assert next(iter(fresh)).step == 4
+
+
 def test_a_workers_state_of_another_plan_or_number_is_refused(store):
     face = LoaderIterable(make(store))
     state = face.state_dict()
     with pytest.raises(StateError, match="taken with 4 workers, here are 1"):
         face.load_state_dict({**state, "workers": 4})
-    with pytest.raises(StateError, match="belongs to plan"):
-        face.load_state_dict({**state, "fingerprint": "x"})
+    other = batchloom.Loader(store, seq_len=16, global_batch_size=8, rank=0, world_size=1)
+    with pytest.raises(StateError, match="spec.seq_len was 16 and is 32"):
+        face.load_state_dict(LoaderIterable(other).state_dict())
+    with pytest.raises(StateError, match="not a worker's state"):
+        face.load_state_dict({"next": 3})
     with pytest.raises(IndexError):
         LoaderDataset(make(store))[STEPS]

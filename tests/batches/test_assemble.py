@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchloom.batches.assemble import IGNORE, assemble_rows, assemble_varlen, spans_of
+from batchloom.batches.assemble import IGNORE, assemble_rows, assemble_varlen
 from batchloom.plan.plan import Plan
 from batchloom.plan.spec import PlanSpec
 from batchloom.testing.stores import write_store
@@ -17,6 +17,17 @@ DOCUMENTS = st.lists(
 def folders(tmp_path_factory):
     """A fresh folder a call: hypothesis keeps a function-scoped fixture for all its examples."""
     return lambda: tmp_path_factory.mktemp("store")
+
+
+def spans_of(rows):
+    """(row, document, start, stop) of every span, row by row."""
+    row = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
+    stops = rows.starts + rows.lengths
+    return list(
+        zip(
+            row.tolist(), rows.documents.tolist(), rows.starts.tolist(), stops.tolist(), strict=True
+        )
+    )
 
 
 def by_hand(store, rows, seq_len, labels):
@@ -106,3 +117,12 @@ def test_int32_stores_give_the_same_batches(folders):
         batches.append(assemble_rows(store, rows, 8, "aligned")["input_ids"])
     # The seed's keys know nothing of the store, so two stores of equal lengths share an order.
     assert np.array_equal(*batches)
+
+
+def test_a_varlen_step_without_spans_is_one_token_of_padding(folders):
+    store = write_store(folders(), [[1, 2, 3]])
+    rows = Plan(store, PlanSpec(seq_len=4, global_batch_size=2)).rows(1, 2)
+    batch = assemble_varlen(store, rows, "shifted")
+    assert batch["input_ids"].tolist() == [[store.end_id]]
+    assert batch["labels"].tolist() == [[IGNORE]]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 1]

@@ -101,9 +101,8 @@ def test_a_state_of_another_loader_is_refused_by_field(store, tmp_path):
         make(store, seed=1).load_state_dict(state)
     with pytest.raises(StateError, match=r"sources.data.store was"):
         make(write_store(tmp_path, [[1, 2, 3]])).load_state_dict(state)
-    state["position"] = 5
     with pytest.raises(StateError, match="inside step 0"):
-        make(store).load_state_dict(state)
+        make(store).load_state_dict(make(store).plan.state(5))
 
 
 def test_another_tokenizer_is_another_store(tmp_path, store):
@@ -121,7 +120,64 @@ def test_more_epochs_continue_the_same_run(store):
     short, long = make(store, epochs=1), make(store, epochs=3)
     long.load_state_dict(short.state_dict())
     assert short.plan.fingerprint == long.plan.fingerprint
-    assert all(same(long[step], batch) for step, batch in enumerate(list(short)[:-1]))
+    batches = list(short)
+    assert all(same(long[step], batch) for step, batch in enumerate(batches[:-1]))
+    # The short run filled its last step with empty sequences: the longer one does that step anew.
+    again = make(store, epochs=3)
+    again.load_state_dict(short.state_dict())
+    rest = list(again)
+    assert rest[0].step == len(batches) - 1
+    assert len(rest) == len(long) - len(batches) + 1
+
+
+def test_a_look_at_the_first_batch_moves_nothing(store):
+    loader = make(store, epochs=2)
+    running = iter(loader)
+    for _ in range(5):
+        next(running)
+    assert next(iter(loader)).step == 0
+    assert loader.state_dict()["position"] == 5 * 12
+    assert next(running).step == 5
+    resumed = make(store, epochs=2)
+    resumed.load_state_dict(loader.state_dict())
+    assert next(iter(resumed)).step == 6
+    assert next(iter(resumed)).step == 6
+    assert [batch.step for batch in resumed][:2] == [6, 7]
+    assert next(iter(resumed)).step == 0
+
+
+def test_frameworks_may_rebuild_a_batch(store):
+    import torch
+    from torch.distributed.utils import _recursive_to
+
+    batch = make(store, output="torch")[0]
+    rebuilt = type(batch)({key: value + 0 for key, value in batch.items()})
+    assert set(rebuilt) == set(batch)
+    moved = _recursive_to((batch,), torch.device("cpu"), use_side_stream_for_tensor_copies=False)
+    assert set(moved[0][0]) == set(batch)
+
+
+def test_a_forked_child_has_locks_of_its_own(store):
+    loader = make(store)
+    iterator = iter(loader)
+    next(iterator)
+    loader.plan._lock.acquire()
+    try:
+        child = os.fork()
+        if not child:
+            os._exit(0 if loader.batch(3)["input_ids"].shape == (12, 64) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        loader.plan._lock.release()
+    iterator.close()
+
+
+def test_a_store_opened_by_a_relative_path_survives_a_change_of_folder(tmp_path, monkeypatch):
+    write_store(tmp_path / "s", [[1, 2, 3]])
+    monkeypatch.chdir(tmp_path)
+    opened = batchloom.open_store("s")
+    monkeypatch.chdir("/")
+    assert opened[0].ids.tolist() == [1, 2, 3]
 
 
 def test_a_ready_plan(store):
@@ -171,6 +227,16 @@ def test_ranks_that_cannot_be(store):
         make("some/path")
 
 
+def producers_end():
+    """Whether no producer thread lives on, a moment after its consumer left."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if not [t for t in threading.enumerate() if t.name == "batchloom-producer"]:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 class Trouble(RuntimeError):
     pass
 
@@ -186,7 +252,7 @@ def test_errors_arrive_in_order_and_the_thread_ends():
         for item in Ahead(build, 0, 2):
             got.append(item)  # noqa: PERF402 - what came before the error counts
     assert got == [0, 1, 2]
-    assert not [t for t in threading.enumerate() if t.name == "batchloom-producer"]
+    assert producers_end()
 
 
 def test_the_producer_stays_a_bounded_number_ahead_and_stops_when_left():
@@ -199,7 +265,7 @@ def test_the_producer_stays_a_bounded_number_ahead_and_stops_when_left():
     time.sleep(0.05)
     assert made in ([0, 1, 2, 3], [0, 1, 2])
     ahead.close()
-    assert not [t for t in threading.enumerate() if t.name == "batchloom-producer"]
+    assert producers_end()
 
 
 def test_items_come_in_order_from_both_threads():

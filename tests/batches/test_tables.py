@@ -90,14 +90,17 @@ def test_a_read_only_store_uses_the_users_cache(store, tmp_path):
         write_table(plan, [blocked / "plans"])
 
 
-def test_a_damaged_table_is_refused_not_used(store):
+def test_a_damaged_table_is_counted_again(store, caplog):
     plan = batchloom.Loader(store, **SPEC).plan
     path = write_table(plan, table_folders(store.path))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StoreError, match="is damaged; delete it"):
-        batchloom.Loader(store, **SPEC)
+    again = batchloom.Loader(store, **SPEC)
+    assert not again.plan.has_counts
+    assert "is damaged; it is counted again" in caplog.text
+    assert len(again) == len(list(again))
+    assert load_table(batchloom.Loader(store, **SPEC).plan, table_folders(store.path))
 
 
 def test_one_process_counts_and_the_lock_dies_with_it(store):

@@ -1,4 +1,5 @@
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -210,10 +211,83 @@ def test_a_state_of_another_plan_is_refused_by_field():
     for broken in ({}, {**mine.state(2), "position": -1}, {**mine.state(2), "position": "2"}, []):
         with pytest.raises(StateError):
             mine.resume(broken)
-    tampered = mine.state(2)
-    tampered["sources"]["data"]["before"] = 10**9
-    with pytest.raises(StateError, match="outside the plan"):
-        mine.resume(tampered)
+
+
+@pytest.mark.parametrize("name", ["epoch", "slot", "before"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_state_changed_by_hand_is_refused(name, change):
+    plan = Plan(LengthsOnly([5] * 90), PlanSpec(seq_len=4, global_batch_size=2, pool_size=8))
+    state = plan.state(60)
+    state["sources"]["data"][name] += change
+    with pytest.raises(StateError, match="changed after it was saved"):
+        plan.resume(state)
+    for field, value, sentence in (
+        ("position", 62, "changed after"),
+        ("edits", [1], "changed after"),
+        ("order_version", 99, "order_version 99"),
+    ):
+        with pytest.raises(StateError, match=sentence):
+            plan.resume({**plan.state(60), field: value})
+
+
+def test_a_state_carries_its_pool():
+    """Going on far into a run counts no pool that lies before."""
+    source = LengthsOnly([3] * 4000)
+    spec = PlanSpec(seq_len=8, global_batch_size=4, pool_size=10, epochs=3)
+    state = Plan(source, spec).state(1000)
+    plan = Plan(source, spec)
+    assert plan.resume(state) == 1000
+    plan.rows(1000, 1040)
+    assert (plan._counts >= 0).sum() < 20
+    plan.state(1004)
+    assert (plan._counts >= 0).sum() < 20
+
+
+def test_a_longer_run_goes_on_where_a_shorter_one_ended():
+    """The sequences that filled the short run's last step were empty: nothing may be lost."""
+    source = LengthsOnly([4] * 5)
+    short = Plan(source, PlanSpec(seq_len=4, global_batch_size=2))
+    long = Plan(source, PlanSpec(seq_len=4, global_batch_size=2, epochs=2))
+    state = short.state(short.steps * 2)
+    assert short.resume(state) == 6
+    assert long.resume(state) == 4
+
+
+def test_a_table_of_another_plan_is_refused_when_it_contradicts():
+    spec = PlanSpec(seq_len=8, global_batch_size=4, pool_size=10)
+    plan = Plan(LengthsOnly([3] * 100), spec)
+    for wrong in (2, -2):
+        other = Plan(LengthsOnly([3] * 100), spec)
+        other.adopt_counts(plan.count_all() + wrong)
+        with pytest.raises(PlanError, match="another plan's"):
+            other.rows(0, 50)
+    with pytest.raises(PlanError, match="does not belong to this plan"):
+        plan.adopt_counts(np.ones(3, np.int64))
+
+
+def test_the_tables_name_follows_what_counts_depend_on():
+    def identity(**changed):
+        spec = PlanSpec(**{"seq_len": 4, "global_batch_size": 2, **changed})
+        return str(Plan(LengthsOnly([3] * 9), spec).table_identity)
+
+    same = [{"epochs": 2}, {"global_batch_size": 8}, {"last": "drop"}, {"steps": 4}]
+    other = [
+        {"seq_len": 5},
+        {"packing": "wrap"},
+        {"overlong": "drop"},
+        {"seed": 1},
+        {"shuffle": False},
+    ]
+    other += [{"pool_size": 4}, {"block": 2}]
+    assert {identity(**change) for change in same} == {identity()}
+    assert len({identity(), *(identity(**change) for change in other)}) == len(other) + 1
+
+
+def test_plans_travel_to_other_processes():
+    plan = Plan(LengthsOnly([3] * 100), PlanSpec(seq_len=8, global_batch_size=4, pool_size=10))
+    again = pickle.loads(pickle.dumps(plan))
+    assert again.fingerprint == plan.fingerprint
+    assert spans(again.rows(5, 9)) == spans(plan.rows(5, 9)) == spans(plan.twin().rows(5, 9))
 
 
 def test_settings_are_refused_all_at_once():

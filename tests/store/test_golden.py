@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchloom.core.errors import StoreError
 from batchloom.store.format import shard_name, token_dtype
 from batchloom.store.index import index_bytes, map_index
 from batchloom.store.origins import Origins, join_origins, map_origins
@@ -136,3 +137,8 @@ def test_the_schema_is_the_manifests_own():
     schema = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
     own = msgspec.json.schema(Manifest)
     assert {key: schema[key] for key in own} == own
+
+
+def test_a_document_too_long_for_an_index_is_refused():
+    with pytest.raises(StoreError, match="Document 1 has 2,147,483,648 tokens"):
+        index_bytes(np.array([4, 2**31], np.uint32), np.dtype("<u2"))

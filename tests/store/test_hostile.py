@@ -102,6 +102,9 @@ FILE_ATTACKS = {
     "bin odd": (lambda f: cut(f / BIN, 1), "has 839 bytes"),
     "bin longer": (lambda f: (f / BIN).write_bytes((f / BIN).read_bytes() + b"ab"), "has 842 bytes"),
     "bin gone": (lambda f: (f / BIN).unlink(), "cannot be read"),
+    "pointer of another document": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", 42)), "not where its index points"),
+    "pointer into a token": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", 7)), "not where its index points"),
+    "lengths shorter": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 3)), "not where its index points"),
     "lengths cut": (lambda f: cut(f / LENGTHS, 4), "50 documents take 200"),
     "lengths lie": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 400)), "not where its index points"),
 }  # fmt: skip

@@ -72,9 +72,9 @@ def test_gpt_dataset_trains_on_the_prefixes(folder, tmp_path):
     )
     dataset = builder(gpt.GPTDataset, [20, 0, 0], lambda: True, config).build()[0]
     flat = [token for ids in DOCUMENTS for token in ids]
-    text = ",".join(map(str, flat))
+    text = f",{','.join(map(str, flat))},"
     for sample in range(len(dataset)):
         tokens = dataset[sample]["tokens"].tolist()
         assert len(tokens) == 16
         documents = ",".join(map(str, tokens)).split(",256,")
-        assert all(piece in text for piece in documents)
+        assert all(f",{piece}," in text for piece in documents)

@@ -1,12 +1,15 @@
+import json
+import os
 import pickle
 import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import batchloom
 from batchloom.core.errors import InputError, StoreError, StoreMissingError
-from batchloom.store import reader
 from batchloom.testing.stores import write_store
 from oracles import megatron
 
@@ -55,6 +58,7 @@ def test_spans_across_shards(tmp_path):
 
 def test_a_bounded_number_of_shards_stays_mapped(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (300, 300))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     documents = [[n % 256] for n in range(120)]
     write_store(tmp_path, documents, documents_per_shard=1)
     store = batchloom.open_store(tmp_path)
@@ -63,12 +67,35 @@ def test_a_bounded_number_of_shards_stays_mapped(tmp_path, monkeypatch):
         assert sum(shard is not None for shard in store._open) == 22
 
 
-def test_opening_ten_thousand_shards_reads_the_manifest_and_maps_nothing(tmp_path, monkeypatch):
-    store = write_store(tmp_path, [[n % 250] for n in range(300)], documents_per_shard=1)
-    opened = []
-    monkeypatch.setattr(reader, "Shard", lambda *args, ours: opened.append(args))
+def test_a_batch_over_more_shards_than_may_be_open(tmp_path):
+    write_store(tmp_path, [[n % 250, 7] for n in range(700)], documents_per_shard=1)
+    code = (
+        "import resource, numpy as np, batchloom;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300));"
+        f"s = batchloom.open_store({str(tmp_path)!r}); n = np.arange(700);"
+        "views = s.read(n, n * 0, n * 0 + 2);"
+        "print([int(v[0]) for v in views] == [k % 250 for k in range(700)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_opening_ten_thousand_shards_reads_the_manifest_and_maps_nothing(tmp_path):
+    shards = 10_000
+    write_store(tmp_path, [[1]])
+    path = tmp_path / "dataset_metadata.json"
+    manifest = json.loads(path.read_text())
+    subset = manifest["subsets"]["train"]
+    one = subset["shards"][0]
+    subset["shards"] = [{**one, "name": f"shard_{n:05d}"} for n in range(shards)]
+    subset["documents"] = subset["tokens"] = shards
+    path.write_text(json.dumps(manifest))
+    np.ones(shards, "<u4").tofile(tmp_path / "train" / "lengths.u32")
+    before = set(os.listdir("/proc/self/fd"))
     store = batchloom.open_store(tmp_path)
-    assert (store.shards, opened) == (300, [])
+    assert store.shards == len(store) == shards
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 2
+    assert store[0].ids.tolist() == [1]
 
 
 def test_a_store_travels_to_other_processes(tmp_path):

@@ -27,15 +27,17 @@ class _Twin:
     def __init__(self, loader: Loader) -> None:
         self._store, self._spec = loader.store, loader.plan.spec
         self._batch_spec = to_plain(loader.spec)
+        self._state = loader.plan.state(loader.next_step * self._spec.global_batch_size)
         self._made: tuple[int, Loader] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": None}
 
     def loader(self) -> Loader:
-        """This process's loader, made when first asked for."""
+        """This process's loader, made when first asked for; it knows where the run goes on."""
         if self._made is None or self._made[0] != os.getpid():
             plan = Plan(self._store, self._spec)
+            plan.resume(self._state)
             self._made = (os.getpid(), Loader(plan, **{**self._batch_spec, "prefetch": 0}))
         return self._made[1]
 
@@ -61,52 +63,57 @@ class LoaderDataset(Dataset[Batch]):
 class LoaderIterable(IterableDataset[Batch]):
     """Iterable face: worker w of n gives steps w, w + n, ...; a DataLoader puts them in order.
 
-    It begins where the loader it was made of would: at step 0, or at a loaded state's step.
-    Its own ``state_dict`` is what torchdata's StatefulDataLoader keeps for each worker.
+    Every iteration begins where the loader it was made of would have: at step 0, or at a loaded
+    state's step. Its own ``state_dict`` is what torchdata's StatefulDataLoader keeps for each
+    worker; after ``load_state_dict`` the next iteration, and only that, goes on there.
     """
 
     def __init__(self, loader: Loader) -> None:
         self._twin = _Twin(loader)
         self._first = loader.next_step
+        self._loaded: int | None = None
         self._next: int | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        worker = get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        step = self._first + number if self._next is None else self._next
+        number, workers = _worker()
+        step = self._first + number if self._loaded is None else self._loaded
+        self._loaded = None
         loader = self._twin.loader()
         while loader.plan.has_step(step):
             self._next = step + workers
             yield loader.batch(step)
             step += workers
-        self._next = None
+        self._next = step
 
     def state_dict(self) -> dict[str, Any]:
-        """The next step of this worker, and what it belongs to."""
-        worker = get_worker_info()
-        return {
-            "next": self._next,
-            "workers": worker.num_workers if worker else 1,
-            "fingerprint": self._twin.loader().plan.fingerprint,
-        }
+        """The next step of this worker as a plan's state, and the number of workers."""
+        number, workers = _worker()
+        plan = self._twin.loader().plan
+        step = self._first + number if self._next is None else self._next
+        return {"workers": workers, "state": plan.state(step * plan.spec.global_batch_size)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with a worker's own state.
 
         Raises:
-            StateError: another plan, or another number of workers (for that, keep the state of
-                the ``Loader`` itself: it belongs to no number of workers).
+            StateError: not such a state, another plan (names each field that differs), or another
+                number of workers (for that, keep the state of the ``Loader`` itself: it belongs to
+                no number of workers).
         """
-        worker = get_worker_info()
-        workers = worker.num_workers if worker else 1
-        ours = self._twin.loader().plan.fingerprint
-        if state["fingerprint"] != ours:
-            raise StateError(
-                f"The state belongs to plan {state['fingerprint']}, this is plan {ours}."
-            )
+        _, workers = _worker()
+        if not isinstance(state, dict) or not {"workers", "state"} <= set(state):
+            raise StateError("This is not a worker's state. Give what state_dict() returned.")
+        plan = self._twin.loader().plan
+        position = plan.resume(state["state"])
         if state["workers"] != workers:
             raise StateError(
                 f"The state was taken with {state['workers']} workers, here are {workers}. Keep "
                 "loader.state_dict() instead: it goes on with any number of workers."
             )
-        self._next = state["next"]
+        self._loaded = self._next = position // plan.spec.global_batch_size
+
+
+def _worker() -> tuple[int, int]:
+    """(number, workers) of the DataLoader worker this runs in; (0, 1) outside of one."""
+    worker = get_worker_info()
+    return (worker.id, worker.num_workers) if worker else (0, 1)

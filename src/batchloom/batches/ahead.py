@@ -68,9 +68,10 @@ class Ahead(Generic[T]):
                     self._give_room(owed)
                     owed = 0
         finally:
+            # The thread is not waited for: this may run inside a garbage collection, in that very
+            # thread or while a lock is held that it needs. It ends by itself, after its item.
             self._ended = True
             self._give_room(1)
-            self._thread.join()
 
     def _give_room(self, items: int) -> None:
         for _ in range(items):

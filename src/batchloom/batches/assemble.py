@@ -1,6 +1,6 @@
 """From rows to a batch: one copy a span into arrays of the batch's own."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +22,8 @@ class Batch(dict[str, Any]):
         origin: where its data came from, as log lines say it.
     """
 
-    def __init__(self, arrays: dict[str, Any], step: int, origin: str) -> None:
+    def __init__(self, arrays: Mapping[str, Any], step: int = -1, origin: str = "") -> None:
+        # Frameworks move a batch by rebuilding it from its items alone: type(batch)({...}).
         super().__init__(arrays)
         self.step, self.origin = step, origin
 
@@ -94,20 +95,22 @@ def assemble_varlen(store: Reader, rows: Rows, labels: str) -> dict[str, Any]:
         number of each token's span; ``cu_seq_lens_q`` and ``cu_seq_lens_k`` int32 [N + 1], where
         spans begin and T at the end; ``max_length_q`` and ``max_length_k``, the longest span (int).
     """
-    total = int(rows.lengths.sum())
-    bounds = np.zeros(len(rows.lengths) + 1, np.int64)
-    np.cumsum(rows.lengths, out=bounds[1:])
     pieces = store.read(rows.documents, rows.starts, rows.lengths)
-    ids = np.concatenate(pieces, dtype=np.int64) if pieces else np.empty(0, np.int64)
-    longest = int(rows.lengths.max(initial=0))
+    # A step without spans (the end of a run) is one token of padding: models take no empty input.
+    lengths = rows.lengths if pieces else np.ones(1, np.int64)
+    ids = np.concatenate(pieces or [np.array([store.end_id])], dtype=np.int64)
+    total = ids.size
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    longest = int(lengths.max())
     cumulative = bounds.astype(np.int32)
     targets = np.empty_like(ids)
-    _fill_targets(targets, ids, bounds[:-1], rows.lengths, labels)
+    _fill_targets(targets, ids, bounds[:-1], lengths, labels)
     return {
         "input_ids": ids[None],
         "labels": targets[None],
-        "position_ids": (np.arange(total) - np.repeat(bounds[:-1], rows.lengths))[None],
-        "seq_idx": np.repeat(np.arange(len(rows.lengths), dtype=np.int32), rows.lengths)[None],
+        "position_ids": (np.arange(total) - np.repeat(bounds[:-1], lengths))[None],
+        "seq_idx": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None],
         "cu_seq_lens_q": cumulative,
         "cu_seq_lens_k": cumulative.copy(),
         "max_length_q": longest,
@@ -142,15 +145,3 @@ def _fill_targets(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str
     else:
         targets[:] = ids
         targets[begins] = IGNORE
-
-
-def spans_of(rows: Rows) -> Iterator[tuple[int, int, int, int]]:
-    """(row, document, start, stop) of every span, row by row."""
-    row = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
-    yield from zip(
-        row.tolist(),
-        rows.documents.tolist(),
-        rows.starts.tolist(),
-        (rows.starts + rows.lengths).tolist(),
-        strict=True,
-    )

@@ -18,9 +18,15 @@ def main() -> None:
     store = open_store(request["path"], request["split"] or "train")
     plan = Plan(store, from_plain(PlanSpec, request["spec"]))
     folders = table_folders(store.path)
+    parent = os.getppid()
+
+    def leave_with_parent(_done: int, _pools: int) -> None:
+        if os.getppid() != parent:
+            raise SystemExit
+
     with lock_table(plan, folders) as mine:
         if mine and not load_table(plan, folders):
-            write_table(plan, folders)
+            write_table(plan, folders, leave_with_parent)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The loader: a store (or a ready plan) in, the batches of one rank out."""
 
 import os
+import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
@@ -116,8 +118,11 @@ class Loader:
         self._rank, self._world = rank, world_size
         self.store = _store_of(self.plan)
         self._folders = table_folders(self.store.path)
-        self._step = 0
+        self._start = 0
         self._resumed = False
+        self._iterations: list[_Iteration] = []
+        self._latest: _Iteration | None = None
+        _LOADERS.add(self)
         if self.plan.pools.count > IN_PLACE:
             load_table(self.plan, self._folders)
 
@@ -128,25 +133,43 @@ class Loader:
         return f"source=real {self.store.path.name}{split} {self.store.fingerprint[:12]}"
 
     def __iter__(self) -> Iterator[Batch]:
-        first = self.next_step
-        self._step, self._resumed = first, False
+        return self._iterate(self.next_step)
+
+    def _iterate(self, first: int) -> Iterator[Batch]:
+        run = _Iteration(first)
+        self._iterations.append(run)
+        try:
+            for batch in self._batches(first):
+                run.taken += 1
+                run.next_step = batch.step + 1
+                self._latest = run
+                if run.taken == 1 and self.spec.prefetch:
+                    self._count_beside()
+                # Whoever only looks at the first batch of a resumed loader has not resumed it.
+                self._resumed = self._resumed and run.taken == 1
+                yield batch
+            self._resumed = False
+        finally:
+            self._iterations.remove(run)
+            if run.taken <= 1 and self._latest is run and self._iterations:
+                self._latest = self._iterations[-1]
+
+    def _batches(self, first: int) -> Iterator[Batch]:
         if self.spec.prefetch:
             self._reserve()
-            for batch in Ahead(self._next, first, self.spec.prefetch):
-                if batch.step == first:
-                    self._count_beside()
-                self._step = batch.step + 1
-                yield batch
+            yield from Ahead(self._next, first, self.spec.prefetch)
             return
         step = first
         while (made := self._next(step)) is not None:
-            step += 1
-            self._step = step
             yield made
+            step += 1
 
     def __len__(self) -> int:
         self._wait()
         return self.plan.steps
+
+    def __bool__(self) -> bool:
+        return True
 
     def __getitem__(self, step: int) -> Batch:
         if self.plan.spec.steps is None:
@@ -177,11 +200,16 @@ class Loader:
     @property
     def next_step(self) -> int:
         """The step the next iteration begins with."""
-        return self._step if self._resumed else 0
+        return self._start if self._resumed else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """One position and the plan it belongs to, as plain JSON values; the next step is next."""
-        return self.plan.state(self._step * self.plan.spec.global_batch_size)
+        """One position and the plan it belongs to, as plain JSON values.
+
+        The position is that after the batch given last. A look at a first batch
+        (``next(iter(loader))``) beside a running iteration does not move it.
+        """
+        step = self._latest.next_step if self._latest else self.next_step
+        return self.plan.state(step * self.plan.spec.global_batch_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken, on any rank of any world size.
@@ -195,7 +223,7 @@ class Loader:
             raise StateError(
                 f"The state's position {position} lies inside step {step}; the state was changed by hand."
             )
-        self._step, self._resumed = step, True
+        self._start, self._resumed, self._latest = step, True, None
 
     def _wait(self) -> None:
         """Have the counts of all pools: at once for small plans, else from the table."""
@@ -221,6 +249,26 @@ class Loader:
         if local != "0" or self.plan.pools.count <= IN_PLACE or self.plan.has_counts:
             return
         count_beside(str(self.store.path), self.store.split, to_plain(self.plan.spec))
+
+
+@dataclass(slots=True, eq=False)
+class _Iteration:
+    """One iteration over a loader: its next step, and how many batches it gave."""
+
+    next_step: int
+    taken: int = 0
+
+
+# A producer thread does not live on in a forked child, but the lock it held would.
+_LOADERS: "weakref.WeakSet[Loader]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for loader in _LOADERS:
+        loader.plan = loader.plan.twin()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _store_of(plan: Plan) -> Store:

@@ -6,16 +6,18 @@ process of a node counts it, under a lock that dies with its holder; the others 
 file. Small plans are counted in place when asked: that takes milliseconds.
 """
 
+import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,8 @@ from batchloom.plan.plan import Plan
 # Up to this many pools (a million documents) counting takes less time than starting a process.
 IN_PLACE = 16
 
+_TELL_SECONDS = 5.0
+_LOG = logging.getLogger("batchloom")
 _MAGIC = b"BLMPOOLS"
 _HEADER = struct.Struct("<8sQ16s")
 _FOLDER = "plans"
@@ -46,10 +50,10 @@ def table_folders(store_path: Path) -> list[Path]:
 
 
 def load_table(plan: Plan, folders: list[Path]) -> bool:
-    """Let the plan adopt its cached table; False when there is none yet.
+    """Let the plan adopt its cached table; False when there is none yet, or a damaged one.
 
     Raises:
-        StoreError: a file under the table's name that is not one.
+        PlanError: a table that contradicts what the plan has counted itself.
     """
     for folder in folders:
         path = folder / table_name(plan)
@@ -57,7 +61,11 @@ def load_table(plan: Plan, folders: list[Path]) -> bool:
             data = path.read_bytes()
         except OSError:
             continue  # Not there, or a folder this user may not read: as good as not counted.
-        plan.adopt_counts(_decode(data, path))
+        counts = _decode(data)
+        if counts is None:
+            _LOG.warning("%s is damaged; it is counted again.", path)
+            continue
+        plan.adopt_counts(counts)
         return True
     return False
 
@@ -74,11 +82,16 @@ def write_table(
     reasons = []
     for folder in folders:
         path = folder / table_name(plan)
-        aside = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            aside.write_bytes(data)
-            aside.replace(path)
+            # A name of its own: two nodes may count at once, with one process number.
+            with tempfile.NamedTemporaryFile(
+                dir=folder, prefix=f"{path.name}.", suffix=".partial", delete=False
+            ) as aside:
+                aside.write(data)
+                aside.flush()
+                os.fsync(aside.fileno())
+            Path(aside.name).replace(path)
         except OSError as error:
             reasons.append(f"{folder}: {error.strerror}")
             continue
@@ -89,19 +102,31 @@ def write_table(
     )
 
 
-def wait_for_table(
-    plan: Plan, folders: list[Path], progress: Callable[[int, int], None] | None = None
-) -> None:
-    """Return when the plan has its counts: adopted from another process, or counted here."""
+def wait_for_table(plan: Plan, folders: list[Path]) -> None:
+    """Return when the plan has its counts: adopted from another process, or counted here.
+
+    Tells the log ``batchloom`` (level INFO) every few seconds how far it is.
+    """
+    told = time.monotonic()
+
+    def tell(done: int, pools: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            _LOG.info("Counting sequences for the length of the run: %d of %d pools.", done, pools)
+
     while not plan.has_counts and not load_table(plan, folders):
         with lock_table(plan, folders) as mine:
             if mine and not load_table(plan, folders):
-                write_table(plan, folders, progress)
+                write_table(plan, folders, tell)
             elif not mine:
+                if time.monotonic() - told > _TELL_SECONDS:
+                    told = time.monotonic()
+                    _LOG.info("Waiting for another process of this node to count sequences.")
                 time.sleep(0.05)
 
 
-@contextmanager
+@contextlib.contextmanager
 def lock_table(plan: Plan, folders: list[Path]) -> Iterator[bool]:
     """Whether this process is the one that counts; the lock dies with the process."""
     descriptor = _lock_file(table_name(plan), folders)
@@ -114,8 +139,14 @@ def lock_table(plan: Plan, folders: list[Path]) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
+        except OSError as error:
+            # No locks on this file system: counting twice is slow, not wrong.
+            _LOG.warning("No lock beside %s: %s.", folders[0], error.strerror)
         yield True
     finally:
+        # Closing alone would leave the lock to children forked meanwhile.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
@@ -149,11 +180,12 @@ def _encode(counts: NDArray[np.int64]) -> bytes:
     return _HEADER.pack(_MAGIC, len(counts), hashlib.blake2b(body, digest_size=16).digest()) + body
 
 
-def _decode(data: bytes, path: Path) -> NDArray[np.int64]:
+def _decode(data: bytes) -> NDArray[np.int64] | None:
+    """The counts in a table's bytes; None when it is damaged."""
     if len(data) >= _HEADER.size:
         magic, count, digest = _HEADER.unpack_from(data)
         body = data[_HEADER.size :]
         same = hashlib.blake2b(body, digest_size=16).digest() == digest
         if magic == _MAGIC and len(body) == 4 * count and same:
             return np.frombuffer(body, "<u4").astype(np.int64)
-    raise StoreError(f"{path} is damaged; delete it, it will be made again.")
+    return None

@@ -1,6 +1,7 @@
 """The plan: the whole order of a run as a value. Every answer is arithmetic on lengths."""
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from batchloom.plan.spec import ORDER_VERSION, PlanSpec
 
 SOURCE = "data"
 _KEPT_POOLS = 4
+_KEPT_EPOCHS = 2
+_KEPT_ANCHORS = 1024
 # What may change between a run and its continuation without changing the order.
 _NOT_ORDER = ("epochs", "steps", "last")
 
@@ -71,9 +74,20 @@ class Plan:
         self._counts = np.full(self.pools.count, -1, np.int64)
         self._total = -1
         self._recent: OrderedDict[tuple[int, int], Rows] = OrderedDict()
-        self._orders: tuple[int, NDArray[np.int64]] | None = None
+        self._orders: OrderedDict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = OrderedDict()
+        # Pools whose place in the run is known, by the sequences before them.
         self._anchors = [Cursor(0, 0, 0)]
         self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[type["Plan"], tuple[PlanStore, PlanSpec]]:
+        return Plan, (self.store, self.spec)
+
+    def twin(self) -> "Plan":
+        """The same plan with what is known of it so far and a lock of its own, for after a fork."""
+        plan = Plan(self.store, self.spec)
+        plan._counts, plan._total = self._counts.copy(), self._total
+        plan._anchors = list(self._anchors)
+        return plan
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -90,7 +104,11 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits that name the order; equal fingerprints give equal batches."""
+        """32 hex digits that name the order.
+
+        Equal fingerprints give equal steps, up to where the shorter of two runs ends: past its
+        end a run has empty sequences.
+        """
         return fingerprint(self.identity)
 
     def left_out(self) -> LeftOut:
@@ -193,7 +211,7 @@ class Plan:
         """The pool that holds a position; None when the run ends before it.
 
         Without the counts of all pools this walks from the nearest pool it knows, counting
-        the pools between; with them it is a binary search.
+        the pools between; with them it is a binary search (over sums made once an epoch).
         """
         epochs = None if self.spec.steps is not None else (self.spec.epochs or 1)
         if self.spec.steps is not None and position >= self.positions:
@@ -207,15 +225,18 @@ class Plan:
         epoch, inside = divmod(position, self._total)
         if epochs is not None and epoch >= epochs:
             return None
-        ends = np.cumsum(self._counts[self._order(epoch)])
+        ends = self._epoch(epoch)[1]
         slot = int(np.searchsorted(ends, inside, side="right"))
         before = int(ends[slot - 1]) if slot else 0
         return Cursor(epoch, slot, epoch * self._total + before)
 
     def _walk(self, position: int, epochs: int | None) -> Cursor | None:
-        cursor = max((a for a in self._anchors if a.before <= position), key=lambda a: a.before)
+        place = bisect_right(self._anchors, position, key=lambda anchor: anchor.before)
+        cursor = self._anchors[place - 1]
         empty = 0
         while True:
+            if self._total >= 0:
+                return self._search(position, epochs)
             if cursor.slot == self.pools.count:
                 cursor = Cursor(cursor.epoch + 1, 0, cursor.before)
             if epochs is not None and cursor.epoch >= epochs:
@@ -225,12 +246,20 @@ class Plan:
             begins = position == cursor.before
             count = len(self._entered(pool, cursor.epoch)) if begins else self._count(pool)
             if position < cursor.before + count:
-                self._anchors = [self._anchors[0], *self._anchors[1:][-1:], cursor]
+                self._anchor(cursor)
                 return cursor
             empty = 0 if count else empty + 1
             if empty >= self.pools.count:
                 self._checked_total()
             cursor = Cursor(cursor.epoch, cursor.slot + 1, cursor.before + count)
+
+    def _anchor(self, cursor: Cursor) -> None:
+        """Remember where a pool begins; the origin and the latest ones are kept."""
+        place = bisect_right(self._anchors, cursor.before, key=lambda anchor: anchor.before)
+        if self._anchors[place - 1] != cursor:
+            self._anchors.insert(place, cursor)
+        if len(self._anchors) > _KEPT_ANCHORS:
+            del self._anchors[1]
 
     def _count(self, pool: int) -> int:
         if self._counts[pool] < 0:
@@ -243,9 +272,19 @@ class Plan:
             self._total = self._checked_total()
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
-        if self._orders is None or self._orders[0] != epoch:
-            self._orders = (epoch, self.pools.order(epoch))
-        return self._orders[1]
+        return self._epoch(epoch)[0]
+
+    def _epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The pools in an epoch's order, and the sequences up to the end of each (once known)."""
+        order, ends = self._orders.pop(epoch, (None, None))
+        if order is None:
+            order = self.pools.order(epoch)
+        if ends is None or (self._total >= 0 and not ends.size):
+            ends = np.cumsum(self._counts[order]) if self._total >= 0 else np.empty(0, np.int64)
+        self._orders[epoch] = (order, ends)
+        while len(self._orders) > _KEPT_EPOCHS:
+            self._orders.popitem(last=False)
+        return order, ends
 
     def rows(self, start: int, stop: int) -> Rows:
         """The rows of positions ``start`` to ``stop - 1``; rows past the end of the run are empty.
@@ -277,6 +316,11 @@ class Plan:
             if self._counts[pool] < 0:
                 self._counts[pool] = len(rows)
                 self._total_when_known()
+            elif self._counts[pool] != len(rows):
+                raise PlanError(
+                    f"Pool {pool} packs into {len(rows)} sequences, the table says {self._counts[pool]}: it is "
+                    "another plan's, or the store has changed. Delete the cached table, it will be made again."
+                )
         self._recent[epoch, pool] = rows
         while len(self._recent) > _KEPT_POOLS:
             self._recent.popitem(last=False)
@@ -286,53 +330,81 @@ class Plan:
         """One position as plain JSON values, with what it takes to go on there at once.
 
         Keys: ``order_version``, ``fingerprint``, ``identity`` (its fields, so that a refusal
-        can name the one that differs), ``edits``, ``position``, and per source ``epoch``,
-        ``pool`` (its place in the epoch's order) and ``before`` (sequences before that pool).
+        can name the one that differs), ``edits``, ``position``, ``end`` (the positions of the run
+        that carry data, where ``position`` lies past them, else None), per source ``epoch``,
+        ``slot`` (the pool's place in the epoch's order) and ``before`` (sequences before that
+        pool), and ``check``, the fingerprint of all the others.
+
+        Raises:
+            PlanError: a negative position.
         """
+        if position < 0:
+            raise PlanError(f"Position {position} does not exist; positions count from 0.")
         cursor = self.locate(position)
-        sources = {}
-        if cursor is not None:
-            sources[SOURCE] = {"epoch": cursor.epoch, "pool": cursor.slot, "before": cursor.before}
-        return {
+        past = cursor is None and self.spec.steps is None
+        with self._lock:
+            known = cursor or self._anchors[-1]
+        plain: dict[str, Any] = {
             "order_version": ORDER_VERSION,
             "fingerprint": self.fingerprint,
             "identity": self.identity,
             "edits": [],
             "position": position,
-            "sources": sources,
+            "end": self.positions if past else None,
+            "sources": {SOURCE: {"epoch": known.epoch, "slot": known.slot, "before": known.before}},
         }
+        return {**plain, "check": fingerprint(plain)}
 
     def resume(self, state: dict[str, Any]) -> int:
-        """Check a state against this plan and return its position.
+        """Check a state against this plan and return the position to go on with.
+
+        That is the state's own, except where its run ended inside its last step and this plan
+        runs on: then it is the first of that step, so that nothing of the next epoch is lost.
 
         Raises:
-            StateError: not a state, of another order version, or of another plan; names each
-                field that differs.
+            StateError: not a state, changed by hand, of another order version, or of another
+                plan; names each field that differs.
         """
+        cursor = self._checked(state)
+        position, end = int(state["position"]), state["end"]
+        with self._lock:
+            self._anchor(cursor)
+        if end is not None and position > end and self.locate(end) is not None:
+            size = self.spec.global_batch_size
+            return int(end) // size * size
+        return position
+
+    def _checked(self, state: dict[str, Any]) -> Cursor:
+        """The cursor of a state that belongs to this plan."""
         try:
-            position, sources = state["position"], state["sources"]
-            theirs, name = state["identity"], state["fingerprint"]
-            cursors = [Cursor(c["epoch"], c["pool"], c["before"]) for c in sources.values()]
-        except (KeyError, TypeError, AttributeError) as error:
+            rest = {name: value for name, value in state.items() if name != "check"}
+            theirs, check, cursor = state["identity"], state["check"], state["sources"][SOURCE]
+            version, edits = state["order_version"], state["edits"]
+            found = Cursor(cursor["epoch"], cursor["slot"], cursor["before"])
+            same = check == fingerprint(rest)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise StateError(
-                f"This is not a loader's state: {error!r} is missing or malformed."
+                f"This is not a loader's state ({error!r}). Give what state_dict() returned."
             ) from error
-        if name != self.fingerprint:
-            differ = _differences(theirs, self.identity) or [f"fingerprint was {name!r}"]
+        if version != ORDER_VERSION:
+            raise StateError(
+                f"The state has order_version {version}, this batchloom makes {ORDER_VERSION}; go on with the "
+                "version that wrote it, or start without it."
+            )
+        if state["fingerprint"] != self.fingerprint:
+            differ = _differences(theirs, self.identity) or [
+                f"fingerprint was {state['fingerprint']!r}"
+            ]
             raise StateError(
                 f"The state belongs to another plan: {'; '.join(differ)}. Give the settings and the "
                 "store the state was made with, or start without it."
             )
-        numbers = [position, *(n for c in cursors for n in (c.epoch, c.slot, c.before))]
-        if not all(isinstance(n, int) and n >= 0 for n in numbers):
-            raise StateError(f"The state's position {position!r} or cursors are not whole numbers.")
-        if any(c.slot >= self.pools.count or c.before > position for c in cursors):
+        if not same or edits:
             raise StateError(
-                "The state's cursor lies outside the plan; the state was changed by hand."
+                "The state was changed after it was saved: its check does not fit its fields. Use the one that "
+                "was saved."
             )
-        with self._lock:
-            self._anchors = [self._anchors[0], *cursors[:1]]
-        return int(position)
+        return found
 
 
 def _differences(theirs: Any, ours: Any, path: str = "") -> list[str]:

@@ -19,11 +19,17 @@ from batchloom.store.format import DTYPE_CODES
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
+_MOST_TOKENS = 2**31 - 1
 
 
 def index_bytes(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> bytes:
     """The whole ``.idx`` of a shard whose documents are one sequence each."""
     count = len(lengths)
+    if count and int(lengths.max()) > _MOST_TOKENS:
+        raise StoreError(
+            f"Document {int(lengths.argmax())} has {int(lengths.max()):,} tokens; a Megatron index holds at most "
+            f"{_MOST_TOKENS:,} for one. Cut it before."
+        )
     code = next(code for code, known in DTYPE_CODES.items() if known == dtype)
     sizes = lengths.astype("<i4")
     pointers = np.zeros(count, "<i8")

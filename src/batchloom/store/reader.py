@@ -1,5 +1,6 @@
 """Opening a store, or a bare Megatron prefix, and reading what a plan names."""
 
+import contextlib
 import json
 import os
 import resource
@@ -30,6 +31,8 @@ from batchloom.store.shards import Shard, document_lengths
 from batchloom.tokens import Tokenizer, tokenizer_from_state
 
 _EDGE = 1 << 20
+_MOST_MAPPED = 2048
+_SPARE_FILES = 256
 
 
 @final
@@ -129,7 +132,8 @@ class Store:
         self.tokens = sum(size for _, size in shard_sizes) // dtype.itemsize
         self._open: list[Shard | None] = [None] * len(stems)
         self._mapped: deque[int] = deque()
-        self._most = _mapped_limit()
+        self._most = _mapped_limit(len(stems))
+        self._opens = 0
 
     def __len__(self) -> int:
         return self.lengths.size
@@ -233,6 +237,7 @@ class Store:
         shards = np.searchsorted(self._bounds, documents, side="right")
         locals_, stops = documents - self._starts[shards], starts + lengths
         views: list[NDArray[np.generic]] = []
+        mapped = self._opens
         for shard, local, start, stop in zip(
             shards.tolist(), locals_.tolist(), starts.tolist(), stops.tolist(), strict=True
         ):
@@ -245,6 +250,9 @@ class Store:
             else:
                 begin = source.begin(local, start, stop)
             views.append(source.tokens[begin + start : begin + stop])
+            if self._opens - mapped > self._most // 2:
+                # A view keeps its shard's file open after the shard was given up.
+                views, mapped = [view.copy() for view in views], self._opens
         return views
 
     def origin(self, number: int) -> Origin:
@@ -294,9 +302,11 @@ class Store:
         opened = self._open[number]
         if opened is None:
             documents, size = self._sizes[number]
-            ours = self.manifest is not None
-            opened = Shard(self._stems[number], self.dtype, documents, size, ours=ours)
+            first = self._firsts[number]
+            lengths = self.lengths.slice(first, first + documents) if self.manifest else None
+            opened = Shard(self._stems[number], self.dtype, documents, size, lengths=lengths)
             self._open[number] = opened
+            self._opens += 1
             self._mapped.append(number)
             if len(self._mapped) > self._most:
                 self._open[self._mapped.popleft()] = None
@@ -316,7 +326,8 @@ def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
         StoreError: the store is damaged, of another format, or names files outside itself.
         InputError: the subset does not exist or is empty.
     """
-    folder = Path(path)
+    # Files are mapped when they are first read, perhaps after the process has changed its folder.
+    folder = Path(path).absolute()
     if folder.is_dir():
         return _open_folder(folder, split)
     stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder
@@ -382,7 +393,19 @@ def _prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic]) -> str:
     return fingerprint({"prefix": edges, "dtype": dtype.name})
 
 
-def _mapped_limit() -> int:
-    """Shards kept mapped: each costs two descriptors of what the process may open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return int(min(max(16, (soft - 256) // 2 if soft > 0 else 512), 4096))
+def _mapped_limit(shards: int) -> int:
+    """Shards kept mapped: each costs two descriptors of what the process may open.
+
+    A store of many shards raises the process's soft limit towards its hard one: a pool of the
+    default size touches up to about a thousand shards, and mapping them anew for each batch
+    costs 45 times the throughput.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * min(shards, _MOST_MAPPED) + _SPARE_FILES
+    if 0 < soft < wanted:
+        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = (soft - _SPARE_FILES) // 2 if soft > 0 else _MOST_MAPPED
+    return min(max(16, room), _MOST_MAPPED)

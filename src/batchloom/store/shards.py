@@ -14,7 +14,10 @@ _STRETCH = 1 << 20
 
 @final
 class Shard:
-    """One mapped ``.bin``/``.idx`` pair; ``ours`` says that a document is one sequence.
+    """One mapped ``.bin``/``.idx`` pair.
+
+    A shard of a store is checked whole against the store's ``lengths`` (uint32 [documents]) when it
+    is mapped; a bare prefix has none, and was checked when it was opened.
 
     Attributes:
         tokens: all token ids of the ``.bin``, in its own dtype [T].
@@ -33,7 +36,7 @@ class Shard:
         documents: int,
         bin_bytes: int,
         *,
-        ours: bool,
+        lengths: NDArray[np.uint32] | None,
     ) -> None:
         self.path = stem.with_name(stem.name + ".bin")
         index = map_index(stem.with_name(stem.name + ".idx"))
@@ -45,11 +48,8 @@ class Shard:
             raise StoreError(
                 f"{stem}.idx holds {len(index.documents) - 1} documents, the manifest says {documents}."
             )
-        if ours and len(index.lengths) != documents:
-            raise StoreError(
-                f"{stem}.idx holds {len(index.lengths)} sequences for {documents} documents; in a store "
-                "a document is one sequence."
-            )
+        if lengths is not None:
+            _check_ours(index, lengths, stem)
         view = map_file(self.path)
         if len(view) != bin_bytes:
             raise StoreError(f"{self.path} has {len(view)} bytes, the manifest says {bin_bytes}.")
@@ -59,7 +59,8 @@ class Shard:
         # Scalar reads through a cast memoryview cost a third of numpy's.
         self.pointers = index.pointers.view(np.uint8).data.cast("q")
         self.lengths = index.lengths.view(np.uint8).data.cast("i")
-        self.documents = None if ours or document_is_sequence(index) else index.documents
+        plain = lengths is not None or document_is_sequence(index)
+        self.documents = None if plain else index.documents
 
     def begin(self, document: int, start: int, stop: int) -> int:
         """Where a document begins in ``tokens``, after checking that [start, stop) lies in it.
@@ -87,6 +88,17 @@ class Shard:
         )
 
 
+def _check_ours(index: Index, lengths: NDArray[np.uint32], stem: Path) -> None:
+    """Refuse an index that does not say what the store's lengths say."""
+    ends = np.cumsum(lengths, dtype=np.int64) * index.dtype.itemsize
+    begins = ends - lengths.astype(np.int64) * index.dtype.itemsize
+    if not np.array_equal(index.lengths, lengths) or not np.array_equal(index.pointers, begins):
+        raise StoreError(
+            f"{stem}.idx and the subset's lengths.u32 contradict each other: documents are not where its index "
+            "points. The store is damaged: run batchloom check on it."
+        )
+
+
 def document_is_sequence(index: Index) -> bool:
     """Whether every document of a foreign index is exactly one sequence."""
     count = len(index.lengths)
@@ -103,13 +115,29 @@ def document_is_sequence(index: Index) -> bool:
 def document_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
     """Tokens of each document of a foreign index, uint32 [D - 1], after checking all of it.
 
+    A view of the index where every document is one sequence, which takes no memory.
+
     Raises:
-        StoreError: bounds that run backwards, negative lengths, or documents whose sequences
-            do not lie one after the other.
+        StoreError: bounds that run backwards, negative lengths, pointers between tokens, or
+            documents whose sequences do not lie one after the other.
     """
-    if (np.diff(index.documents) < 0).any() or (index.lengths < 0).any():
+    plain = document_is_sequence(index)
+    itemsize = index.dtype.itemsize
+    for start in range(0, len(index.lengths), _STRETCH):
+        stretch = slice(start, start + _STRETCH)
+        if (index.lengths[stretch] < 0).any() or (index.pointers[stretch] % itemsize).any():
+            raise StoreError(
+                f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
+                "Make it anew from its source."
+            )
+    return index.lengths.view("<u4") if plain else _summed_lengths(index, stem)
+
+
+def _summed_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
+    """Tokens of documents of any number of sequences, which must lie one after the other."""
+    if (np.diff(index.documents) < 0).any():
         raise StoreError(
-            f"{stem}.idx has document bounds or lengths that run backwards; it is damaged."
+            f"{stem}.idx has document bounds that run backwards; it is damaged. Make it anew from its source."
         )
     ends = index.pointers + index.lengths.astype(np.int64) * index.dtype.itemsize
     inner = np.ones(max(len(ends) - 1, 0), bool)
