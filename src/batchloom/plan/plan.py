@@ -342,8 +342,8 @@ class Plan:
             raise PlanError(f"Position {position} does not exist; positions count from 0.")
         cursor = self.locate(position)
         past = cursor is None and self.spec.steps is None
-        with self._lock:
-            known = cursor or self._anchors[-1]
+        # At the end of a run, the pool of its last sequence: a longer run goes on from there.
+        known = cursor or self.locate(min(position, self.positions) - 1) or Cursor(0, 0, 0)
         plain: dict[str, Any] = {
             "order_version": ORDER_VERSION,
             "fingerprint": self.fingerprint,
