@@ -15,8 +15,8 @@ from batchloom.store.manifest import (
     ShardEntry,
     SourceEntry,
     SubsetEntry,
-    TokenizerEntry,
     manifest_bytes,
+    tokenizer_entry,
 )
 from batchloom.store.origins import Origins
 from batchloom.store.writer import LengthsWriter, ShardWriter, write_file
@@ -58,16 +58,7 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
         format_version=FORMAT_VERSION,
         generation=1,
         dtype="uint16",
-        tokenizer=TokenizerEntry(
-            tokenizer.name,
-            tokenizer.fingerprint,
-            tokenizer.vocabulary_hash,
-            tokenizer.vocab_size,
-            tokenizer.end_id,
-            tokenizer.bos_id,
-            tokenizer.engine.name,
-            tokenizer.engine.version,
-        ),
+        tokenizer=tokenizer_entry(tokenizer),
         recipe={},
         recipe_fingerprint="",
         counts=Counts(documents, documents, tokens, 0, {}),

@@ -31,8 +31,8 @@ from batchloom.store.manifest import (
     ShardEntry,
     SourceEntry,
     SubsetEntry,
-    TokenizerEntry,
     manifest_bytes,
+    tokenizer_entry,
 )
 from batchloom.store.writer import (
     ASIDE,
@@ -145,16 +145,7 @@ def _manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
         format_version=FORMAT_VERSION,
         generation=1,
         dtype=done.dtype,
-        tokenizer=TokenizerEntry(
-            name=tokenizer.name,
-            fingerprint=tokenizer.fingerprint,
-            vocabulary_hash=tokenizer.vocabulary_hash,
-            vocab_size=tokenizer.vocab_size,
-            end_id=tokenizer.end_id,
-            bos_id=tokenizer.bos_id,
-            engine=tokenizer.engine.name,
-            engine_version=tokenizer.engine.version,
-        ),
+        tokenizer=tokenizer_entry(tokenizer),
         recipe=recipe_plain(done.recipe),
         recipe_fingerprint=recipe_fingerprint(done.recipe),
         counts=Counts(

@@ -11,6 +11,7 @@ import msgspec
 
 from batchloom.core.errors import StoreError, StoreMissingError
 from batchloom.store.format import FORMAT_VERSION, MANIFEST_NAME, SHARD_NAME, SUBSETS, TOKEN_DTYPES
+from batchloom.tokens import Tokenizer
 
 
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,6 +97,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subsets: dict[str, SubsetEntry]
     subset_overrides: dict[str, str]
     sources: tuple[SourceEntry, ...]
+
+
+def tokenizer_entry(tokenizer: Tokenizer) -> TokenizerEntry:
+    """What the manifest says of a tokenizer."""
+    return TokenizerEntry(
+        name=tokenizer.name,
+        fingerprint=tokenizer.fingerprint,
+        vocabulary_hash=tokenizer.vocabulary_hash,
+        vocab_size=tokenizer.vocab_size,
+        end_id=tokenizer.end_id,
+        bos_id=tokenizer.bos_id,
+        engine=tokenizer.engine.name,
+        engine_version=tokenizer.engine.version,
+    )
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:

@@ -24,8 +24,8 @@ from batchloom.store.manifest import (
     ShardEntry,
     SourceEntry,
     SubsetEntry,
-    TokenizerEntry,
     manifest_bytes,
+    tokenizer_entry,
 )
 from batchloom.store.origins import Origins
 from batchloom.store.reader import Store, open_store
@@ -99,16 +99,7 @@ def _manifest(tokenizer: Tokenizer, dtype: str, subsets: dict[str, SubsetEntry])
         format_version=FORMAT_VERSION,
         generation=1,
         dtype=dtype,
-        tokenizer=TokenizerEntry(
-            name=tokenizer.name,
-            fingerprint=tokenizer.fingerprint,
-            vocabulary_hash=tokenizer.vocabulary_hash,
-            vocab_size=tokenizer.vocab_size,
-            end_id=tokenizer.end_id,
-            bos_id=tokenizer.bos_id,
-            engine=tokenizer.engine.name,
-            engine_version=tokenizer.engine.version,
-        ),
+        tokenizer=tokenizer_entry(tokenizer),
         recipe={},
         recipe_fingerprint="",
         counts=Counts(
