@@ -23,6 +23,7 @@ from batchloom.preparation.sample import (
     TRAIN_PROBE,
     VERIFY_BYTES,
     VERIFY_PROBE,
+    learning_texts,
     sample_texts,
 )
 from batchloom.preparation.shards import ShardTask, decide, decided_membership, write_unit
@@ -139,7 +140,8 @@ class Job:
             tokenizer = tokenizer_from_state(state)
         elif size is not None:
             self._listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
-            tokenizer = train_tokenizer(self._sample(TRAIN_BYTES, TRAIN_PROBE), size)
+            sample = self._sample(TRAIN_BYTES, TRAIN_PROBE)
+            tokenizer = train_tokenizer(learning_texts(sample), size)
         else:
             tokenizer = resolve_tokenizer(self._recipe.tokenizer, end_token=self._recipe.end_token)
         _dtype_name(self._recipe, tokenizer)

@@ -1,5 +1,6 @@
 """A bounded sample of the whole input, chosen by hash: for learning and checking a tokenizer."""
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -12,6 +13,10 @@ from batchloom.text.normalize import normalize
 
 TRAIN_BYTES, TRAIN_PROBE = 32 << 20, 1 << 20
 VERIFY_BYTES, VERIFY_PROBE = 256 << 10, 32 << 10
+
+_DISTINCT_BYTES = 3 << 20
+_PIECE = 1 << 16
+_WORDS = re.compile(r"\w+|[^\w\s]+")
 
 # Sources beyond this are checked when they are read.
 _FIRST_LOOKS = 1024
@@ -43,6 +48,26 @@ def sample_texts(
         if taken:
             texts.append(taken)
     return texts
+
+
+def learning_texts(texts: Iterable[str]) -> Iterator[str]:
+    """As much of a sample as a tokenizer can learn from in bounded memory.
+
+    Learning takes some 60 bytes of memory for each byte of distinct words, which prose has few
+    of and random strings nothing but. Pieces are taken in an order of hashes, so that where they
+    do not all fit they still come from everywhere.
+    """
+    pieces = [text[at : at + _PIECE] for text in texts for at in range(0, len(text), _PIECE)]
+    order = sorted(range(len(pieces)), key=lambda number: key128("piece", number))
+    words: set[str] = set()
+    size = 0
+    for number in order:
+        fresh = set(_WORDS.findall(pieces[number])).difference(words)
+        size += sum(len(word.encode()) for word in fresh)
+        if size > _DISTINCT_BYTES and words:
+            return
+        words |= fresh
+        yield pieces[number]
 
 
 def check_beginnings(sources: Sequence[Source], rules: ReadRules) -> None:

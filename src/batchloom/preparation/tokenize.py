@@ -23,12 +23,13 @@ from batchloom.text.normalize import normalize
 from batchloom.tokens import Tokenizer
 
 # Handed to the tokenizer at once, in characters and in documents; decides nothing.
-_BATCH_CHARACTERS = 1 << 20
+_BATCH_CHARACTERS = 2 << 20
 _BATCH_DOCUMENTS = 1 << 15
 # A batch above this is encoded with no other in memory.
 _LARGE_BATCH = 4 << 20
 
-Ids = tuple[NDArray[np.uint32], NDArray[np.int64]]
+# Tokens of documents back to back, and how many each has.
+Encoded = tuple[NDArray[np.generic], NDArray[np.uint32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,16 @@ def tokenize_unit(
     return facts
 
 
+def _encode(task: Task, texts: list[str]) -> Encoded:
+    """Tokenize ``texts``, which are let go of as soon as they are not needed."""
+    ids, bounds = task.tokenizer.encode_batch(texts)
+    texts.clear()
+    plain = ids.astype(task.dtype)
+    del ids
+    lengths = np.diff(bounds) + (1 if task.tokenizer.bos_id is None else 2)
+    return with_control(plain, bounds, task.tokenizer), lengths.astype(np.uint32)
+
+
 def line_of(source: Source, rules: ReadRules, before: int, record: int) -> int | None:
     """The 1-based line of a record of a part, where records are lines."""
     return before + record + 1 if way_of(source, rules) in ("jsonl", "line") else None
@@ -98,6 +109,11 @@ class _Batch:
     parts: list[int] = field(default_factory=list)
     per_part: list[int] = field(default_factory=list)
     characters: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it is worth handing to the tokenizer."""
+        return self.characters >= _BATCH_CHARACTERS or len(self.texts) >= _BATCH_DOCUMENTS
 
 
 @dataclass(slots=True)
@@ -125,7 +141,7 @@ class _UnitRun:
         self._task, self._tally, self._files, self._encoder = task, tally, files, encoder
         self._parts = [_PartRun() for _ in range(parts)]
         self._batch = _Batch()
-        self._encoding: tuple[_Batch, NDArray[np.void], Future[Ids]] | None = None
+        self._encoding: tuple[_Batch, NDArray[np.void], Future[Encoded]] | None = None
         self._smallest = Smallest()
         self._first_bad: tuple[int, int, str] | None = None
 
@@ -142,6 +158,8 @@ class _UnitRun:
                 if found.bad:
                     self._keep_aside(number, part.source, before, found)
                 self._add(number, found)
+                if self._batch.full:
+                    self.flush()
             counts.hash = reader.finish().hex()
             counts.start, counts.stop = reader.start, reader.stop
         self._tally.read(part.stop - part.start - consumed, 0)
@@ -157,7 +175,12 @@ class _UnitRun:
         self._tally.bad(FirstBad(source.name, line, first.reason), len(found.bad))
 
     def _add(self, number: int, found: Documents) -> None:
-        texts = [normalize(text) for text in found.texts] if self._task.normalize else found.texts
+        texts, found.texts = found.texts, []
+        if self._task.normalize:
+            # Most texts need nothing, and a call for each would show.
+            texts = [
+                text if text.isascii() and "\r" not in text else normalize(text) for text in texts
+            ]
         records, offsets = found.records, found.offsets
         kept = [at for at, text in enumerate(texts) if text and not text.isspace()]
         if len(kept) < len(texts):
@@ -171,8 +194,6 @@ class _UnitRun:
         batch.parts.append(number)
         batch.per_part.append(len(texts))
         batch.characters += sum(map(len, texts))
-        if batch.characters >= _BATCH_CHARACTERS or len(batch.texts) >= _BATCH_DOCUMENTS:
-            self.flush()
 
     def flush(self) -> None:
         """Hand the documents that wait to the tokenizer, and write the ones before them."""
@@ -188,7 +209,8 @@ class _UnitRun:
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
-        future = self._encoder.submit(self._task.tokenizer.encode_batch, texts)
+        future = self._encoder.submit(_encode, self._task, texts)
+        del texts
         before, self._encoding = self._encoding, (batch, rows, future)
         if before:
             self._write(*before)
@@ -201,10 +223,8 @@ class _UnitRun:
         if before:
             self._write(*before)
 
-    def _write(self, batch: _Batch, rows: NDArray[np.void], future: Future[Ids]) -> None:
-        ids, bounds = future.result()
-        tokens = with_control(ids, bounds, self._task.tokenizer, self._task.dtype)
-        rows["length"] = np.diff(bounds) + (1 if self._task.tokenizer.bos_id is None else 2)
+    def _write(self, batch: _Batch, rows: NDArray[np.void], future: Future[Encoded]) -> None:
+        tokens, rows["length"] = future.result()
         self._count(batch, rows["length"])
         codes = self._task.membership.codes(rows["hash"])
         self._smallest.add(rows["hash"], codes)

@@ -40,10 +40,7 @@ def hash_texts(texts: list[str]) -> NDArray[np.uint64]:
 
 
 def with_control(
-    ids: NDArray[np.uint32],
-    bounds: NDArray[np.int64],
-    tokenizer: Tokenizer,
-    dtype: np.dtype[np.generic],
+    ids: NDArray[np.generic], bounds: NDArray[np.int64], tokenizer: Tokenizer
 ) -> NDArray[np.generic]:
     """Documents' ids back to back, each with its end token and, where models expect it, BOS.
 
@@ -51,13 +48,11 @@ def with_control(
         ids: ids of all documents [tokens].
         bounds: where each begins, and the end [documents + 1].
         tokenizer: names the control tokens.
-        dtype: of the result.
     """
-    plain = ids.astype(dtype)
     if tokenizer.bos_id is None:
-        return np.insert(plain, bounds[1:], tokenizer.end_id)
+        return np.insert(ids, bounds[1:], tokenizer.end_id)
     places = np.repeat(bounds, 2)[1:-1]
-    return np.insert(plain, places, np.tile([tokenizer.bos_id, tokenizer.end_id], len(bounds) - 1))
+    return np.insert(ids, places, np.tile([tokenizer.bos_id, tokenizer.end_id], len(bounds) - 1))
 
 
 def gather(

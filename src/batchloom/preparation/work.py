@@ -9,7 +9,7 @@ from typing import IO, Any, Self, TypeVar, final
 
 import msgspec
 
-from batchloom.core.errors import StoreConflictError
+from batchloom.core.errors import OutputError, StoreConflictError
 from batchloom.preparation.unit_files import FACTS_NAME, SHARDS_NAME
 from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME
 from batchloom.store.manifest import ShardEntry
@@ -120,6 +120,11 @@ class WorkFolder:
             raise StoreConflictError(
                 f"Another run is preparing into {self.out} (process {owner}); wait for it, or choose "
                 "another --out."
+            ) from error
+        except OSError as error:
+            self._lock.close()
+            raise OutputError(
+                f"Cannot lock {self.path}: {error.strerror}; choose an --out on a file system with locks."
             ) from error
         if not os.fstat(self._lock.fileno()).st_nlink:
             self._lock.close()

@@ -29,7 +29,10 @@ def read_jsonl(stream: PartStream, rules: ReadRules) -> Iterator[Documents]:
     """
     reader = _Reader(stream, rules)
     for block in record_blocks(stream, FixedDelimiter(b"\n"), rules.limits):
-        yield reader.oversize(block) if block.oversize else reader.documents(block)
+        found = reader.oversize(block) if block.oversize else reader.documents(block)
+        # A generator holds its names while it waits, and a record may be very large.
+        del block
+        yield found
     reader.finish()
 
 

@@ -4,24 +4,26 @@ from collections.abc import Iterator
 
 from batchloom.core.document import Documents
 from batchloom.sources.cuts import document_end
-from batchloom.sources.delimiters import delimiter_of
-from batchloom.sources.faults import too_large, undecodable
-from batchloom.sources.records import record_blocks
+from batchloom.sources.delimiters import Delimiter, delimiter_of
+from batchloom.sources.faults import SNIPPET_BYTES, too_large, undecodable
+from batchloom.sources.records import Block, record_blocks
 from batchloom.sources.rules import BOM, ReadRules, Way
 from batchloom.sources.streams import PartStream
 
 
 def read_whole(stream: PartStream, rules: ReadRules) -> Iterator[Documents]:
     """The one document of a file; a file above ``record_bytes`` is a bad record."""
-    most = rules.limits.record_bytes
-    data = stream.read_up_to(most + 1)
+    yield _whole(stream.read_up_to(rules.limits.record_bytes + 1), rules.limits.record_bytes)
+
+
+def _whole(data: bytes, most: int) -> Documents:
     found = Documents()
     if len(data) > most:
-        found.bad.append(too_large(0, 0, data[:most], most))
+        found.bad.append(too_large(0, 0, data[:SNIPPET_BYTES], most))
         found.seen = 1
     elif data:
         _add(found, 0, 0, data)
-    yield found
+    return found
 
 
 def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Documents]:
@@ -30,10 +32,7 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Documents]:
     compressed = stream.source.compression is not None
     buffer = stream.read_up_to(limits.whole_text_bytes + 1) if compressed else b""
     if compressed and len(buffer) <= limits.whole_text_bytes:
-        found = Documents()
-        if buffer:
-            _add(found, 0, 0, buffer)
-        yield found
+        yield _whole(buffer, limits.record_bytes)
         return
     offset, record, over = stream.position - len(buffer), 0, False
     while not over:
@@ -53,23 +52,27 @@ def read_delimited(stream: PartStream, rules: ReadRules, way: Way) -> Iterator[D
     """Text whose documents are lines, paragraphs or the stretches between markers."""
     delimiter, record = delimiter_of(way, rules), 0
     for block in record_blocks(stream, delimiter, rules.limits):
-        if block.oversize:
-            bad = too_large(record, block.offset, block.data, rules.limits.record_bytes)
-            yield Documents(bad=[bad], seen=1)
-            record += 1
-            continue
-        found = Documents()
-        pieces, starts = delimiter.split(block.data)
-        for number, (piece, start) in enumerate(zip(pieces, starts, strict=True), record):
-            line = piece.removesuffix(b"\r") if way == "line" else piece
-            if len(line) > rules.limits.record_bytes:
-                most = rules.limits.record_bytes
-                found.bad.append(too_large(number, block.offset + start, line, most))
-            elif line:
-                _add(found, number, block.offset + start, line)
-        record += len(pieces)
-        found.seen = len(pieces)
+        found = _split(block, record, delimiter, way, rules.limits.record_bytes)
+        record += found.seen
+        # A generator holds its names while it waits, and a record may be very large.
+        del block
         yield found
+
+
+def _split(block: Block, record: int, delimiter: Delimiter, way: Way, most: int) -> Documents:
+    """The documents of a block whose first record has this number."""
+    if block.oversize:
+        return Documents(bad=[too_large(record, block.offset, block.data, most)], seen=1)
+    found = Documents()
+    pieces, starts = delimiter.split(block.data)
+    for number, (piece, start) in enumerate(zip(pieces, starts, strict=True), record):
+        line = piece.removesuffix(b"\r") if way == "line" else piece
+        if len(line) > most:
+            found.bad.append(too_large(number, block.offset + start, line, most))
+        elif line:
+            _add(found, number, block.offset + start, line)
+    found.seen = len(pieces)
+    return found
 
 
 def _add(found: Documents, record: int, offset: int, data: bytes) -> None:

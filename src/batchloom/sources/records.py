@@ -42,8 +42,10 @@ def record_blocks(stream: PartStream, delimiter: Delimiter, limits: Limits) -> I
         carry += data
         end = delimiter.last_end(carry)
         if end:
-            yield Block(offset, carry[:end])
+            # A generator holds its names while it waits, and a block may be very large.
+            ready = [Block(offset, carry[:end])]
             carry, offset = carry[end:], offset + end
+            yield ready.pop()
         if len(carry) > limits.record_bytes + _MOST_AT_ONCE:
             start = carry[:SNIPPET_BYTES]
             carry = _after_record(stream, delimiter, limits, carry)

@@ -23,7 +23,7 @@ class Limits:
         chunk_bytes: read at once; decides nothing.
     """
 
-    record_bytes: int = 32 << 20
+    record_bytes: int = 16 << 20
     whole_text_bytes: int = 1 << 20
     document_bytes: int = 64 << 10
     reach_bytes: int = 1 << 20
