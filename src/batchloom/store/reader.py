@@ -334,8 +334,8 @@ def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
     if stem.with_name(stem.name + ".idx").is_file():
         return _open_prefix(stem)
     raise StoreMissingError(
-        f"There is no store at {folder}: neither a folder with a manifest nor {stem.name}.bin with "
-        f"{stem.name}.idx. Make one with: batchloom prepare INPUT... --out {folder}"
+        f"There is no store at {path}: neither a folder with a manifest nor {stem.name}.bin with "
+        f"{stem.name}.idx. Make one with: batchloom prepare INPUT... --out {path}"
     )
 
 
