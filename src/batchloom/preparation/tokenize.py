@@ -177,13 +177,14 @@ class _UnitRun:
     def _add(self, number: int, found: Documents) -> None:
         texts, found.texts = found.texts, []
         if self._task.normalize:
-            # Most texts need nothing, and a call for each would show.
-            texts = [
-                text if text.isascii() and "\r" not in text else normalize(text) for text in texts
-            ]
+            # Most stretches need nothing, and a look at each text would show.
+            together = "".join(texts)
+            if not together.isascii() or "\r" in together:
+                texts = [normalize(text) for text in texts]
+            del together
         records, offsets = found.records, found.offsets
-        kept = [at for at, text in enumerate(texts) if text and not text.isspace()]
-        if len(kept) < len(texts):
+        if "" in texts or any(map(str.isspace, texts)):
+            kept = [at for at, text in enumerate(texts) if text and not text.isspace()]
             texts = [texts[at] for at in kept]
             records = [records[at] for at in kept]
             offsets = [offsets[at] for at in kept]
