@@ -206,3 +206,11 @@ def test_settings_are_judged_all_at_once():
     assert "leaves nothing for train" in str(error.value)
     with pytest.raises(SettingsError, match=r"val_fraction: 1 is not in \[0, 1\)"):
         Recipe(inputs=("a",), val_fraction=1)
+
+
+def test_a_share_of_bad_records_is_exact():
+    """29 % of 100 is 29, which floating point makes 28.999..."""
+    from batchloom.preparation.recipe import allowed_bad
+
+    assert [allowed_bad(f"{share}%", 100) for share in (29, 57, 58)] == [29, 57, 58]
+    assert allowed_bad("0.1%", 20_000) == 20

@@ -176,3 +176,30 @@ def test_a_prefix_whose_documents_run_backwards(folder, tmp_path):
     patch(tmp_path / "p.idx", HEADER.size + 12 * 20 + 8, struct.pack("<q", 9))
     with pytest.raises(StoreError, match="run backwards"):
         batchloom.open_store(tmp_path / "p")
+
+
+@pytest.mark.parametrize("name", ["end_id", "vocab_size", "bos_id"])
+def test_a_manifest_that_lies_about_its_tokenizer_is_faulty(folder, name):
+    value = {"end_id": 0, "vocab_size": 999, "bos_id": 7}[name]
+    edit_manifest(folder, lambda m: m["tokenizer"].update({name: value}))
+    assert any("another tokenizer" in fault for fault in verify_store(folder).faults)
+    edit_manifest(folder, lambda m: m["tokenizer"].update(end_id=70_000))
+    with pytest.raises(StoreError, match="end_id 70000 is not of the vocabulary"):
+        batchloom.open_store(folder)
+
+
+def test_bytes_that_are_no_text_in_a_manifest(folder):
+    path = folder / "dataset_metadata.json"
+    path.write_bytes(path.read_bytes().replace(b'"given"', b'"giv\xffn"'))
+    with pytest.raises(StoreError, match="not a manifest"):
+        batchloom.open_store(folder)
+
+
+def test_a_prefix_without_documents_is_a_fault(tmp_path):
+    (tmp_path / "empty.idx").write_bytes(HEADER.pack(b"MMIDIDX\0\0", 1, 8, 0, 1) + bytes(8))
+    (tmp_path / "empty.bin").write_bytes(b"")
+    assert verify_prefix(tmp_path / "empty").faults == [
+        f"{tmp_path / 'empty'}: holds no documents."
+    ]
+    with pytest.raises(batchloom.InputError, match="nothing to inspect"):
+        batchloom.inspect(tmp_path / "empty")

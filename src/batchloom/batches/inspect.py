@@ -83,6 +83,8 @@ def inspect(
     if seq_len < 1:
         raise InputError(f"seq_len {seq_len} is no length of a sequence; give at least 1.")
     store = open_store(path, split)
+    if not len(store):
+        raise InputError(f"{path} holds no documents; there is nothing to inspect.")
     lengths = store.lengths.slice(0, len(store))
     texts = []
     if store.manifest:

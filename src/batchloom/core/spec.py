@@ -28,6 +28,11 @@ def raise_problems(problems: list[str]) -> None:
         raise SettingsError(problems)
 
 
+def is_switch(value: object) -> bool:
+    """Whether a setting that is on or off is one: the word ``'no'`` would count as on."""
+    return isinstance(value, bool)
+
+
 def to_plain(spec: object) -> dict[str, Any]:
     """A settings dataclass as a dict of plain JSON values (tuples become lists)."""
     if not dataclasses.is_dataclass(spec) or isinstance(spec, type):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.core.spec import nearest, raise_problems
+from batchloom.core.spec import is_switch, nearest, raise_problems
 from batchloom.plan.pack import STRATEGIES, is_strategy
 
 Overlong = Literal["split", "drop", "truncate", "error"]
@@ -70,6 +70,8 @@ class PlanSpec:
             for name, value in (("epochs", self.epochs), ("steps", self.steps))
             if value is not None and not _is_whole(value, 1)
         ]
+        if not is_switch(self.shuffle):
+            problems.append(f"shuffle: {self.shuffle!r} is neither True nor False")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             problems.append(f"seed: {self.seed!r} is not a whole number")
         if self.epochs is not None and self.steps is not None:

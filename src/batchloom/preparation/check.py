@@ -36,7 +36,7 @@ def check(path: str | os.PathLike[str], *, text_field: str = "text") -> Verdict:
     if (place / MANIFEST_NAME).exists():
         return verify_store(place)
     stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
-    if stem.with_name(stem.name + ".idx").is_file():
+    if not place.is_dir() and stem.name and stem.with_name(stem.name + ".idx").is_file():
         return verify_prefix(stem)
     if not place.exists():
         raise InputMissingError(

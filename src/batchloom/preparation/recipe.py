@@ -4,11 +4,12 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.spec import nearest, raise_problems, to_plain
+from batchloom.core.spec import is_switch, nearest, raise_problems, to_plain
 from batchloom.sources.listing import input_labels
 from batchloom.sources.rules import SPLIT_WORDS, Limits, ReadRules
 
@@ -112,10 +113,10 @@ def allowed_bad(max_bad: int | str, records: int) -> int:
     return max(10, int(share * records)) if share else 0
 
 
-def _share(max_bad: int | str) -> float | None:
+def _share(max_bad: int | str) -> Fraction | None:
     """The share that ``max_bad`` stands for; None where it is a number of records."""
     if isinstance(max_bad, str) and max_bad.endswith("%"):
-        return float(max_bad[:-1]) / 100
+        return Fraction(max_bad[:-1]) / 100
     return None
 
 
@@ -127,6 +128,8 @@ def _problems(recipe: Recipe) -> list[str]:
     ]
     if not recipe.inputs:
         problems.append("inputs: there are none; name at least one file, folder or glob")
+    if not is_switch(recipe.normalize):
+        problems.append(f"normalize: {recipe.normalize!r} is neither True nor False")
     if any(not isinstance(one, str) or not one for one in recipe.inputs):
         problems.append(f"inputs: {recipe.inputs!r} holds something that is no path")
     if recipe.dtype not in _DTYPES:

@@ -139,7 +139,7 @@ def read_manifest(folder: Path) -> Manifest:
     _check_version(data, path)
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is not a manifest of this format: {error}.") from error
     for problem in _contradictions(manifest):
         raise StoreError(f"{path} is damaged: {problem}.")
@@ -153,7 +153,7 @@ class _Version(msgspec.Struct):
 def _check_version(data: bytes, path: Path) -> None:
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is not a manifest: {error}.") from error
     if version != FORMAT_VERSION:
         raise StoreError(
@@ -167,6 +167,8 @@ def _contradictions(manifest: Manifest) -> list[str]:
     if manifest.dtype not in TOKEN_DTYPES:
         problems.append(f"dtype {manifest.dtype!r} is none of {', '.join(TOKEN_DTYPES)}")
     itemsize = TOKEN_DTYPES.get(manifest.dtype, TOKEN_DTYPES["int32"]).itemsize
+    if not 0 <= manifest.tokenizer.end_id < manifest.tokenizer.vocab_size:
+        problems.append(f"end_id {manifest.tokenizer.end_id} is not of the vocabulary")
     for name, subset in manifest.subsets.items():
         if name not in SUBSETS:
             problems.append(f"subset {name!r} is none of {', '.join(SUBSETS)}")

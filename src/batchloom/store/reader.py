@@ -200,6 +200,16 @@ class Store:
         except (OSError, ValueError) as error:
             raise StoreError(f"{path} cannot be read: {error}.") from error
         tokenizer = tokenizer_from_state(state)
+        entry = self.manifest.tokenizer
+        if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (
+            entry.vocab_size,
+            entry.end_id,
+            entry.bos_id,
+        ):
+            raise StoreError(
+                f"{path} has {tokenizer.vocab_size} ids, end {tokenizer.end_id} and BOS {tokenizer.bos_id}; the "
+                f"manifest says {entry.vocab_size}, {entry.end_id} and {entry.bos_id}: it is another tokenizer."
+            )
         if tokenizer.fingerprint != self.manifest.tokenizer.fingerprint:
             raise StoreError(
                 f"{path} has fingerprint {tokenizer.fingerprint}, the manifest says "

@@ -83,6 +83,9 @@ def verify_prefix(path: Path) -> Verdict:
         verdict.facts["prefix"] = (
             f"{len(store):,} documents, {store.tokens:,} tokens, {store.dtype.name}"
         )
+        if not len(store):
+            verdict.faults.append(f"{path}: holds no documents.")
+            return verdict
         ids = _sample_ids(store)
     except FileNotFoundError:
         raise
@@ -191,7 +194,7 @@ def _noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> list[st
     pairs = ids.size * (ids.size - 1) / 2
     if ids.size == 0 or int(ids.min()) < 0 or pairs / vocabulary < _NOISE_PAIRS:
         return []
-    counts = np.bincount(ids).astype(np.float64)
+    counts = np.unique(ids, return_counts=True)[1].astype(np.float64)
     factor = float((counts * (counts - 1)).sum() / 2 / (pairs / vocabulary))
     if factor < _NOISE_FACTOR:
         fault = (

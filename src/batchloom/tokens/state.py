@@ -65,10 +65,11 @@ def _from_json(state: Mapping[str, Any]) -> JsonTokenizer:
     where = f"the state of tokenizer {state['name']!r:.80}"
     cleaned = clean(state["tokenizer"], where)
     by_id = {number: word for word, number in vocabulary(cleaned, where).items()}
-    end, bos = by_id.get(state["end_id"]), by_id.get(state["bos_id"])
-    if end is None or (bos is None and state["bos_id"] is not None):
+    bos_id = state.get("bos_id")
+    end, bos = by_id.get(state["end_id"]), None if bos_id is None else by_id.get(bos_id)
+    if end is None or (bos is None and bos_id is not None):
         raise TokenizerError(
-            f"{where} is damaged: its end_id {state['end_id']} or bos_id {state['bos_id']} is not "
+            f"{where} is damaged: its end_id {state['end_id']} or bos_id {bos_id} is not "
             "in its vocabulary"
         )
     return JsonTokenizer(state["name"], define(cleaned, where, end=end, bos=bos))
