@@ -96,7 +96,10 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if isinstance(value, Mapping):
             return from_plain(hint, value, path)
     elif hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise SettingsError([f"{path}: a whole number too large for a float"]) from error
     elif (
         isinstance(hint, type)
         and isinstance(value, hint)

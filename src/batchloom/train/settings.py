@@ -1,7 +1,6 @@
 """The settings of a run: the model's shape, the optimizer's course, the size of a step."""
 
-import dataclasses
-import json
+import math
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -9,6 +8,18 @@ from typing import Any
 
 from batchloom.core.errors import InputMissingError, SettingsError
 from batchloom.core.spec import from_plain, nearest, raise_problems
+from batchloom.train.plain import parse_object, read_object
+
+# The largest a plan takes; a run's other counts of steps and rows follow them.
+MOST_STEPS = 1 << 48
+MOST_TOKENS = 1 << 24
+MOST_ROWS = 1 << 24
+# Far beyond what fits into a machine: memory is reckoned with from these numbers, not found out.
+_MOST_WIDTH = 1 << 24
+_MOST_LAYERS = 4096
+_MOST_IDS = 1 << 31
+
+Bounds = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +44,18 @@ class ModelSettings:
 
     def problems(self) -> list[str]:
         """What is wrong with these values, each problem with its path."""
-        floors = {"layers": 1, "heads": 1, "width": 2, "hidden": 1, "vocab_size": 2}
-        found = _too_small(floors, self)
-        if self.heads > 0 and self.width % (2 * self.heads):
+        bounds: Bounds = {
+            "layers": (1, _MOST_LAYERS),
+            "heads": (1, _MOST_WIDTH),
+            "width": (2, _MOST_WIDTH),
+            "hidden": (1, _MOST_WIDTH),
+            "rotary_base": (1, 1e12),
+            "vocab_size": (2, _MOST_IDS),
+        }
+        found = outside(bounds, self)
+        if 0 < self.heads <= _MOST_WIDTH and self.width % (2 * self.heads):
             found.append(
-                f"width: {self.width} is not a multiple of {2 * self.heads} "
+                f"width: {_spelled(self.width)} is not a multiple of {2 * self.heads} "
                 f"(2 x {self.heads} heads)"
             )
         return [f"model.{problem}" for problem in found]
@@ -67,12 +85,17 @@ class OptimSettings:
 
     def problems(self) -> list[str]:
         """What is wrong with these values, each problem with its path."""
-        found = _too_small({"warmup_steps": 0, "weight_decay": 0, "final_lr_share": 0}, self)
-        found += [
-            f"{name}: {getattr(self, name)} is not above 0"
+        bounds: Bounds = {
+            "final_lr_share": (0, 1),
+            "warmup_steps": (0, MOST_STEPS),
+            "weight_decay": (0, 1e6),
+        }
+        found = [
+            f"{name}: {getattr(self, name)} is not a finite number above 0"
             for name in ("lr", "clip")
-            if not getattr(self, name) > 0
+            if not 0 < getattr(self, name) < math.inf
         ]
+        found += outside(bounds, self)
         found += [
             f"{name}: {getattr(self, name)} is not in [0, 1)"
             for name in ("beta1", "beta2")
@@ -114,25 +137,40 @@ class TrainSettings:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        floors = {
-            "steps": 1,
-            "seq_len": 2,
-            "global_batch_size": 1,
-            "batch_size": 1,
-            "eval_interval": 0,
-            "eval_batches": 1,
-            "save_interval": 0,
+        bounds: Bounds = {
+            "steps": (1, MOST_STEPS),
+            "seq_len": (2, MOST_TOKENS),
+            "global_batch_size": (1, MOST_ROWS),
+            "batch_size": (1, MOST_ROWS),
+            "seed": (-(1 << 127), (1 << 128) - 1),
+            "eval_interval": (0, MOST_STEPS),
+            "eval_batches": (1, MOST_STEPS),
+            "save_interval": (0, MOST_STEPS),
         }
-        raise_problems(_too_small(floors, self) + self.model.problems() + self.optim.problems())
+        raise_problems(outside(bounds, self) + self.model.problems() + self.optim.problems())
 
 
-def _too_small(floors: dict[str, int], spec: object) -> list[str]:
-    values = {name: getattr(spec, name) for name in floors}
-    return [
-        f"{name}: {value} is below {floors[name]}"
-        for name, value in values.items()
-        if value is not None and not value >= floors[name]
-    ]
+def outside(bounds: Bounds, spec: object) -> list[str]:
+    """The problems of values that do not lie between the least and the most they may be.
+
+    None, for what need not be given, is none; not a number is one.
+    """
+    found = []
+    for name, (least, most) in bounds.items():
+        value = getattr(spec, name)
+        if value is None or least <= value <= most:
+            continue
+        side = f"above {_spelled(most)}, the most" if value > most else f"below {_spelled(least)}"
+        fault = "no number" if isinstance(value, float) and math.isnan(value) else side
+        found.append(f"{name}: {_spelled(value)} is {fault}")
+    return found
+
+
+def _spelled(number: float) -> str:
+    """A number as text, or about how long it is where nobody would read it to its end."""
+    if isinstance(number, int) and number.bit_length() > 160:
+        return f"a number of about {round(number.bit_length() * math.log10(2))} digits"
+    return str(number)
 
 
 def model_names() -> list[str]:
@@ -153,8 +191,9 @@ def named_config(name: str) -> dict[str, Any]:
         raise SettingsError(
             [f"--model-name: {name!r} is none of {', '.join(names)}{nearest(name, names)}"]
         )
-    text = (resources.files("batchloom.train") / "configs" / f"{name}.json").read_text("utf-8")
-    return dict(json.loads(text))
+    return parse_object(
+        (resources.files("batchloom.train") / "configs" / f"{name}.json").read_bytes()
+    )
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -164,18 +203,16 @@ def read_config(path: Path) -> dict[str, Any]:
         InputMissingError: there is no such file.
         SettingsError: it is not a JSON object.
     """
-    if not path.is_file():
+    if not path.exists():
         raise InputMissingError(
             f"{path}: no such file; --config-file takes a JSON file such as those that "
             f"--model-name names ({', '.join(model_names())})"
         )
     try:
-        values = json.loads(path.read_text("utf-8"))
+        return read_object(path)
     except ValueError as error:
-        raise SettingsError([f"{path}: not JSON: {error}"]) from error
-    if not isinstance(values, dict):
-        raise SettingsError([f"{path}: holds {type(values).__name__}, not a JSON object"])
-    return values
+        problem = f"{path}: {error}; --config-file takes a JSON file as in configs/"
+        raise SettingsError([problem]) from error
 
 
 def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = "") -> TrainSettings:
@@ -190,12 +227,13 @@ def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = ""
     Raises:
         SettingsError: unknown settings, missing ones, wrong types and impossible values.
     """
-    settings = from_plain(TrainSettings, plain, path)
     given = {name: value for name, value in changes.items() if value is not None}
     lr = given.pop("lr", None)
-    if lr is not None:
-        given["optim"] = dataclasses.replace(settings.optim, lr=lr)
-    return dataclasses.replace(settings, **given)
+    before = plain.get("optim", {})
+    # What is no object stays, so that its problem is told with the others.
+    if lr is not None and isinstance(before, dict):
+        given["optim"] = {**before, "lr": lr}
+    return from_plain(TrainSettings, {**plain, **given}, path)
 
 
 def accumulation(settings: TrainSettings, world_size: int) -> int:

@@ -1,0 +1,53 @@
+"""Small JSON files of a run, read as files that anybody may have changed."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+# Settings and states are a few kilobytes.
+_MOST_BYTES = 1 << 20
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ValueError: there is none; says what there is instead, as the end of a sentence that
+            begins with the file's name.
+    """
+    try:
+        found = path.stat()
+        # A pipe would be waited for: nothing but a file is opened.
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("is a folder, a pipe or a device, not a file")
+        if found.st_size > _MOST_BYTES:
+            raise ValueError(f"has {found.st_size:,} bytes; more than {_MOST_BYTES:,} are not read")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError("is not there") from None
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    return parse_object(content)
+
+
+def parse_object(content: bytes) -> dict[str, Any]:
+    """The JSON object that bytes spell.
+
+    Raises:
+        ValueError: they spell none; see :func:`read_object`.
+    """
+    try:
+        found = json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        # Python reads no number of more than 4,300 digits.
+        raise ValueError(
+            "is JSON nested too deep, or with a number too long, to be read"
+        ) from error
+    if not isinstance(found, dict):
+        raise ValueError(f"holds {type(found).__name__}, not a JSON object")  # noqa: TRY004
+    return found
