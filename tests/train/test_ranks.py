@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +20,14 @@ from train.runs import PLAIN, run_training, small_store, steps_of
 WORKER = Path(__file__).with_name("worker.py")
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
 def torchrun(*words):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
-        [*command, str(WORKER), *map(str, words)],
-        env=environment,
+        [*TORCHRUN, str(WORKER), *map(str, words)],
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=120,
@@ -77,6 +81,74 @@ def test_two_ranks_share_one_temporary_store(tmp_path, config):
     assert len(said) == 1
     made = Path(said[0].split(" is prepared in ")[1].split(",")[0])
     assert not made.parent.exists()
+
+
+def started(command, environment):
+    """A process of a run, in a group of its own."""
+    return subprocess.Popen(
+        command,
+        env={**ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def at_step(process, step):
+    return any(line.split("/")[0].split() == ["step", str(step)] for line in process.stdout)
+
+
+@pytest.fixture
+def endless(tmp_path, config):
+    store = small_store(tmp_path / "s")
+    words = ["--data", store.path, "--config-file", config, "--out", tmp_path / "run"]
+    course = ["--device", "cpu", "--max-iters", 10**6, "--save-interval", 5]
+    return ["-m", "batchloom", "train", *map(str, words), *map(str, course)]
+
+
+def test_ctrl_c_under_torchrun_is_one_sentence_of_one_rank(tmp_path, endless):
+    with started([*TORCHRUN, *endless], {}) as process:
+        assert at_step(process, 12)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert said.count("Stopped the run in") == 1
+    # torchrun shows where it was itself, as it does for every script.
+    assert said.count("Traceback") == said.count("SignalException: ") == 1
+    assert not list(tmp_path.rglob("*.partial"))
+    kept = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert len(kept) == 2
+    assert all(len(list(folder.iterdir())) == 3 for folder in kept)
+
+
+def test_a_rank_that_is_gone_ends_the_others_in_a_sentence(endless):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, *endless]
+    with (
+        started(command, {**world, "RANK": "0", "LOCAL_RANK": "0"}) as first,
+        started(command, {**world, "RANK": "1", "LOCAL_RANK": "1"}) as second,
+    ):
+        assert at_step(first, 3)
+        second.kill()
+        _, said = first.communicate(timeout=60)
+    assert first.returncode == 1
+    assert "batchloom: Rank 0 waited for the others in vain" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "local"), [("x", "2", "0"), ("2", "2", "0"), ("0", "2", "1"), ("-1", "2", "0")]
+)
+def test_variables_that_are_no_rank(monkeypatch, rank, size, local):
+    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local}
+    for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TrainError, match=f"RANK='{rank}'.*no rank of a run"), joined_ranks("cpu"):
+        pass
 
 
 def test_a_device_that_is_not_there():

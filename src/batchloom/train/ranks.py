@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from batchloom.core.errors import InputError, TrainError
+from batchloom.core.errors import BatchloomError, InputError, TrainError
 
 _PATH_BYTES = 4096
 
@@ -39,15 +39,22 @@ class Ranks:
         if self.world_size == 1:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64, device=self.device)
-        with self._talking():
+        with self.talking():
             dist.all_reduce(summed)
         return [float(value) for value in summed.tolist()]
 
     @contextmanager
-    def _talking(self) -> Iterator[None]:
+    def talking(self) -> Iterator[None]:
+        """For what waits for other ranks: when one of them is gone, it ends in a sentence.
+
+        Raises:
+            TrainError: another rank stopped.
+        """
         try:
             yield
         except RuntimeError as error:
+            if not _is_of_ranks(error):
+                raise
             raise TrainError(
                 f"Rank {self.rank} waited for the others in vain: one of them stopped, and its own "
                 f"message says why ({str(error).splitlines()[0]})."
@@ -62,13 +69,20 @@ class Ranks:
         if self.world_size == 1:
             return path
         said = torch.zeros(_PATH_BYTES, dtype=torch.uint8)
-        spelled = path.encode()
+        spelled = os.fsencode(path)
         said[: len(spelled)] = torch.tensor(list(spelled), dtype=torch.uint8)
         heard = [torch.zeros_like(said, device=self.device) for _ in range(self.world_size)]
-        with self._talking():
+        with self.talking():
             dist.all_gather(heard, said.to(self.device))
         letters = bytes(heard[self.rank - self.local_rank].tolist())
-        return letters.rstrip(b"\0").decode()
+        return os.fsdecode(letters.rstrip(b"\0"))
+
+
+def _is_of_ranks(error: RuntimeError) -> bool:
+    """Whether a collective failed; gloo has no exception of its own."""
+    if isinstance(error, BatchloomError):
+        return False
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:
@@ -103,7 +117,8 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
 
     Raises:
         InputError: see :func:`choose_device`.
-        TrainError: torchrun's variables are there in part only.
+        TrainError: torchrun's variables are there in part only or say no rank, or the other
+            ranks cannot be reached.
     """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
@@ -115,12 +130,33 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
             f"The environment sets some of torchrun's variables but not {', '.join(missing)}. "
             "Start with torchrun --nproc-per-node N, or unset RANK and WORLD_SIZE."
         )
-    rank, world_size, local_rank = (int(os.environ[name]) for name in names[:3])
+    rank, world_size, local_rank = _numbers(names[:3])
     chosen = choose_device(device, local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    except (RuntimeError, ValueError) as error:
+        raise TrainError(
+            f"Rank {rank} of {world_size} cannot reach the others at {os.environ['MASTER_ADDR']}:"
+            f"{os.environ['MASTER_PORT']} ({str(error).splitlines()[0]}). Start all ranks with "
+            "torchrun, and see that this address can be reached."
+        ) from error
     try:
         yield Ranks(rank, world_size, local_rank, chosen)
     finally:
         dist.destroy_process_group()
+
+
+def _numbers(names: tuple[str, ...]) -> tuple[int, int, int]:
+    """Rank, world size and local rank from these variables, each a place that exists."""
+    said = {name: os.environ[name] for name in names}
+    if all(value.isdecimal() and len(value) < 10 for value in said.values()):
+        rank, world_size, local_rank = (int(value) for value in said.values())
+        if rank < world_size and local_rank <= rank:
+            return rank, world_size, local_rank
+    spelled = ", ".join(f"{name}={value!r}" for name, value in said.items())
+    raise TrainError(
+        f"The environment says {spelled}, which is no rank of a run. Start with torchrun "
+        "--nproc-per-node N, or unset RANK and WORLD_SIZE."
+    )
