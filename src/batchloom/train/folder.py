@@ -1,28 +1,27 @@
-"""The folder of a run: its settings, its log, its checkpoints. Nothing in it is a pickle.
+"""The folder of a run: its settings, its log, its checkpoints.
 
 ``run.json`` says what the run is; ``log.jsonl`` has one object a line; ``loss.png`` is drawn
-from it; ``checkpoints/step_00000040/`` holds ``model.safetensors``, ``optimizer.safetensors``
-and ``state.json``. A checkpoint is written aside, synced and renamed: one that has its name
-is whole. There is no state of random generators: the order of the data is the plan's, the
-model has no dropout, and only the first weights are drawn.
+from it; ``checkpoints/step_00000040/`` is one of the two newest checkpoints. It is written
+aside, synced and renamed: one that has its name is whole.
 """
 
-import json
-import os
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from batchloom.core.errors import OutputError, StateError, TrainError
+from batchloom.train.checkpoint import PARTIAL, step_of, sync, write_checkpoint, write_json
+from batchloom.train.plain import read_object
 
 KEPT = 2
-_PARTIAL = ".partial"
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+_NAME = re.compile(r"step_\d{8,}")
 
 
 @final
@@ -45,13 +44,15 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether the folder holds a run."""
-        return self._run.is_file()
+        with self._usable():
+            return self._run.is_file()
 
     def check_new(self) -> None:
         """Refuse to start a run where something lies already.
 
         Raises:
             TrainError: the folder holds a run, or anything else.
+            OutputError: the folder cannot be looked into.
         """
         if self.begun:
             newest = self.newest()
@@ -60,7 +61,9 @@ class RunFolder:
                 f"{self.path} holds a run already ({done}). Go on with it: --resume; "
                 "or start another one: --out with another folder."
             )
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        with self._usable():
+            taken = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        if taken:
             raise TrainError(
                 f"{self.path} is not an empty folder and holds no run. Give --out a new folder."
             )
@@ -77,23 +80,47 @@ class RunFolder:
                 f"--resume: {self.path} holds no run. Give --out the folder of a run, "
                 "or leave --resume away to start one there."
             )
-        return _read_json(self._run)
+        try:
+            return read_object(self._run)
+        except ValueError as error:
+            raise self.damaged(str(error)) from error
+
+    def damaged(self, fault: str) -> StateError:
+        """The error for a ``run.json`` that does not say what the run is."""
+        return StateError(
+            f"{self._run} {fault}. Write into it what the last line of kind start in "
+            f"{self.log.name} has under run, or start another run: --out with another folder."
+        )
 
     def begin(self, run: dict[str, Any]) -> None:
-        """Write what the run is, and make its folder where there is none."""
-        try:
+        """Write what the run is, and make its folder where there is none.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        with self._usable():
             self._checkpoints.mkdir(parents=True, exist_ok=True)
-            _write_json(self._run, run)
+            write_json(self._run, run)
+
+    def newest(self) -> Path | None:
+        """The checkpoint of the highest step, None before the first."""
+        found = self._finished()
+        return found[-1] if found else None
+
+    def _finished(self) -> list[Path]:
+        """Checkpoints that have their name, by step."""
+        found = (p for p in self._checkpoints.glob("step_*") if _NAME.fullmatch(p.name))
+        return sorted(found, key=step_of)
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise OutputError(
                 f"{self.path} cannot be written: {error.strerror}. Give --out a folder you may "
                 "write to, on a disk with room."
             ) from error
-
-    def newest(self) -> Path | None:
-        """The checkpoint of the highest step, None before the first."""
-        found = sorted(p for p in self._checkpoints.glob("step_*") if p.suffix != _PARTIAL)
-        return found[-1] if found else None
 
     def save(
         self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: dict[str, Any]
@@ -104,20 +131,16 @@ class RunFolder:
             OutputError: it cannot be written; older checkpoints stay.
         """
         path = self._checkpoints / f"step_{step:08d}"
-        aside = path.with_suffix(_PARTIAL)
+        aside = path.with_suffix(PARTIAL)
         try:
             self._clear_partial()
             aside.mkdir(parents=True)
-            save_file(model.state_dict(), aside / "model.safetensors")
-            save_file(_optimizer_tensors(model, optimizer), aside / "optimizer.safetensors")
-            _write_json(aside / "state.json", {"step": step, "loader": loader})
-            for file in (*aside.iterdir(), aside):
-                _sync(file)
+            write_checkpoint(aside, step, model, optimizer, loader)
             aside.rename(path)
-            _sync(self._checkpoints)
-            for old in sorted(self._checkpoints.glob("step_*"))[:-KEPT]:
+            sync(self._checkpoints)
+            for old in self._finished()[:-KEPT]:
                 # What has its name is whole at every moment, also while it is deleted.
-                old.rename(old.with_suffix(_PARTIAL))
+                old.rename(old.with_suffix(PARTIAL))
         except (OSError, SafetensorError) as error:
             raise OutputError(
                 f"The checkpoint of step {step} cannot be written to {path}: {error}. Make room or "
@@ -128,83 +151,5 @@ class RunFolder:
         return path
 
     def _clear_partial(self) -> None:
-        for partial in list(self._checkpoints.glob(f"*{_PARTIAL}")):
+        for partial in list(self._checkpoints.glob(f"*{PARTIAL}")):
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[int, dict[str, Any]]:
-    """Fill model and optimizer from a checkpoint.
-
-    Returns:
-        The step it was taken after, and the loader's state there.
-
-    Raises:
-        StateError: a file is damaged, or of another model.
-    """
-    state = _read_json(path / "state.json")
-    try:
-        model.load_state_dict(load_file(path / "model.safetensors"))
-        _fill_optimizer(model, optimizer, load_file(path / "optimizer.safetensors"))
-        return int(state["step"]), dict(state["loader"])
-    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
-        raise StateError(
-            f"The checkpoint {path} is damaged ({str(error).splitlines()[0]}). Delete this folder; "
-            "--resume then goes on from the checkpoint before it."
-        ) from error
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step a checkpoint was taken after."""
-    return int(checkpoint.name.removeprefix("step_"))
-
-
-def _optimizer_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    """AdamW's moments by the name of their weight: ``exp_avg.layers.0...``."""
-    return {
-        f"{moment}.{name}": optimizer.state[weight][moment]
-        for name, weight in model.named_parameters()
-        for moment in _MOMENTS
-    }
-
-
-def _fill_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
-) -> None:
-    numbers = {
-        id(weight): number
-        for number, weight in enumerate(
-            weight for group in optimizer.param_groups for weight in group["params"]
-        )
-    }
-    moments = {
-        numbers[id(weight)]: {moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS}
-        for name, weight in model.named_parameters()
-    }
-    plain = optimizer.state_dict()
-    optimizer.load_state_dict({**plain, "state": moments})
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise StateError(f"{path} cannot be read: {error}. The run cannot go on.") from error
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    aside = path.with_name(path.name + _PARTIAL)
-    aside.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
-    _sync(aside)
-    aside.rename(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

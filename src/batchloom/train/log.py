@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
-from batchloom.core.errors import OutputError
+from batchloom.core.errors import OutputError, StateError
+from batchloom.train.plain import parse_object
 
 Say = Callable[[str], None]
+_KINDS = ("start", "step", "val")
 
 
 @final
@@ -63,22 +65,60 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The objects of a log; a last line that a killed process left unfinished is left out."""
+    """The objects of a log; a last line that a killed process left unfinished is left out.
+
+    A log may lack entries, or be deleted: it tells what was, and no step is computed from it.
+    What is there must be a log, because it is kept and drawn.
+
+    Raises:
+        StateError: a line is none of a log; names it.
+    """
     entries = []
-    for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
+    lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    # What ends in a line break leaves nothing after it; what does not was never finished.
+    for number, line in enumerate(lines[:-1], 1):
         try:
-            entries.append(json.loads(line))
-        except ValueError:
-            break
+            entry = parse_object(line)
+            fault = _fault(entry)
+        except ValueError as error:
+            fault = str(error)
+        if fault:
+            raise StateError(
+                f"{path}, line {number} {fault}. Delete that line, or the whole log: a run goes on "
+                "without it, only the curve then begins later."
+            )
+        entries.append(entry)
     return entries
 
 
+def _fault(entry: dict[str, Any]) -> str:
+    """What is wrong with an entry, as the end of a sentence; empty when nothing is."""
+    kind, step, loss = (entry.get(name) for name in ("kind", "step", "loss"))
+    if kind not in _KINDS:
+        return f"has {kind!r:.40} for kind, none of {', '.join(_KINDS)}"
+    if not isinstance(step, int) or isinstance(step, bool):
+        return f"has {step!r:.40} for step, no whole number"
+    if kind != "start" and (not isinstance(loss, int | float) or isinstance(loss, bool)):
+        return f"has {loss!r:.40} for loss, no number"
+    return ""
+
+
 def cut_log(path: Path, last_step: int) -> None:
-    """Keep what was logged up to ``last_step``: a resumed run writes the rest again."""
-    kept = [entry for entry in read_log(path) if entry.get("step", 0) <= last_step]
+    """Keep what was logged up to ``last_step``: a resumed run writes the rest again.
+
+    Raises:
+        StateError: the log is damaged; it stays as it is.
+        OutputError: it cannot be written.
+    """
+    kept = [entry for entry in read_log(path) if entry["step"] <= last_step]
     aside = path.with_name(path.name + ".partial")
-    aside.write_text("".join(json.dumps(entry) + "\n" for entry in kept), "utf-8")
-    aside.rename(path)
+    try:
+        aside.write_text("".join(json.dumps(entry) + "\n" for entry in kept), "utf-8")
+        aside.rename(path)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror}. Mend the folder, then go on with --resume."
+        ) from error
 
 
 def draw_curve(log: Path, png: Path, title: str) -> None:
@@ -98,7 +138,9 @@ def draw_curve(log: Path, png: Path, title: str) -> None:
         points = [(e["step"], e["loss"]) for e in entries if e["kind"] == kind]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
-    axes.set(xlabel="step", ylabel="loss (nats a token)", title=title)
+    # In names of folders: letters the font lacks, bytes that are no text, dollars (mathematics).
+    plain = title.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
+    axes.set(xlabel="step", ylabel="loss (nats a token)", title=plain)
     axes.grid(alpha=0.3)
     axes.legend()
     aside = png.with_name(png.name + ".partial")

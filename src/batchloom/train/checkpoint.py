@@ -1,0 +1,196 @@
+"""A checkpoint: the weights, AdamW's moments and one position. None of its files is a pickle.
+
+``state.json`` holds the step, the loader's state, the XXH3-128 of the two other files, which
+are read only when it fits, and ``check``, the fingerprint of all this. There is no state of
+random generators: the order of the data is the plan's, the model has no dropout, and only the
+first weights are drawn.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from batchloom.core.errors import StateError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.train.plain import read_object
+
+PARTIAL = ".partial"
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+_STATE = "state.json"
+_MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+_BLOCK = 1 << 24
+
+
+def write_checkpoint(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: dict[str, Any],
+) -> None:
+    """Write the files of a checkpoint into an empty folder, and sync them.
+
+    Raises:
+        OSError, SafetensorError: they cannot be written.
+    """
+    save_file(model.state_dict(), folder / _MODEL)
+    save_file(_optimizer_tensors(model, optimizer), folder / _OPTIMIZER)
+    checksums = {name: _checksum(folder / name) for name in (_MODEL, _OPTIMIZER)}
+    state = {"step": step, "loader": loader, "checksums": checksums}
+    write_json(folder / _STATE, {**state, "check": fingerprint(state)})
+    for file in (*folder.iterdir(), folder):
+        sync(file)
+
+
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[int, dict[str, Any]]:
+    """Fill model and optimizer from a checkpoint; both stay as they are when it is damaged.
+
+    Returns:
+        The step it was taken after, and the loader's state there.
+
+    Raises:
+        StateError: a file is damaged, missing or of another model.
+    """
+    step, loader, checksums = _read_state(path)
+    weights = _read_tensors(path / _MODEL, checksums, model.state_dict())
+    moments = _read_tensors(path / _OPTIMIZER, checksums, _moments_like(model))
+    model.load_state_dict(weights)
+    _fill_optimizer(model, optimizer, moments)
+    return step, loader
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step a checkpoint was taken after."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def refuse_damaged(file: Path, fault: object) -> NoReturn:
+    """Say what is wrong with a file of a checkpoint, and how to go on without that.
+
+    Raises:
+        StateError: always.
+    """
+    raise StateError(
+        f"The checkpoint cannot be used: {file} {fault}. Delete the folder {file.parent}; --resume "
+        "then goes on from the checkpoint before it, or from the start where there is none."
+    )
+
+
+def all_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether every number that a checkpoint would hold is finite."""
+    tensors = (*model.state_dict().values(), *_optimizer_tensors(model, optimizer).values())
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _read_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    file = path / _STATE
+    try:
+        state = read_object(file)
+        whole = state.pop("check", None) == fingerprint(state)
+    except ValueError as error:
+        refuse_damaged(file, error)
+    step, loader, checksums = (state.get(name) for name in ("step", "loader", "checksums"))
+    if not (whole and isinstance(loader, dict) and isinstance(checksums, dict)):
+        refuse_damaged(file, "was changed after it was written: its check does not fit its fields")
+    if step != step_of(path):
+        refuse_damaged(file, f"says step {step!r} and lies in the folder {path.name}")
+    return step_of(path), loader, checksums
+
+
+def _read_tensors(
+    file: Path, checksums: dict[str, Any], wanted: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors of a file, which are those wanted in name, shape and dtype."""
+    try:
+        found = _checksum(file)
+        if found != checksums.get(file.name):
+            fault = f"has the checksum {found}, {_STATE} says {checksums.get(file.name)!r:.40}"
+            refuse_damaged(file, f"{fault}: its bytes changed after they were written")
+        tensors = load_file(file)
+    except OSError as error:
+        refuse_damaged(file, f"cannot be read: {error.strerror or error}")
+    except SafetensorError as error:
+        refuse_damaged(file, f"is no safetensors file: {error}")
+    for name in sorted({*tensors, *wanted}):
+        have, want = (_described(group.get(name)) for group in (tensors, wanted))
+        if have != want:
+            refuse_damaged(file, f"has {have} for {name}, the model has {want}")
+    return tensors
+
+
+def _described(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "nothing"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _checksum(file: Path) -> str:
+    """XXH3-128 of a file, 32 hex digits."""
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as opened:
+        while block := opened.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """AdamW's moments by the name of their weight: ``exp_avg.layers.0...``."""
+    return {
+        f"{moment}.{name}": optimizer.state[weight][moment]
+        for name, weight in model.named_parameters()
+        for moment in _MOMENTS
+    }
+
+
+def _moments_like(model: nn.Module) -> dict[str, Tensor]:
+    """Tensors of the names, shapes and dtypes of AdamW's moments, without memory of their own."""
+    count = torch.empty((), device="meta")
+    return {
+        f"{moment}.{name}": count if moment == "step" else weight
+        for name, weight in model.named_parameters()
+        for moment in _MOMENTS
+    }
+
+
+def _fill_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
+) -> None:
+    numbers = {
+        id(weight): number
+        for number, weight in enumerate(
+            weight for group in optimizer.param_groups for weight in group["params"]
+        )
+    }
+    moments = {
+        numbers[id(weight)]: {moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS}
+        for name, weight in model.named_parameters()
+    }
+    plain = optimizer.state_dict()
+    optimizer.load_state_dict({**plain, "state": moments})
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object aside, sync it, and give it its name."""
+    aside = path.with_name(path.name + PARTIAL)
+    aside.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+    sync(aside)
+    aside.rename(path)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,217 @@
+"""--resume on a run whose files were changed: a StateError names the file, the fault, the way on."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import xxhash
+from safetensors.torch import load_file, save_file
+
+from batchloom import StateError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.train.folder import RunFolder
+from batchloom.train.log import read_log
+from train.runs import run_training, small_store, steps_of
+
+SHORT = {"steps": 4, "save_interval": 2}
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("store") / "s")
+
+
+@pytest.fixture(scope="module")
+def finished(store, tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished") / "run"
+    run_training(store, out, SHORT)
+    return out
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of a finished run, with checkpoints of steps 2 and 4."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def refusal(store, run):
+    """What resuming says; nothing in the folder may change."""
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    with pytest.raises(StateError) as caught:
+        run_training(store, run, SHORT, resume=True)
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    return str(caught.value)
+
+
+def sealed(folder, changes=None):
+    """Make the checksums fit again, as somebody would who means it."""
+    state = json.loads((folder / "state.json").read_text())
+    for name in (MODEL, OPTIMIZER):
+        state["checksums"][name] = xxhash.xxh3_128_hexdigest((folder / name).read_bytes())
+    state.update(changes or {})
+    state.pop("check")
+    (folder / "state.json").write_text(json.dumps({**state, "check": fingerprint(state)}))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def change_tensors(folder, name, change):
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file(tensors, folder / name)
+    sealed(folder)
+
+
+CHECKPOINT_DAMAGE = {
+    "no state": (lambda c: (c / "state.json").unlink(), "state.json is not there"),
+    "no JSON": (lambda c: (c / "state.json").write_text("{"), "state.json is not JSON"),
+    "no UTF-8": (lambda c: (c / "state.json").write_bytes(b'{"\xff"'), "is not UTF-8 at byte 2"),
+    "a list": (lambda c: (c / "state.json").write_text("[]"), "holds list, not a JSON object"),
+    "empty": (lambda c: (c / "state.json").write_text("{}"), "its check does not fit"),
+    "too deep": (lambda c: (c / "state.json").write_text("[" * 200_000), "nested too deep"),
+    "too large": (lambda c: (c / "state.json").write_bytes(b" " * (2 << 20)), "2,097,152 bytes"),
+    "a folder": (
+        lambda c: ((c / "state.json").unlink(), (c / "state.json").mkdir()),
+        "state.json is a folder, a pipe or a device",
+    ),
+    "another step": (lambda c: sealed(c, {"step": 3}), "says step 3 and lies in the folder"),
+    "a step as text": (lambda c: sealed(c, {"step": "4"}), "says step '4' and lies in the folder"),
+    "a loader as list": (lambda c: sealed(c, {"loader": []}), "its check does not fit"),
+    "no weights": (lambda c: (c / MODEL).unlink(), f"{MODEL} cannot be read: No such file"),
+    "a flipped bit": (lambda c: flip(c / MODEL), f"{MODEL} has the checksum"),
+    "a flipped bit of a moment": (lambda c: flip(c / OPTIMIZER), f"{OPTIMIZER} has the checksum"),
+    "cut weights": (
+        lambda c: ((c / MODEL).write_bytes((c / MODEL).read_bytes()[:-9]), sealed(c)),
+        f"{MODEL} is no safetensors file",
+    ),
+    "another shape": (
+        lambda c: change_tensors(c, MODEL, lambda t: t.update({"norm.gain": torch.ones(31)})),
+        f"{MODEL} has float32 [31] for norm.gain, the model has float32 [32]",
+    ),
+    "another dtype": (
+        lambda c: change_tensors(
+            c, MODEL, lambda t: t.update({"norm.gain": torch.ones(32).bfloat16()})
+        ),
+        f"{MODEL} has bfloat16 [32] for norm.gain, the model has float32 [32]",
+    ),
+    "a moment of another shape": (
+        lambda c: change_tensors(
+            c, OPTIMIZER, lambda t: t.update({"exp_avg.norm.gain": torch.ones(1)})
+        ),
+        f"{OPTIMIZER} has float32 [1] for exp_avg.norm.gain, the model has float32 [32]",
+    ),
+    "a moment of another dtype": (
+        lambda c: change_tensors(
+            c, OPTIMIZER, lambda t: t.update({"step.norm.gain": torch.tensor(4)})
+        ),
+        f"{OPTIMIZER} has int64 [] for step.norm.gain, the model has float32 []",
+    ),
+    "a moment too few": (
+        lambda c: change_tensors(c, OPTIMIZER, lambda t: t.pop("exp_avg_sq.norm.gain")),
+        f"{OPTIMIZER} has nothing for exp_avg_sq.norm.gain",
+    ),
+    "a weight too many": (
+        lambda c: change_tensors(c, MODEL, lambda t: t.update({"more": torch.ones(1)})),
+        f"{MODEL} has float32 [1] for more, the model has nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINT_DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_goes_on(store, run, name):
+    damage, said = CHECKPOINT_DAMAGE[name]
+    newest = RunFolder(run).newest()
+    damage(newest)
+    refused = refusal(store, run)
+    assert f"{newest}/" in refused
+    assert said in refused
+    assert f"Delete the folder {newest}; --resume then goes on" in refused
+    shutil.rmtree(newest)
+    _, lines = run_training(store, run, SHORT, resume=True)
+    assert "resume from the checkpoint of step 2" in lines
+    assert [step for step, *_ in steps_of(run)] == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_under_another_name(store, run):
+    newest = RunFolder(run).newest()
+    newest.rename(newest.with_name("step_00000009"))
+    assert "says step 4 and lies in the folder step_00000009" in refusal(store, run)
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path):
+    for name in ("step_99999999", "step_100000000", "step_notes", "step_00000007.partial"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert RunFolder(tmp_path).newest().name == "step_100000000"
+
+
+def test_without_checkpoints_a_run_begins_again_and_says_so(store, run, finished):
+    shutil.rmtree(run / "checkpoints")
+    _, lines = run_training(store, run, SHORT, resume=True)
+    assert any(line.startswith("resume from the start") for line in lines)
+    assert steps_of(run) == steps_of(finished)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "line 2 is not JSON"),
+        (b"\xff", "line 2 is not UTF-8"),
+        (b"\0\0\0", "line 2 is not JSON"),
+        (b"[1]", "line 2 holds list, not a JSON object"),
+        (b'{"step": 1, "loss": 2.0}', "line 2 has None for kind"),
+        (b'{"kind": [], "step": 1, "loss": 2.0}', "line 2 has [] for kind"),
+        (b'{"kind": "step", "loss": 2.0}', "line 2 has None for step"),
+        (b'{"kind": "step", "step": "1", "loss": 2.0}', "line 2 has '1' for step"),
+        (b'{"kind": "step", "step": 1}', "line 2 has None for loss"),
+        (b'{"kind": "val", "step": 1, "loss": "2"}', "line 2 has '2' for loss"),
+    ],
+)
+def test_a_damaged_log_is_refused_and_can_be_deleted(store, run, line, said):
+    log = run / "log.jsonl"
+    lines = log.read_bytes().split(b"\n")
+    log.write_bytes(b"\n".join([lines[0], line, *lines[2:]]))
+    refused = refusal(store, run)
+    assert f"{log}, {said}" in refused
+    assert "Delete that line, or the whole log" in refused
+    log.unlink()
+    shutil.rmtree(RunFolder(run).newest())
+    run_training(store, run, SHORT, resume=True)
+    assert [step for step, *_ in steps_of(run)] == [3, 4]
+
+
+def test_a_log_that_lacks_entries_stops_no_run(store, run):
+    log = run / "log.jsonl"
+    lines = log.read_bytes().split(b"\n")
+    log.write_bytes(b"\n".join(lines[2:]))
+    run_training(store, run, {**SHORT, "steps": 5}, resume=True)
+    assert [step for step, *_ in steps_of(run)] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not JSON"),
+        (b"\xff", "is not UTF-8"),
+        (b"[]", "holds list, not a JSON object"),
+    ],
+)
+def test_a_damaged_description_of_the_run(store, run, content, said):
+    (run / "run.json").write_bytes(content)
+    refused = refusal(store, run)
+    assert f"{run}/run.json {said}" in refused
+    assert "log.jsonl has under run" in refused
+
+
+def test_a_run_described_again_from_its_log(store, run):
+    (run / "run.json").write_text("null")
+    starts = [e for e in read_log(run / "log.jsonl") if e["kind"] == "start"]
+    assert "holds NoneType" in refusal(store, run)
+    (run / "run.json").write_text(json.dumps(starts[-1]["run"]))
+    outcome, _ = run_training(store, run, SHORT, resume=True)
+    assert outcome.step == 4
