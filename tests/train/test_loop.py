@@ -10,13 +10,15 @@ import torch
 
 from batchloom import Loader, OutputError, StateError
 from batchloom.core.errors import SettingsError, TrainError
+from batchloom.testing.stores import write_store
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, read_log
-from batchloom.train.loop import learn, learning_rate, memory_explained
+from batchloom.train.loop import learn, learning_rate, look_at_val
+from batchloom.train.memory import memory_explained
 from batchloom.train.ranks import joined_ranks
 from batchloom.train.run import set_up
 from batchloom.train.settings import OptimSettings, settings_from
-from train.runs import PLAIN, run_training, small_store, steps_of
+from train.runs import PLAIN, counting_documents, run_training, small_store, steps_of
 
 
 @pytest.fixture(scope="module")
@@ -140,17 +142,6 @@ def test_no_file_of_a_run_is_a_pickle(whole):
                 list(pickletools.genops(path.read_bytes()))
 
 
-def test_a_damaged_checkpoint_is_one_sentence(store, tmp_path):
-    run_training(store, tmp_path / "run", {"steps": 4, "save_interval": 2})
-    newest = RunFolder(tmp_path / "run").newest()
-    (newest / "model.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(StateError, match="step_00000004 is damaged.*Delete this folder"):
-        run_training(store, tmp_path / "run", {"steps": 4}, resume=True)
-    shutil.rmtree(newest)
-    _, said = run_training(store, tmp_path / "run", {"steps": 4}, resume=True)
-    assert "resume from the checkpoint of step 2" in said
-
-
 def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
     with pytest.raises(TrainError, match=r"step \d+ is .*learning rate of .*lower --lr"):
         run_training(store, tmp_path / "run", {"lr": 1e12, "save_interval": 1})
@@ -158,6 +149,76 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
     assert newest is None or all(
         math.isfinite(loss) for _, loss, _, _ in steps_of(tmp_path / "run")
     )
+
+
+def test_weights_that_are_not_finite_are_not_saved(store, tmp_path):
+    """A rate so high that the first step, itself finite, overflows the weights."""
+    with pytest.raises(TrainError, match=r"not finite after step 1 .*lower --lr"):
+        run_training(store, tmp_path / "run", {"lr": 1e39, "save_interval": 1})
+    assert RunFolder(tmp_path / "run").newest() is None
+
+
+def test_a_val_loss_that_is_not_finite_stops_the_run(store, tmp_path):
+    with joined_ranks("cpu") as ranks:
+        settings = settings_from(PLAIN, {})
+        run = set_up(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
+    with torch.no_grad():
+        run.model.norm.gain.fill_(math.nan)
+    with pytest.raises(TrainError, match=r"val loss of step 7 is nan .*lower --lr"):
+        look_at_val(run, 7)
+
+
+ONES = [[1], [2], [3], [4], [5]]
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "wrap", "none"])
+def test_data_with_nothing_to_predict_is_refused(tmp_path, packing):
+    ones = write_store(tmp_path / "s", ONES)
+    with pytest.raises(TrainError, match="None of the 80 steps .* anything to predict.*longer"):
+        run_training(ones, tmp_path / "run", {"packing": packing})
+    assert not (tmp_path / "run").exists()
+
+
+def test_documents_that_are_cut_to_single_tokens(tmp_path):
+    """Every sequence boundary of ``wrap`` falls inside the one pair of tokens."""
+    pair = write_store(tmp_path / "s", [[1], [2, 3], [4]])
+    cut = [seed for seed in range(20) if not _trains(pair, tmp_path / str(seed), seed)]
+    assert 0 < len(cut) < 20
+
+
+def _trains(store, out, seed):
+    try:
+        run_training(store, out, {"packing": "wrap", "seq_len": 2, "steps": 2, "seed": seed})
+    except TrainError:
+        return False
+    return any(loss for _, loss, *_ in steps_of(out))
+
+
+def test_a_step_with_nothing_to_predict_is_legal(tmp_path):
+    mixed = write_store(tmp_path / "s", [*ONES, [6, 7, 8], [9]])
+    sizes = {"seq_len": 4, "global_batch_size": 1, "packing": "none", "steps": 7}
+    run_training(mixed, tmp_path / "run", sizes)
+    assert sorted(loss > 0 for _, loss, *_ in steps_of(tmp_path / "run")) == [False] * 6 + [True]
+
+
+def test_a_val_subset_with_nothing_to_predict_is_none(tmp_path):
+    store = write_store(tmp_path / "s", {"train": counting_documents(50, 0), "val": ONES})
+    outcome, said = run_training(store, tmp_path / "run", {"steps": 2})
+    assert outcome.val_loss is None
+    assert any("val    none" in line and "nothing to predict" in line for line in said)
+    assert {entry["kind"] for entry in read_log(tmp_path / "run" / "log.jsonl")} == {
+        "start",
+        "step",
+    }
+
+
+@pytest.mark.parametrize("subset", ["train", "val"])
+def test_an_id_beyond_the_vocabulary_is_damage_of_the_store(tmp_path, subset):
+    store = small_store(tmp_path / "s")
+    tokens = store.path / subset / "shard_00000.bin"
+    tokens.write_bytes(b"\xff\xff" * (tokens.stat().st_size // 2))
+    with pytest.raises(TrainError, match=r"holds id 65535 .* has 320 .*batchloom check"):
+        run_training(store, tmp_path / "run", {"steps": 1})
 
 
 def test_a_folder_that_cannot_be_written(store, tmp_path):
@@ -168,12 +229,12 @@ def test_a_folder_that_cannot_be_written(store, tmp_path):
 
 def test_running_out_of_memory_names_what_to_lower():
     settings = settings_from(PLAIN, {"batch_size": 4})
-    sentence = "passes of 4 rows of 32 tokens: lower --batch-size .* or --seq-len"
-    with pytest.raises(TrainError, match=sentence), memory_explained(settings):
+    sentence = "passes of 4 rows of 32 tokens: lower --batch-size .* --seq-len.* model.width"
+    with pytest.raises(TrainError, match=sentence), memory_explained(settings, 64):
         torch.empty(1 << 50, dtype=torch.uint8)
-    with pytest.raises(TrainError, match=sentence), memory_explained(settings):
+    with pytest.raises(TrainError, match=sentence), memory_explained(settings, 64):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-    with pytest.raises(RuntimeError, match="shapes"), memory_explained(settings):
+    with pytest.raises(RuntimeError, match="shapes"), memory_explained(settings, 64):
         raise RuntimeError("shapes cannot be multiplied")
 
 
@@ -223,9 +284,6 @@ def test_the_learning_rate_warms_up_and_falls():
 
 
 def test_a_store_without_val_says_so(tmp_path):
-    from batchloom.testing.stores import write_store
-    from train.runs import counting_documents
-
     store = write_store(tmp_path / "s", counting_documents(50, 0))
     outcome, said = run_training(store, tmp_path / "run", {"steps": 2})
     assert outcome.val_loss is None

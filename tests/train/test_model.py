@@ -137,6 +137,9 @@ def test_weight_decay_is_for_matrices_only(model):
 
 def test_first_weights_follow_from_the_seed_alone():
     shape = ModelSettings(layers=1, heads=2, width=16)
-    one, same, other = (GPT(shape, 64, seed).embedding.weight for seed in (5, 5, 6))
+    one, same, *others = (
+        GPT(shape, 64, seed).embedding.weight
+        for seed in (5, 5, 6, -5, 5 + 2**32, 5 + 2**64, 2**128 - 1)
+    )
     assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    assert not any(torch.equal(one, other) for other in others)

@@ -1,6 +1,7 @@
 """Settings: what ships loads, what is wrong is told at once, sizes divide."""
 
-import dataclasses
+import math
+import os
 
 import pytest
 
@@ -8,6 +9,7 @@ from batchloom import SettingsError
 from batchloom.core.spec import to_plain
 from batchloom.train.model import GPT, padded_vocabulary, parameter_count
 from batchloom.train.settings import (
+    ModelSettings,
     accumulation,
     model_names,
     named_config,
@@ -28,13 +30,16 @@ def test_shipped_configurations_load():
 @pytest.mark.parametrize(("name", "millions"), [("150M_1024", 150), ("250M_1024", 250)])
 def test_names_tell_the_size(name, millions):
     settings = settings_from(named_config(name), {})
-    shape = settings.model
-    # Built with one layer and a small vocabulary; the rest is arithmetic.
-    small = GPT(dataclasses.replace(shape, layers=1), 64)
-    layer = parameter_count(small.layers[0])
-    whole = shape.layers * layer + padded_vocabulary(50_257) * shape.width
+    whole = parameter_count(settings.model, padded_vocabulary(50_257))
     assert whole == pytest.approx(millions * 1e6, rel=0.05)
     assert settings.seq_len == 1024
+
+
+@pytest.mark.parametrize("hidden", [None, 24])
+def test_parameters_are_counted_before_they_are_made(hidden):
+    shape = ModelSettings(layers=3, heads=2, width=32, hidden=hidden)
+    made = sum(weight.numel() for weight in GPT(shape, 64).parameters())
+    assert parameter_count(shape, 64) == made
 
 
 def test_every_problem_is_told_with_its_path():
@@ -58,6 +63,56 @@ def test_impossible_values_are_told_at_once():
         "optim.lr",
         "optim.beta2",
     ]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -1.0])
+def test_numbers_that_are_not_finite_are_told_at_once(value):
+    names = ["lr", "clip", "beta1", "beta2", "final_lr_share", "weight_decay"]
+    plain = {**PLAIN, "optim": {**dict.fromkeys(names, value), "lr": 1.0}}
+    plain["model"] = {**PLAIN["model"], "rotary_base": value}
+    with pytest.raises(SettingsError) as caught:
+        settings_from(plain, {"lr": value})
+    told = {problem.split(":")[0] for problem in caught.value.problems}
+    assert told == {f"optim.{name}" for name in names} | {"model.rotary_base"}
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("steps", 2**48),
+        ("seq_len", 2**24),
+        ("global_batch_size", 2**24),
+        ("batch_size", 2**24),
+        ("seed", 2**128 - 1),
+        ("eval_interval", 2**48),
+        ("eval_batches", 2**48),
+        ("save_interval", 2**48),
+    ],
+)
+def test_absurd_sizes_are_refused_by_their_bound(name, most):
+    assert getattr(settings_from(PLAIN, {name: most}), name) == most
+    with pytest.raises(SettingsError, match=f"{name}: {most + 1} is above {most}, the most"):
+        settings_from(PLAIN, {name: most + 1})
+    with pytest.raises(SettingsError, match=f"{name}: a number of about 4000 digits is above"):
+        settings_from(PLAIN, {name: 10**4000})
+
+
+def test_absurd_shapes_are_refused_by_their_bound():
+    shape = dict.fromkeys(["layers", "heads", "width", "hidden", "vocab_size"], 10**4000)
+    with pytest.raises(SettingsError) as caught:
+        settings_from({"model": shape, "optim": {"lr": 10**4000}}, {})
+    assert caught.value.problems == ("optim.lr: a whole number too large for a float",)
+    with pytest.raises(SettingsError) as caught:
+        settings_from({"model": shape}, {})
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        f"model.{name}" for name in shape
+    ]
+
+
+def test_what_is_asked_for_mends_the_configuration():
+    broken = {**PLAIN, "steps": 0, "optim": {"lr": -1.0}}
+    settings = settings_from(broken, {"steps": 3, "lr": 0.5})
+    assert (settings.steps, settings.optim.lr) == (3, 0.5)
 
 
 def test_what_is_asked_for_goes_over_the_configuration():
@@ -89,5 +144,18 @@ def test_a_configuration_that_is_no_json_object(tmp_path):
     path.write_text("{")
     with pytest.raises(SettingsError, match="not JSON"):
         read_config(path)
+    path.write_bytes(b'{"steps": "\xff"}')
+    with pytest.raises(SettingsError, match="c.json: is not UTF-8 at byte 11"):
+        read_config(path)
+    path.write_text(f'{{"steps": {"9" * 5000}}}')
+    with pytest.raises(SettingsError, match="a number too long"):
+        read_config(path)
+    path.write_bytes(b" " * (2 << 20))
+    with pytest.raises(SettingsError, match="2,097,152 bytes"):
+        read_config(path)
     with pytest.raises(FileNotFoundError, match="no such file"):
         read_config(tmp_path / "none.json")
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(SettingsError, match="is a folder, a pipe or a device"):
+            read_config(odd)

@@ -57,7 +57,8 @@ def run_demo(out: Path, steps: int | None, say: Say) -> None:
     store, val = open_store(data), open_store(data, "val")
     _load(store, settings, say)
     outcome = _train(data, settings, run, say)
-    unigram, reached = _unigram_loss(store, val), outcome.val_loss or math.inf
+    reached = math.inf if outcome.val_loss is None else outcome.val_loss
+    unigram = _unigram_loss(store, val)
     say(
         f"\nval loss {reached:.3f} nats a token; guessing by frequency alone, the "
         f"unigram entropy, is {unigram:.3f}."

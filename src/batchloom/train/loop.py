@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from batchloom import Batch, Loader
+from batchloom import Batch, Loader, Store
 from batchloom.core.errors import TrainError
-from batchloom.train.folder import step_of
+from batchloom.train.checkpoint import all_finite, step_of
 from batchloom.train.log import draw_curve
+from batchloom.train.memory import memory_explained
 from batchloom.train.model import GPT, IGNORED
 from batchloom.train.run import Run, open_folder
-from batchloom.train.settings import OptimSettings, TrainSettings
+from batchloom.train.settings import OptimSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,12 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
         began = time.perf_counter()
         step = batch.step + 1
         lr = learning_rate(step, settings.steps, settings.optim)
-        check_ids(run, batch)
-        with memory_explained(settings):
+        check_ids(run, run.store, batch)
+        with memory_explained(settings, run.model.embedding.num_embeddings):
             loss, norm = learn(run, batch, lr)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise TrainError(not_finite(run, step, loss, norm, lr))
+            fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
+            raise TrainError(diverged(run, step, fact))
         tell_step(run, batch, {"loss": loss, "lr": lr, "norm": norm}, waited, began)
         if step == last or is_due(step, settings.eval_interval):
             val_loss = look_at_val(run, step)
@@ -91,18 +93,26 @@ def timed_batches(loader: Loader, count: int) -> Iterator[tuple[Batch, float]]:
         yield batch, time.perf_counter() - asked
 
 
-def check_ids(run: Run, batch: Batch) -> None:
-    """Refuse ids the model has no row for; a store vouches for its own, a bare prefix cannot.
+def check_ids(run: Run, store: Store, batch: Batch) -> None:
+    """Refuse ids the model has no row for: a look-up would end in a traceback, or in a dead GPU.
 
     Raises:
-        TrainError: names the id and the setting.
+        TrainError: names the id, and whether the data or a setting is wrong.
     """
     rows = run.model.embedding.num_embeddings
-    if run.store.vocab_size is None and (highest := int(batch["input_ids"].max())) >= rows:
-        raise TrainError(
-            f"Step {batch.step + 1} holds id {highest} and the model has {rows} of them: set "
-            f"model.vocab_size in the --config-file to more than {highest}."
-        )
+    lowest, highest = (int(bound) for bound in batch["input_ids"].aminmax())
+    if lowest >= 0 and highest < rows:
+        return
+    wrong = lowest if lowest < 0 else highest
+    remedy = (
+        "the data is damaged: batchloom check says where"
+        if store.vocab_size is not None or lowest < 0
+        else f"set model.vocab_size in the --config-file to more than {highest}"
+    )
+    raise TrainError(
+        f"Step {batch.step + 1} of {store.path} holds id {wrong} and the model has {rows} of them: "
+        f"{remedy}."
+    )
 
 
 def learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
@@ -126,7 +136,8 @@ def learn(run: Run, batch: Batch, lr: float) -> tuple[float, float]:
             with precision(run.ranks.device):
                 loss = run.learner(**part)
             # Ranks average their gradients where the sum over all of them is meant.
-            (loss * (run.ranks.world_size / trained)).backward()
+            with run.ranks.talking():
+                (loss * (run.ranks.world_size / trained)).backward()
         total += loss.detach()
     mean = run.ranks.total(total.item())[0] / trained
     norm = float(nn.utils.clip_grad_norm_(run.model.parameters(), run.settings.optim.clip))
@@ -164,21 +175,28 @@ def precision(device: torch.device) -> torch.autocast:
 
 @torch.no_grad()
 def look_at_val(run: Run, step: int) -> float | None:
-    """The loss on the val subset, the same batches each time; None when there is no val."""
+    """The loss on the val subset, the same batches each time; None when there is no val.
+
+    Raises:
+        TrainError: it is not finite.
+    """
     if run.val is None:
         return None
     plain: nn.Module = run.learner
     plain = run.learner.module if isinstance(run.learner, DistributedDataParallel) else run.learner
-    count = min(len(run.val), run.settings.eval_batches or len(run.val))
+    vocab_size = run.model.embedding.num_embeddings
     total = trained = 0.0
-    for number in range(count):
+    for number in range(min(len(run.val), run.settings.eval_batches or len(run.val))):
         batch = run.val[number]
+        check_ids(run, run.val.store, batch)
         trained += float((batch["labels"] != IGNORED).sum())
         for part in passes_of(run, batch):
-            with precision(run.ranks.device), memory_explained(run.settings):
+            with precision(run.ranks.device), memory_explained(run.settings, vocab_size):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)
     loss = total / max(1.0, trained)
+    if not math.isfinite(loss):
+        raise TrainError(diverged(run, step, f"The val loss of step {step} is {loss}"))
     run.log.val(step, run.settings.steps, loss, run.val.origin)
     return loss
 
@@ -204,7 +222,13 @@ def tell_step(
 
 
 def save(run: Run, step: int) -> None:
-    """Write a checkpoint, once for all ranks."""
+    """Write a checkpoint, once for all ranks.
+
+    Raises:
+        TrainError: a weight is not finite; the checkpoints before it stay.
+    """
+    if not all_finite(run.model, run.optimizer):
+        raise TrainError(diverged(run, step, f"Weights are not finite after step {step}"))
     if run.ranks.first:
         run.folder.save(step, run.model, run.optimizer, run.loader.state_dict())
     run.ranks.wait()
@@ -215,27 +239,12 @@ def is_due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-def not_finite(run: Run, step: int, loss: float, norm: float, lr: float) -> str:
-    """Says that a step diverged, and what is left."""
+def diverged(run: Run, step: int, fact: str) -> str:
+    """Says that a run diverged, and what is left."""
     newest = run.folder.newest()
     kept = f"is of step {step_of(newest)}" if newest else "was not yet made"
+    lr = learning_rate(step, run.settings.steps, run.settings.optim)
     return (
-        f"The loss of step {step} is {loss} (gradient norm {norm}) at a learning rate of {lr:.3g}: "
-        f"the run diverged. The newest checkpoint {kept}. Start again with a lower --lr."
+        f"{fact} at a learning rate of {lr:.3g}: the run diverged. The newest checkpoint {kept}. "
+        "Start again with a lower --lr."
     )
-
-
-@contextmanager
-def memory_explained(settings: TrainSettings) -> Iterator[None]:
-    """Turn running out of memory into a sentence that names what to lower."""
-    try:
-        yield
-    except RuntimeError as error:
-        on_cpu = "can't allocate memory" in str(error)
-        if not (on_cpu or isinstance(error, torch.OutOfMemoryError)):
-            raise
-        rows = settings.batch_size or "all"
-        raise TrainError(
-            f"Out of memory with passes of {rows} rows of {settings.seq_len} tokens: lower "
-            "--batch-size (more passes make the same step), or --seq-len (another run)."
-        ) from error

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from batchloom.core.fingerprint import key128
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,6 +33,11 @@ IGNORED = -100
 def padded_vocabulary(size: int) -> int:
     """``size`` up to a multiple of 64, which matrix units are built for."""
     return -(-size // 64) * 64
+
+
+def hidden_width(settings: ModelSettings) -> int:
+    """Size of the SwiGLU's inside."""
+    return settings.hidden or -(-8 * settings.width // 3 // 64) * 64
 
 
 class RMSNorm(nn.Module):
@@ -118,7 +125,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        hidden = settings.hidden or -(-8 * settings.width // 3 // 64) * 64
+        hidden = hidden_width(settings)
         self.up = nn.Linear(settings.width, 2 * hidden, bias=False)
         self.out = nn.Linear(hidden, settings.width, bias=False)
 
@@ -161,7 +168,8 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(vocab_size, settings.width)
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
         self.norm = RMSNorm(settings.width)
-        self._start(torch.Generator().manual_seed(seed))
+        # torch draws by 32 bits of a seed; hashed, every bit of any seed counts.
+        self._start(torch.Generator().manual_seed(key128("weights", seed)[0]))
 
     @torch.no_grad()
     def _start(self, generator: torch.Generator) -> None:
@@ -204,9 +212,12 @@ class GPT(nn.Module):
         )
 
 
-def parameter_count(model: nn.Module) -> int:
-    """Numbers the model learns; the shared embedding counts once."""
-    return sum(weight.numel() for weight in model.parameters())
+def parameter_count(settings: ModelSettings, vocab_size: int) -> int:
+    """Numbers a model learns, before it is made; the shared embedding counts once."""
+    width = settings.width
+    attention = 4 * width * width + 2 * (width // settings.heads)
+    layer = attention + 3 * width * hidden_width(settings) + 2 * width
+    return vocab_size * width + settings.layers * layer + width
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

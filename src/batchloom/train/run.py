@@ -9,16 +9,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Loader, Store, open_store
-from batchloom.core.errors import SettingsError, StateError
+from batchloom.core.errors import SettingsError, StateError, TrainError
 from batchloom.core.spec import to_plain
-from batchloom.train.folder import RunFolder, load_checkpoint
+from batchloom.train.checkpoint import load_checkpoint
+from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, cut_log
+from batchloom.train.memory import check_memory, memory_explained
 from batchloom.train.model import GPT, padded_vocabulary, parameter_count, parameter_groups
 from batchloom.train.ranks import Ranks
-from batchloom.train.settings import TrainSettings, accumulation
+from batchloom.train.settings import MOST_STEPS, TrainSettings, accumulation
 
 # What a run cannot change half-way: the model, the data and their order.
 _FIXED = ("model", "seq_len", "global_batch_size", "packing", "seed", "data.fingerprint")
+_LOOKED_AT = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +71,63 @@ def set_up(
         StoreError: there is no store, or it is damaged.
         SettingsError: sizes that do not divide, or a vocabulary nobody states.
         PlanError: a store that gives no sequence.
+        TrainError: no step has anything to predict, or the memory cannot suffice.
     """
     passes = accumulation(settings, ranks.world_size)
     store = open_store(data)
+    vocab_size = _vocabulary(store, settings)
+    check_memory(settings, vocab_size, ranks)
     loader = _loader(store, settings, ranks, settings.steps)
-    val = None
-    if "val" in store.subsets:
-        val = _loader(open_store(data, "val"), settings, ranks, None)
-    model = GPT(settings.model, _vocabulary(store, settings), settings.seed).to(ranks.device)
-    learner: nn.Module = model
-    if settings.compile:
-        learner = torch.compile(model)  # type: ignore[assignment]
-    if ranks.world_size > 1:
-        learner = DistributedDataParallel(learner)
+    if not has_targets(loader, settings.steps):
+        raise TrainError(
+            f"None of the {settings.steps} steps on {store.path} has anything to predict: no "
+            f"sequence of {settings.seq_len} tokens ({settings.packing}) holds two tokens of one "
+            "document. Prepare longer documents, or raise --seq-len."
+        )
+    with memory_explained(settings, vocab_size):
+        model = GPT(settings.model, vocab_size, settings.seed).to(ranks.device)
+        learner: nn.Module = model
+        if settings.compile:
+            learner = torch.compile(model)  # type: ignore[assignment]
+        if ranks.world_size > 1:
+            with ranks.talking():
+                learner = DistributedDataParallel(learner)
     optim = settings.optim
     groups = parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
+    val = _val_loader(store, settings, ranks, log)
     return Run(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
+
+
+def has_targets(loader: Loader, steps: int) -> bool:
+    """Whether any of a loader's first steps holds a token to predict: a span of two tokens.
+
+    Packs are the same in every epoch, so one epoch tells; as a rule its first sequences do.
+    """
+    plan, position = loader.plan, 0
+    stop = steps * plan.spec.global_batch_size
+    while position < stop and (place := plan.locate(position)) and not place.epoch:
+        end = min(stop, position + _LOOKED_AT)
+        if (plan.rows(position, end).lengths > 1).any():
+            return True
+        position = end
+    return False
+
+
+def _val_loader(store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog) -> Loader | None:
+    """This rank's batches of the val subset; None, and a word why, when there is nothing to see."""
+    if "val" not in store.subsets:
+        log.say("val    none: the data has no val subset (prepare makes one with --val-fraction)")
+        return None
+    loader = _loader(open_store(store.path, "val"), settings, ranks, None)
+    # Not its length: a large subset is counted beside the training, and not waited for here.
+    if not has_targets(loader, settings.eval_batches or MOST_STEPS):
+        log.say(
+            "val    none: what would be looked at of the val subset has nothing to predict, no two "
+            "tokens of one document (raise --eval-batches, or prepare with more --val-fraction)"
+        )
+        return None
+    return loader
 
 
 def _loader(store: Store, settings: TrainSettings, ranks: Ranks, steps: int | None) -> Loader:
@@ -131,25 +174,35 @@ def open_folder(run: Run, *, resume: bool) -> int:
     data = {"name": run.store.path.name, "fingerprint": run.store.fingerprint}
     asked = {"data": data, **to_plain(run.settings)}
     changes: list[str] = []
+    done = 0
     if resume:
         changes = _allowed_changes(folder.read(), asked)
+        done = _go_on(run)
     else:
         folder.check_new()
     # Every rank has looked before the first one writes.
     run.ranks.wait()
     if run.ranks.first:
+        if resume:
+            cut_log(folder.log, done)
         folder.begin(asked)
     run.ranks.wait()
-    done, newest = 0, folder.newest()
-    if newest:
-        done, state = load_checkpoint(newest, run.model, run.optimizer)
-        run.loader.load_state_dict(state)
-    if run.ranks.first:
-        cut_log(folder.log, done)
     _introduce(run, done)
+    if resume and not done:
+        log.say("resume from the start: the run has no checkpoint yet")
     for change in changes:
         log.say(f"changed   {change}, from step {done + 1} on")
     log.write({"kind": "start", "step": done, "origin": run.loader.origin, "run": asked})
+    return done
+
+
+def _go_on(run: Run) -> int:
+    """Fill a run from its newest checkpoint; returns the steps done, 0 before the first."""
+    newest = run.folder.newest()
+    if newest is None:
+        return 0
+    done, state = load_checkpoint(newest, run.model, run.optimizer)
+    run.loader.load_state_dict(state)
     return done
 
 
@@ -185,11 +238,10 @@ def _introduce(run: Run, done: int) -> None:
     share = settings.global_batch_size // ranks.world_size
     seen = settings.steps * settings.global_batch_size * settings.seq_len / max(run.store.tokens, 1)
     say(f"data   {run.loader.origin}: {len(run.store):,} documents, {run.store.tokens:,} tokens")
-    if run.val is None:
-        say("val    none: the data has no val subset (prepare makes one with --val-fraction)")
+    vocab_size = run.model.embedding.num_embeddings
     say(
         f"model  {settings.model.layers} layers of width {settings.model.width}, vocabulary "
-        f"{run.model.embedding.num_embeddings:,}, {parameter_count(run.model):,} parameters"
+        f"{vocab_size:,}, {parameter_count(settings.model, vocab_size):,} parameters"
     )
     say(
         f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
