@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ def test_resuming_takes_the_runs_own_settings(store, config, tmp_path, capsys):
     assert "seq_len was 32 and is 16" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steps": "6"}, "steps: '6' is not int"),
+        ({"steps": 0}, "steps: 0 is below 1"),
+        ({"model": []}, "model: [] is not ModelSettings"),
+        ({"stepz": 1}, "stepz: unknown setting; did you mean 'steps'?"),
+    ],
+)
+def test_resuming_by_settings_that_are_none(store, config, tmp_path, capsys, change, said):
+    out = tmp_path / "run"
+    words = ["--data", store.path, "--out", out]
+    assert train(*words, "--config-file", config, "--max-iters", 1) == 0
+    settings = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({**settings, **change}))
+    assert train(*words, "--resume") == 1
+    shown = capsys.readouterr().err
+    assert f"{out}/run.json holds no settings of a run ({said})" in shown
+    assert "log.jsonl has under run" in shown
+
+
 def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsys):
     text = tmp_path / "words.txt"
     text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
@@ -85,16 +107,72 @@ def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsy
         (["--data", "s", "--batch-size", "3"], 2, "--batch-size 1, 2, 4, 8 can"),
         (["--data", "s", "--resume"], 1, "holds no run"),
         (["--data", "s", "--device", "tpu"], 1, "none of auto, cpu"),
+        (["--data", "s", "--lr", "inf"], 2, "optim.lr: inf is not a finite number above 0"),
+        (["--data", "s", "--lr", "nan"], 2, "optim.lr: nan is not a finite number above 0"),
+        (["--data", "s", "--stop-at", str(10**30)], 2, "--stop-at: 1000000000000000000000"),
+        (["--data", "s", "--seq-len", "9" * 5000], 2, "--seq-len"),
+        (["--data", "s", "--config-file", "."], 2, ".: is a folder, a pipe or a device"),
+        (["--data", "s", "--config-file", "wide"], 1, "takes 1,430,524.2 GiB to train and this"),
+        (
+            ["--data", "s", "--global-batch-size", "16777216", "--seq-len", "16777216"],
+            1,
+            "16,777,216 sequences of 16,777,216 tokens, takes 6,291,456.0 GiB",
+        ),
+        (["--data", "s", "--out", "wide"], 1, "wide is not an empty folder and holds no run"),
+        (["--data", "s", "--out", "wide/run"], 1, "cannot be written: Not a directory"),
+        (["--data", "s", "--out", "n" * 300], 1, "cannot be written: File name too long"),
+        (["--data", "s", "--out", "/proc/run"], 1, "/proc/run cannot be written"),
+        (["--data", "s", "--out", os.fsdecode(b"\xff")], 2, "is not UTF-8"),
+        # Found before the input is prepared, which could take hours and here would fail.
+        (["--input-file", "wide", "--out", "."], 1, ". is not an empty folder"),
     ],
 )
 def test_refusals_are_one_sentence(store, tmp_path, monkeypatch, capsys, words, code, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s").symlink_to(store.path)
+    (tmp_path / "wide").write_text('{"model": {"layers": 8, "heads": 2, "width": 1000000}}')
     assert run(["train", *words]) == code
     shown = capsys.readouterr()
     assert said in shown.err
     assert "Traceback" not in shown.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_store_whose_name_no_font_and_no_terminal_shows(store, config, tmp_path):
+    """Bytes that are no text, letters the font lacks, and what matplotlib takes for mathematics."""
+    odd = tmp_path / os.fsdecode("$a^$ \u4e2d ".encode() + b"\xff")
+    odd.symlink_to(store.path)
+    words = ["--data", os.fsencode(odd), "--config-file", config, "--out", tmp_path / "run"]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "batchloom", "train", "--device", "cpu", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\\udcff/train" in done.stdout
+    assert (tmp_path / "run" / "loss.png").is_file()
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.0])
+def test_ctrl_c_before_the_first_step_is_one_sentence(store, config, tmp_path, seconds):
+    words = ["train", "--data", store.path, "--config-file", config, "--out", tmp_path / "run"]
+    program = "from batchloom.cli.main import main; print('began', flush=True); main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, words), "--max-iters", "100000"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.readline()
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert said.strip().startswith("Stopped ")
+    assert len(said.strip().splitlines()) == 1
 
 
 def test_ctrl_c_is_one_sentence_and_resuming_goes_on(store, config, tmp_path):

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from batchloom.cli.train import say
 from batchloom.train import require_packages
 
 
@@ -23,7 +24,7 @@ def demo(
     from batchloom.train.demo import run_demo  # noqa: PLC0415 - torch takes seconds
 
     try:
-        run_demo(out, steps, typer.echo)
+        run_demo(out, steps, say)
     except KeyboardInterrupt:
         typer.echo(f"\nStopped; the same command begins again in {out}.", err=True)
         raise typer.Exit(130) from None

@@ -1,6 +1,13 @@
 """``batchloom train``."""
 
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -10,6 +17,7 @@ from batchloom.train import require_packages
 _DATA = "Data"
 _MODEL = "Model and step"
 _COURSE = "Course of the run"
+_UNBEGUN = "Stopped before the run began; nothing was left behind."
 
 
 def train(
@@ -129,34 +137,67 @@ def train(
     Under torchrun every process is one rank.
     """
     require_packages()
-    from batchloom.train.start import Request, start, stopped  # noqa: PLC0415 - torch takes seconds
-
-    request = Request(
-        data=data,
-        input_file=input_file,
-        tokenizer=tokenizer,
-        model_name=model_name,
-        config_file=config_file,
-        out=out,
-        resume=resume,
-        stop_at=stop_at,
-        device=device,
-        changes={
-            "packing": packing,
-            "seq_len": seq_len,
-            "global_batch_size": global_batch_size,
-            "batch_size": batch_size,
-            "lr": lr,
-            "seed": seed,
-            "compile": compile_model,
-            "steps": max_iters,
-            "eval_interval": eval_interval,
-            "eval_batches": eval_batches,
-            "save_interval": save_interval,
-        },
-    )
     try:
-        start(request, typer.echo)
-    except KeyboardInterrupt:
-        typer.echo(f"\n{stopped(request.folder)}", err=True)
+        with _interrupted_once():
+            from batchloom.train.start import Request, start  # noqa: PLC0415 - torch takes seconds
+
+            request = Request(
+                data=data,
+                input_file=input_file,
+                tokenizer=tokenizer,
+                model_name=model_name,
+                config_file=config_file,
+                out=out,
+                resume=resume,
+                stop_at=stop_at,
+                device=device,
+                changes={
+                    "packing": packing,
+                    "seq_len": seq_len,
+                    "global_batch_size": global_batch_size,
+                    "batch_size": batch_size,
+                    "lr": lr,
+                    "seed": seed,
+                    "compile": compile_model,
+                    "steps": max_iters,
+                    "eval_interval": eval_interval,
+                    "eval_batches": eval_batches,
+                    "save_interval": save_interval,
+                },
+            )
+            start(request, say)
+    except KeyboardInterrupt as stop:
+        # One rank speaks for all that Ctrl-C reached.
+        if os.environ.get("RANK", "0") == "0":
+            typer.echo(f"\n{stop.args[0] if stop.args else _UNBEGUN}", err=True)
         raise typer.Exit(130) from None
+
+
+def say(line: str) -> None:
+    """Print a line, in which the bytes of a path need not be text."""
+    encoding = sys.stdout.encoding or "utf-8"
+    typer.echo(line.encode(encoding, "backslashreplace").decode(encoding))
+
+
+@contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Let the first Ctrl-C end the run and no other disturb the end.
+
+    Under torchrun two come: one from the terminal, one from torchrun.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    # A job in the background of a script ignores Ctrl-C, and goes on doing so.
+    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)

@@ -6,13 +6,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from batchloom.core.errors import SettingsError
 from batchloom.core.spec import raise_problems
-from batchloom.train.folder import RunFolder, step_of
+from batchloom.train.checkpoint import step_of
+from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, Say
 from batchloom.train.loop import Outcome, train
 from batchloom.train.ranks import Ranks, joined_ranks
 from batchloom.train.run import set_up
-from batchloom.train.settings import TrainSettings, named_config, read_config, settings_from
+from batchloom.train.settings import (
+    MOST_STEPS,
+    Bounds,
+    TrainSettings,
+    named_config,
+    outside,
+    read_config,
+    settings_from,
+)
 from batchloom.train.temporary import temporary_store
 
 DEFAULT_MODEL = "tiny"
@@ -62,8 +72,15 @@ class Request:
             problems.append(
                 f"--tokenizer: {self.tokenizer} goes with --input-file only; a store has its own"
             )
-        if self.stop_at is not None and self.stop_at < 1:
-            problems.append(f"--stop-at: {self.stop_at} is below 1, the first step")
+        bounds: Bounds = {"stop_at": (1, MOST_STEPS)}
+        problems += [problem.replace("stop_at", "--stop-at") for problem in outside(bounds, self)]
+        try:
+            str(self.folder.path).encode()
+        except UnicodeEncodeError:
+            problems.append(
+                f"--out: {str(self.folder.path)!r} is not UTF-8, and safetensors reads no file of "
+                "such a name: give a folder whose name is"
+            )
         raise_problems(problems)
 
     @property
@@ -81,10 +98,18 @@ class Request:
         if self.config_file is not None:
             return settings_from(read_config(self.config_file), self.changes, str(self.config_file))
         if self.resume and self.model_name is None:
-            before = self.folder.read()
-            before.pop("data", None)
-            return settings_from(before, self.changes, "run.json")
+            return self._before()
         return settings_from(named_config(self.model_name or DEFAULT_MODEL), self.changes)
+
+    def _before(self) -> TrainSettings:
+        """The settings of the run in the folder, with what was asked for over them."""
+        before = self.folder.read()
+        before.pop("data", None)
+        try:
+            settings_from(before, {})
+        except SettingsError as error:
+            raise self.folder.damaged(f"holds no settings of a run ({error})") from error
+        return settings_from(before, self.changes)
 
 
 def start(request: Request, say: Say) -> Outcome:
@@ -96,13 +121,19 @@ def start(request: Request, say: Say) -> Outcome:
 
     Raises:
         BatchloomError: whatever prepare, the loader or the loop finds wrong.
+        KeyboardInterrupt: Ctrl-C, once the run began; says what is left, and how to go on.
     """
-    settings = request.settings()
-    with joined_ranks(request.device) as ranks, _data(request, ranks, say) as data:
-        folder = request.folder
-        log = RunLog(folder.log if ranks.first else None, say)
-        run = set_up(data, settings, folder, ranks, log)
-        return train(run, resume=request.resume, stop_at=request.stop_at)
+    settings, folder = request.settings(), request.folder
+    if not request.resume:
+        # Once more before the first step; this look is before an input is prepared for hours.
+        folder.check_new()
+    try:
+        with joined_ranks(request.device) as ranks, _data(request, ranks, say) as data:
+            log = RunLog(folder.log if ranks.first else None, say)
+            run = set_up(data, settings, folder, ranks, log)
+            return train(run, resume=request.resume, stop_at=request.stop_at)
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(*_stopped(folder)) from error
 
 
 @contextmanager
@@ -114,13 +145,11 @@ def _data(request: Request, ranks: Ranks, say: Say) -> Iterator[Path]:
         yield store
 
 
-def stopped(folder: RunFolder) -> str:
-    """What to say after Ctrl-C: what is left, and how to go on."""
+def _stopped(folder: RunFolder) -> tuple[str, ...]:
+    """What is left of an interrupted run, and how to go on; empty before it began."""
     if not folder.begun:
-        return "Stopped before the run began; nothing was left behind."
+        return ()
     newest = folder.newest()
     step = step_of(newest) if newest else 0
-    return (
-        f"Stopped the run in {folder.path}; its newest checkpoint is of step {step}. "
-        "Go on with the same command and --resume."
-    )
+    left = f"Stopped the run in {folder.path}; its newest checkpoint is of step {step}. "
+    return (f"{left}Go on with the same command and --resume.",)

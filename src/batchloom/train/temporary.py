@@ -45,7 +45,7 @@ def temporary_store(inputs: Path, tokenizer: str | None, ranks: Ranks, say: Say)
     home = _MEMORY if _fits(inputs) else None
     with _ends_on_sigterm(), tempfile.TemporaryDirectory(prefix="batchloom-", dir=home) as folder:
         # The log and the curve name the data by this folder.
-        store = Path(folder) / inputs.name.split(".")[0]
+        store = Path(folder) / (inputs.name.split(".")[0] or "input")
         if ranks.first:
             say(f"input  {inputs} is prepared in {store}, which is removed at the end")
         if tokenizer is None:
