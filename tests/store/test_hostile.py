@@ -1,6 +1,7 @@
 """Damaged and hostile stores: each gives one clear error and never wrong tokens."""
 
 import json
+import os
 import struct
 
 import numpy as np
@@ -75,11 +76,27 @@ def test_manifests(folder, name):
         read_everything(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format_version": 1}', "\x00\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"format_version": 1, "recipe": {"a":' + "[" * 100_000,
+        "[]",
+        "null",
+        '{"format_version": 1}',
+        "\x00\xff",
+    ],
+)
 def test_manifests_that_are_none(folder, text):
     (folder / "dataset_metadata.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(StoreError, match="dataset_metadata.json"):
         batchloom.open_store(folder)
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
 
 
 IDX, BIN, LENGTHS = "train/shard_00000.idx", "train/shard_00000.bin", "train/lengths.u32"
@@ -105,6 +122,10 @@ FILE_ATTACKS = {
     "pointer of another document": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", 42)), "not where its index points"),
     "pointer into a token": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", 7)), "not where its index points"),
     "lengths shorter": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 3)), "not where its index points"),
+    "idx a pipe": (lambda f: pipe(f / IDX), "a pipe or a device"),
+    "bin a pipe": (lambda f: pipe(f / BIN), "a pipe or a device"),
+    "lengths a pipe": (lambda f: pipe(f / LENGTHS), "a pipe or a device"),
+    "manifest a pipe": (lambda f: pipe(f / "dataset_metadata.json"), "a pipe or a device"),
     "lengths cut": (lambda f: cut(f / LENGTHS, 4), "50 documents take 200"),
     "lengths lie": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 400)), "not where its index points"),
 }  # fmt: skip
@@ -203,3 +224,14 @@ def test_a_prefix_without_documents_is_a_fault(tmp_path):
     ]
     with pytest.raises(batchloom.InputError, match="nothing to inspect"):
         batchloom.inspect(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", None])
+def test_a_tokenizer_that_cannot_be_read(folder, data):
+    path = folder / "tokenizer_state.json"
+    pipe(path)
+    if data is not None:
+        path.unlink()
+        path.write_bytes(data)
+    with pytest.raises(StoreError, match="tokenizer_state.json cannot be read: "):
+        batchloom.open_store(folder)[0].text  # noqa: B018

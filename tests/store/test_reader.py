@@ -161,3 +161,33 @@ def test_a_prefix_of_floats_is_refused(tmp_path):
     prefix = megatron_prefix(tmp_path / "f", [[[1]]], np.float32)
     with pytest.raises(StoreError, match="float32 tokens; a bare prefix must hold uint16 or int32"):
         batchloom.open_store(prefix)
+
+
+@pytest.mark.parametrize("number", [3, -4, 10**9])
+def test_there_is_no_origin_of_a_document_that_is_not_there(tmp_path, number):
+    store = write_store(tmp_path, [HELLO, HELLO, HELLO])
+    assert store.origin(-1) == store.origin(2)
+    with pytest.raises(IndexError, match=f"no document {number}: there are 3, numbered from 0"):
+        store.origin(number)
+
+
+def test_too_many_open_files_are_told_with_the_limit_to_raise(tmp_path):
+    path = write_store(tmp_path, [HELLO] * 100, documents_per_shard=1).path
+    code = (
+        "import resource, sys, batchloom\n"
+        "store = batchloom.open_store(sys.argv[1])\n"
+        "import numpy, batchloom.store.shards\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))\n"
+        "try:\n"
+        "    kept = [store[number].ids for number in range(len(store))]\n"
+        "except batchloom.StoreError as error:\n"
+        "    print(error)\n"
+    )
+    words = [sys.executable, "-c", code, str(path)]
+    told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "has too many files open; raise its limit: ulimit -n" in told
+
+
+def test_a_path_the_system_refuses(tmp_path):
+    with pytest.raises(StoreError, match="too long; choose a shorter one"):
+        batchloom.open_store(tmp_path / ("x" * 300))

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
+from batchloom.core.errors import TokenizerError
 from batchloom.tokens import resolve_tokenizer
+from batchloom.tokens.control import Hints
+from batchloom.tokens.local import from_parts
 
 from .conftest import encoded, expected, reference
 
@@ -59,3 +62,23 @@ def test_every_code_point_comes_back(gpt2):
     assert [gpt2.decode(ids[a:b]) for a, b in pairwise(offsets)] == texts
     assert ids.max() < gpt2.vocab_size
     assert np.array_equal(gpt2.encode_batch(texts)[0], ids)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "WordLevel", "vocab": {"a": 0, "<eos>": 1}, "unk_token": "[UNK]"},
+        {"type": "Unigram", "vocab": [["a", -1.0], ["<eos>", -2.0]], "unk_id": None},
+        {"type": "BPE", "vocab": {"a": 0, "<eos>": 1}, "merges": [], "unk_token": "[UNK]"},
+    ],
+    ids=lambda model: model["type"],
+)
+def test_what_a_vocabulary_cannot_spell_is_named(model):
+    raw = {"model": model, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []}
+    tokenizer = from_parts("mine", raw, Hints(), "<eos>")
+    assert tokenizer.encode_batch(["a a"])[0].tolist() == [0, 0]
+    with pytest.raises(
+        TokenizerError,
+        match=r"tokenizer 'mine' cannot encode 'b' .* add one \(unk_token, unk_id\) .* or choose another",
+    ):
+        tokenizer.encode_batch(["a", "a " * 1000 + "b", "a"])

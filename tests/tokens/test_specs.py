@@ -156,7 +156,10 @@ def test_what_looks_like_a_path_never_reaches_the_hub(spec, no_network, monkeypa
 
 
 def test_a_path_the_system_refuses_is_one_sentence():
-    with pytest.raises(TokenizerError, match=r"cannot be read \(File name too long\)"):
+    with pytest.raises(
+        TokenizerError,
+        match=r"cannot be read: the path or a name in it is too long; choose a shorter one",
+    ):
         resolve_tokenizer("./" + "x" * 300)
 
 
@@ -184,3 +187,23 @@ def test_every_refusal_is_in_the_tree():
     for spec in ("nope", "train:x", "./nope", "tiktoken:nope"):
         with pytest.raises(BatchloomError):
             resolve_tokenizer(spec)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "cl100k_base.tiktoken"])
+def test_only_regular_files_of_a_sane_size_are_read(tmp_path, name):
+    path = tmp_path / name
+    spec = f"tiktoken:{path}" if path.suffix == ".tiktoken" else str(path)
+    os.mkfifo(path)
+    with pytest.raises(
+        TokenizerError, match="a pipe or a device.*; give the path|a pipe or a device"
+    ):
+        resolve_tokenizer(spec)
+    path.unlink()
+    path.touch()
+    os.truncate(path, 100 << 30)
+    with pytest.raises(TokenizerError, match="has 107,374,182,400 bytes, and at most"):
+        resolve_tokenizer(spec)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(TokenizerError, match="a pipe or a device"):
+        resolve_tokenizer(spec)

@@ -15,11 +15,31 @@ from batchloom.core.errors import SettingsError
 
 T = TypeVar("T")
 
+_SHOWN = 120
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the known word nearest to ``word``, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def shown(value: object) -> str:
+    """A value as an error quotes it: its ``repr``, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python spells no number of more than 4,300 digits.
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def is_text(value: object) -> bool:
+    """Whether a setting is a word that can be written down: Unicode, and not empty."""
+    try:
+        return isinstance(value, str) and bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def raise_problems(problems: list[str]) -> None:

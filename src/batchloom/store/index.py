@@ -6,7 +6,9 @@ i64 document index [D] (first 0, last S); i8 modes [S] in multimodal sets only.
 Source: megatron/core/datasets/indexed_dataset.py, ``_IndexWriter`` and ``_IndexReader``.
 """
 
+import errno
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.core.files import because, open_regular
 from batchloom.store.format import DTYPE_CODES
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
+_REMEDIES = {
+    errno.ENOENT: "No such file or directory; restore the file from a copy, or make the store anew"
+}
 _MOST_TOKENS = 2**31 - 1
 
 
@@ -109,9 +115,9 @@ def map_file(path: Path) -> memoryview:
         StoreError: the file is missing or cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            if not path.stat().st_size:
+        with open_regular(path) as file:
+            if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+        raise StoreError(f"{path} cannot be read: {because(error, _REMEDIES)}.") from error

@@ -10,8 +10,11 @@ from typing import Any
 import msgspec
 
 from batchloom.core.errors import StoreError, StoreMissingError
+from batchloom.core.files import NOT_JSON, because, read_regular
 from batchloom.store.format import FORMAT_VERSION, MANIFEST_NAME, SHARD_NAME, SUBSETS, TOKEN_DTYPES
 from batchloom.tokens import Tokenizer
+
+_RESTORE = "restore it from a copy, or prepare the data again"
 
 
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,21 +131,23 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError as error:
         raise StoreMissingError(
             f"There is no store at {folder}: {MANIFEST_NAME} is missing. "
             f"Make one with: batchloom prepare INPUT... --out {folder}"
         ) from error
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
     _check_version(data, path)
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} is not a manifest of this format: {error}.") from error
+    except NOT_JSON as error:
+        raise StoreError(
+            f"{path} is not a manifest of this format: {error}; {_RESTORE}."
+        ) from error
     for problem in _contradictions(manifest):
-        raise StoreError(f"{path} is damaged: {problem}.")
+        raise StoreError(f"{path} is damaged: {problem}; {_RESTORE}.")
     return manifest
 
 
@@ -153,8 +158,8 @@ class _Version(msgspec.Struct):
 def _check_version(data: bytes, path: Path) -> None:
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} is not a manifest: {error}.") from error
+    except NOT_JSON as error:
+        raise StoreError(f"{path} is not a manifest: {error}; {_RESTORE}.") from error
     if version != FORMAT_VERSION:
         raise StoreError(
             f"{path} has format_version {version}; this batchloom reads {FORMAT_VERSION}. "

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError, StoreMissingError
+from batchloom.core.files import because, read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format import (
     FORMAT_VERSION,
@@ -196,9 +197,13 @@ class Store:
             )
         path = self.path / TOKENIZER_NAME
         try:
-            state = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{path} cannot be read: {error}.") from error
+            state = json.loads(read_regular(path))
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+        except (ValueError, RecursionError) as error:
+            raise StoreError(
+                f"{path} cannot be read: {error}; restore it from where the store was made."
+            ) from error
         tokenizer = tokenizer_from_state(state)
         entry = self.manifest.tokenizer
         if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (
@@ -218,9 +223,7 @@ class Store:
         return tokenizer
 
     def __getitem__(self, number: int) -> StoredDocument:
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"document {number} of a subset with {len(self)}")
-        number %= len(self)
+        number = self._checked(number)
         length = int(self.lengths.slice(number, number + 1)[0])
         shard, local = self._place(number)
         opened = self._shard(shard)
@@ -270,12 +273,13 @@ class Store:
 
         Raises:
             StoreError: the store does not say (a bare prefix), or its ``.docs`` is damaged.
+            IndexError: there is no such document.
         """
         if self.manifest is None:
             raise StoreError(
                 f"{self.path} is a bare Megatron prefix: it does not say where documents came from."
             )
-        shard, local = self._place(number)
+        shard, local = self._place(self._checked(number))
         origins = map_origins(self._stems[shard].with_suffix(".docs"))
         if len(origins) != self._sizes[shard][0]:
             raise StoreError(
@@ -303,6 +307,13 @@ class Store:
         raise StoreError(
             f"{self.path}: a document names a part of its sources that the manifest does not list."
         )
+
+    def _checked(self, number: int) -> int:
+        if not -len(self) <= number < len(self):
+            raise IndexError(
+                f"There is no document {number}: there are {len(self):,}, numbered from 0."
+            )
+        return number % len(self)
 
     def _place(self, number: int) -> tuple[int, int]:
         shard = bisect_right(self._firsts, number) - 1
@@ -338,10 +349,15 @@ def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
     """
     # Files are mapped when they are first read, perhaps after the process has changed its folder.
     folder = Path(path).absolute()
-    if folder.is_dir():
-        return _open_folder(folder, split)
     stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder
-    if stem.with_name(stem.name + ".idx").is_file():
+    try:
+        is_folder = folder.is_dir()
+        is_prefix = not is_folder and stem.with_name(stem.name + ".idx").is_file()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+    if is_folder:
+        return _open_folder(folder, split)
+    if is_prefix:
         return _open_prefix(stem)
     raise StoreMissingError(
         f"There is no store at {path}: neither a folder with a manifest nor {stem.name}.bin with "

@@ -10,7 +10,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchloom.core.errors import OutputError
+from batchloom.core.errors import BatchloomError, OutputError
+from batchloom.core.files import because
 from batchloom.store.format import LENGTHS_NAME, checksum
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
@@ -26,6 +27,12 @@ _REMEDIES = {
     errno.EROFS: "the file system is read-only; choose another --out",
     errno.ENOTDIR: "a part of the path is a file, not a folder; choose another --out",
     errno.EEXIST: "a file is in the way; choose another --out",
+    errno.EFBIG: "a file would be larger than the file system or `ulimit -f` allows; raise that, give a smaller "
+    "--tokens-per-shard, or choose another --out",
+    errno.ELOOP: "its links lead in a circle; choose another --out",
+    errno.ENAMETOOLONG: "the path or a name in it is too long; choose a shorter --out",
+    errno.EIO: "the disk failed (input/output error); look at dmesg, or choose an --out on another disk",
+    errno.ENOENT: "a folder on the way is gone; give the same command again",
 }
 
 
@@ -34,15 +41,15 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the system's refusal to write ``path`` into one sentence with its remedy.
 
     Raises:
-        OutputError: in place of any OSError raised inside.
+        OutputError: in place of any OSError of the system raised inside.
     """
     try:
         yield
-    except OutputError:
+    except BatchloomError:
+        # Some of ours are OSErrors too, and say already what is wrong.
         raise
     except OSError as error:
-        reason = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
-        raise OutputError(f"Cannot write {path}: {reason}.") from error
+        raise OutputError(f"Cannot write {path}: {because(error, _REMEDIES)}.") from error
 
 
 def make_folder(path: Path) -> None:
@@ -154,3 +161,7 @@ class LengthsWriter:
             self._file.close()
             self._aside.replace(self._path)
         return str(self._hash.hexdigest())
+
+    def abandon(self) -> None:
+        """Close the file without giving it its name (after an error)."""
+        self._file.close()

@@ -14,6 +14,8 @@ from batchloom.tokens.seam import refuse_surrogates
 # tokenizers keeps 100 to 150 bytes for each byte of text it is encoding.
 _REFERENCE_BATCH = 1 << 18
 
+_SHOWN = 40
+
 Ids = tuple[NDArray[np.uint32], NDArray[np.int64]]
 
 
@@ -74,14 +76,20 @@ class ReferenceEngine:
 
     def __init__(self, definition: Definition, where: str) -> None:
         self.version = version_of("tokenizers")
+        self._where = where
         self._tokenizer = _load(definition.text, where, self.version)
         self._encoder = self._tokenizer
         if definition.model != "BPE":
             self._encoder = _load(unspeakable(definition), where, self.version)
 
     def encode(self, texts: Sequence[str]) -> Ids:
-        """See ``Tokenizer.encode_batch``. One huge text costs up to 150 bytes of memory a byte."""
+        """See ``Tokenizer.encode_batch``. One huge text costs up to 150 bytes of memory a byte.
+
+        Raises:
+            TokenizerError: a text that is not Unicode, or that the vocabulary cannot spell.
+        """
         pieces: list[NDArray[np.uint32]] = []
+        batch: list[str] = []
         try:
             for batch in _batches(texts):
                 encoded = self._encoder.encode_batch_fast(batch, add_special_tokens=False)
@@ -89,7 +97,36 @@ class ReferenceEngine:
         except TypeError as error:
             refuse_surrogates(texts, error)
             raise
+        except Exception as error:
+            # tokenizers raises nothing more precise where a token is unknown.
+            if type(error) is not Exception:
+                raise
+            raise TokenizerError(
+                f"tokenizer {self._where!r} cannot encode {self._unknown(batch)!r} ({error}): its vocabulary lacks it "
+                "and has no token for what is unknown; add one (unk_token, unk_id) to its tokenizer.json, or choose "
+                "another --tokenizer"
+            ) from error
         return joined(pieces)
+
+    def _unknown(self, texts: Sequence[str]) -> str:
+        """A short piece of these texts that cannot be encoded."""
+        found = next((text for text in texts if self._fails(text)), "")
+        while len(found) > 1:
+            middle = len(found) // 2
+            halves = [half for half in (found[:middle], found[middle:]) if self._fails(half)]
+            if not halves:
+                break
+            found = halves[0]
+        return found[:_SHOWN]
+
+    def _fails(self, text: str) -> bool:
+        try:
+            self._encoder.encode_batch_fast([text], add_special_tokens=False)
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            return True
+        return False
 
     def decode(self, ids: list[int]) -> str:
         """The text of ``ids``, special tokens included."""

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from batchloom.core.errors import TokenizerError
-from batchloom.core.spec import nearest
+from batchloom.core.files import because, nearest_path, read_regular
 from batchloom.tokens.control import Hints, choose_bos, choose_end, read_hints, with_declared
 from batchloom.tokens.definition import clean, define, vocabulary
 from batchloom.tokens.json_tokenizer import JsonTokenizer
@@ -15,6 +15,11 @@ from batchloom.tokens.seam import Tokenizer
 from batchloom.tokens.state import tokenizer_from_state
 
 _TOKENIZER, _STATE = "tokenizer.json", "tokenizer_state.json"
+_REMEDY = (
+    "give the path of a tokenizer.json that `tokenizers` or `transformers` saved, or of its folder"
+)
+# The largest vocabularies take some tens of MiB.
+_MOST_BYTES = 1 << 30
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -86,26 +91,21 @@ def read_object(path: Path) -> dict[str, Any]:
         TokenizerError: it cannot be read, or is not a JSON object.
     """
     try:
-        value = orjson.loads(path.read_bytes())
+        value = orjson.loads(read_regular(path, _MOST_BYTES))
     except FileNotFoundError as error:
         raise TokenizerError(
-            f"there is no file {path}{_sibling(path)}; give the path of a tokenizer.json or of the "
-            "folder of one"
+            f"there is no file {path}; give the path of a tokenizer.json or of the folder of one"
+            f"{nearest_path(str(path))}"
         ) from error
     except OSError as error:
-        raise TokenizerError(f"{path} cannot be read ({error.strerror})") from error
+        raise TokenizerError(f"{path} cannot be read: {because(error)}") from error
     except orjson.JSONDecodeError as error:
-        raise TokenizerError(f"{path} is not JSON: {error}") from error
+        raise TokenizerError(f"{path} is not JSON: {error}; {_REMEDY}") from error
     if not isinstance(value, dict):
-        raise TokenizerError(f"{path} is not a tokenizer.json: it holds a {type(value).__name__}")
+        raise TokenizerError(
+            f"{path} is not a tokenizer.json: it holds a {type(value).__name__}; {_REMEDY}"
+        )
     return value
-
-
-def _sibling(path: Path) -> str:
-    try:
-        return nearest(path.name, sorted(entry.name for entry in path.parent.iterdir()))
-    except OSError:
-        return ""
 
 
 def _hints(folder: Path) -> Hints:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
+from batchloom.core.files import because
 from batchloom.core.spec import nearest
 from batchloom.tokens.control import Hints, read_hints
 from batchloom.tokens.gpt2 import gpt2_from_package
@@ -61,7 +62,7 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
         if spec and (spec.endswith(".json") or spec[0] in "./~\\" or path.exists()):
             return tokenizer_from_path(path, end_token)
     except OSError as error:
-        raise TokenizerError(f"{spec} cannot be read ({error.strerror})") from error
+        raise TokenizerError(f"{spec} cannot be read: {because(error)}") from error
     if _HUB_ID.fullmatch(spec):
         return _from_hub(spec, end_token)
     known = ["bytes", "gpt2", "train:8192", *(f"tiktoken:{name}" for name in ENCODINGS)]

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
+from batchloom.core.files import because, read_regular
 from batchloom.core.spec import nearest
 from batchloom.tokens.byte_level import GPT2_SPLIT, byte_alphabet, byte_level_json
 from batchloom.tokens.seam import END_OF_TEXT
 
+_MOST_BYTES = 1 << 28
 _URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 
 # The patterns as they were first published. tiktoken's current spelling uses what other regex
@@ -121,10 +123,10 @@ def tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
 def _read(path: Path) -> dict[bytes, int]:
     """The ranks in a file of lines ``base64 rank``."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_regular(path, _MOST_BYTES).splitlines()
     except OSError as error:
         raise TokenizerError(
-            f"tiktoken:{path}: cannot be read ({error.strerror}); give the path of a .tiktoken "
+            f"tiktoken:{path}: cannot be read ({because(error)}); give the path of a .tiktoken "
             "file, or the name of an encoding"
         ) from error
     ranks = {}

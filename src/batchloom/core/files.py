@@ -1,0 +1,104 @@
+"""Files that may be anything: only regular ones are read, and a refusal says what to do."""
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from itertools import islice
+from typing import BinaryIO
+
+import msgspec
+
+from batchloom.core.spec import nearest
+
+# What reading JSON with msgspec may raise, whatever its annotations say.
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_SPECIAL = "it is a pipe or a device, and only regular files are read; write what it gives into a file first"
+_REMEDIES = {
+    errno.EACCES: "permission denied; change its owner or its mode (chmod u+rX)",
+    errno.EPERM: "permission denied; change its owner or its mode (chmod u+rX)",
+    errno.EISDIR: "it is a folder, not a file; name a file",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
+    errno.ELOOP: "its links lead in a circle; name the file that is meant by its own path",
+    errno.ENAMETOOLONG: "the path or a name in it is too long; choose a shorter one",
+    errno.EMFILE: "this process has too many files open; raise its limit: ulimit -n 4096",
+    errno.ENFILE: "this machine has too many files open; end programs that hold many",
+    errno.EIO: "the disk or the network failed (input/output error); look at dmesg, or use a copy "
+    "on another disk",
+    errno.ESTALE: "the network file system lost it; mount it anew",
+    errno.ENOSPC: "the disk is full; free some room, then give the same command again",
+    errno.ENOMEM: "out of memory; give the process more",
+}
+_SIBLINGS = 4096
+
+
+def because(error: OSError, special: Mapping[int, str] | None = None) -> str:
+    """Why the system refused and what to do about it, in the middle of a sentence.
+
+    Args:
+        error: the refusal.
+        special: other remedies by errno, for what was tried.
+    """
+    known = {**_REMEDIES, **(special or {})}
+    return known.get(error.errno or 0, mid_sentence(error.strerror or str(error)))
+
+
+def mid_sentence(reason: str) -> str:
+    """A reason as it stands in the middle of a sentence; ``CRC check failed`` keeps its name."""
+    return reason if reason[1:2].isupper() else reason[:1].lower() + reason[1:]
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading; a pipe or a device is refused where it would be waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, _SPECIAL, os.fspath(path))
+    return file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """The content of a regular file.
+
+    Args:
+        path: the file.
+        most: bytes it may have at most.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger than ``most``.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            fact = f"it has {size:,} bytes, and at most {most:,} are read; check the path"
+            raise OSError(errno.EINVAL, fact, os.fspath(path))
+        return file.read()
+
+
+def printable(name: str) -> str:
+    """A file's name as text: bytes of it that are no UTF-8 become U+FFFD."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def nearest_path(path: str) -> str:
+    """The end of a sentence about a path that does not exist: what was meant, if that can be told."""
+    if os.path.islink(path):  # noqa: PTH114 - a string stays a string
+        return "; it is a link that leads nowhere."
+    parent, name = os.path.split(os.path.normpath(path))
+    while parent and not os.path.exists(parent):  # noqa: PTH110 - a string stays a string
+        parent, name = os.path.split(parent)
+    try:
+        with os.scandir(parent or ".") as scan:
+            beside = sorted(entry.name for entry in islice(scan, _SIBLINGS))
+    except OSError:
+        return "."
+    return nearest(name, beside) or "."
