@@ -1,6 +1,7 @@
 """JSON Lines: what is read, and what is said about what cannot be."""
 
 import json
+import re
 
 import pytest
 
@@ -115,3 +116,34 @@ def test_a_record_above_the_limit_is_told_whether_it_fills_the_buffer_or_not(tmp
         texts, records, bad = read(write(tmp_path, *lines), rules)
         assert (texts, records) == (["a", "b"], [0, 2])
         assert bad[0].reason.startswith("record larger than 400 bytes")
+
+
+@pytest.mark.parametrize("field", ['a"b', "a\\b", "a\nb", "\x01", 'é"'])
+def test_a_column_of_any_name_can_be_the_text(tmp_path, field):
+    good = [json.dumps({"x": "y", field: f"t{i}"}, ensure_ascii=i % 2 == 0) for i in range(4)]
+    path = write(tmp_path, *good)
+    assert read(path, ReadRules(field))[0] == ["t0", "t1", "t2", "t3"]
+    path = write(tmp_path, *good, "bad", json.dumps({field: 5}), '{"x": "y"}')
+    found, records, bad = read(path, ReadRules(field))
+    assert (found, records) == (["t0", "t1", "t2", "t3"], [0, 1, 2, 3])
+    assert [record.reason.split(":")[0] for record in bad] == [
+        "not valid JSON",
+        f"field {field!r} holds a number, not text",
+        f"no field {field!r}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mark", "encoding", "reason"),
+    [
+        (b"\xff\xfe", "utf-16-le", "UTF-16, .* byte order mark FF FE.*: iconv -f UTF-16 -t UTF-8$"),
+        (b"\xfe\xff", "utf-16-be", "UTF-16, .* byte order mark FE FF.*: iconv -f UTF-16 -t UTF-8$"),
+        (b"\xff\xfe\0\0", "utf-32-le", "UTF-32, .* mark FF FE 00 00.*: iconv -f UTF-32 -t UTF-8$"),
+        (b"", "utf-16-le", "seems to be UTF-16, .*: iconv -f UTF-16LE -t UTF-8$"),
+        (b"", "utf-16-be", "seems to be UTF-16, .*: iconv -f UTF-16BE -t UTF-8$"),
+    ],
+)
+def test_another_encoding_is_named_with_what_converts_it(tmp_path, mark, encoding, reason):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(mark + '{"text":"a"}\n'.encode(encoding) * 2)
+    assert re.search(reason, read(path)[2][0].reason)

@@ -147,7 +147,7 @@ def test_the_output_is_no_input(corpus):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("missing.txt", "There is no file or folder corpus/missing.txt."),
+        ("missing.txt", "There is no file or folder corpus/missing.txt: name files"),
         ("empty.txt", "corpus/empty.txt is empty: it has 0 bytes."),
         ("table.csv", r"corpus/table.csv is not read yet \(.csv\): convert it to JSON Lines"),
         ("data.parquet", r"not read yet \(.parquet\)"),

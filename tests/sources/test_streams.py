@@ -112,3 +112,11 @@ def test_a_file_that_changes_or_goes_is_noticed(tmp_path):
     path.unlink()
     with pytest.raises(InputMissingError, match="a.txt is gone"):
         PartStream(source)
+
+
+def test_a_wrong_checksum_is_called_by_its_name(tmp_path):
+    data = bytearray(gzip.compress(TEXT))
+    data[-6] ^= 1
+    (tmp_path / "a.txt.gz").write_bytes(data)
+    with pytest.raises(InputError, match=r"a.txt.gz is broken \(CRC check failed"):
+        unpack(tmp_path / "a.txt.gz")

@@ -1,7 +1,8 @@
 """Bad records: where the fault lies, what was there, what to do about it."""
 
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, final
 
 import msgspec
 import orjson
@@ -19,7 +20,13 @@ _KINDS = {
     float: "a number",
     type(None): "null",
 }
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+# Byte order marks, the longer ones first: one begins like another.
+_MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 _COLUMNS_SHOWN = 12
 
 
@@ -41,14 +48,28 @@ def too_large(record: int, offset: int, start: bytes, most: int) -> BadRecord:
 
 def undecodable(record: int, offset: int, data: bytes, error: UnicodeDecodeError) -> BadRecord:
     """Text that is not UTF-8."""
-    if offset == 0 and data.startswith(_UTF16):
-        reason = "this is UTF-16, not UTF-8; convert it with: iconv -f UTF-16 -t UTF-8"
-    else:
+    reason = wide(data) if offset == 0 else None
+    if reason is None:
         reason = (
             f"byte 0x{data[error.start]:02x} at offset {offset + error.start} is not valid UTF-8; "
             "convert the file with: iconv -f LATIN1 -t UTF-8 (or from whatever it is in)"
         )
     return BadRecord(record, offset, None, reason, snippet(data))
+
+
+def wide(start: bytes) -> str | None:
+    """Why a file that begins with ``start`` cannot be read, where it is UTF-16 or UTF-32."""
+    for mark, name in _MARKS.items():
+        if start.startswith(mark):
+            shown = mark.hex(" ").upper()
+            return (
+                f"this is {name}, not UTF-8 (it begins with the byte order mark {shown}); convert the file with: "
+                f"iconv -f {name} -t UTF-8"
+            )
+    if len(start) > 3 and (start[0] == 0) != (start[1] == 0) and any(start[2:4]):
+        order = "BE" if start[0] == 0 else "LE"
+        return f"this seems to be UTF-16, not UTF-8; convert the file with: iconv -f UTF-16{order} -t UTF-8"
+    return None
 
 
 def diagnose(line: bytes, text_field: str) -> tuple[int | None, str]:
@@ -87,7 +108,52 @@ def missing_field(text_field: str, columns: list[str]) -> str:
     return f"no field {text_field!r}: the record has {shown}{more}{hint}"
 
 
-def row_decoder(text_field: str) -> msgspec.json.Decoder[Any]:
-    """A decoder of JSONL rows that builds nothing but the text: rows have it as ``value``."""
-    row = msgspec.defstruct("Row", [("value", str)], rename={"value": text_field}, gc=False)
+class RowDecoder(Protocol):
+    """Decodes JSONL rows; each gives its text as ``value``."""
+
+    def decode(self, line: bytes) -> Any:
+        """The row of one line."""
+
+    def decode_lines(self, lines: bytes) -> list[Any]:
+        """The rows of many lines."""
+
+
+def row_decoder(text_field: str) -> RowDecoder:
+    """A decoder of JSONL rows that builds nothing but the text.
+
+    It raises what ``msgspec`` raises: ``DecodeError``, ``UnicodeDecodeError``, ``RecursionError``.
+    """
+    try:
+        row = msgspec.defstruct("Row", [("value", str)], rename={"value": text_field}, gc=False)
+    except ValueError:
+        # msgspec takes no name that JSON would have to escape.
+        return _AnyNameDecoder(text_field)
     return msgspec.json.Decoder(row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    value: str
+
+
+@final
+class _AnyNameDecoder:
+    """The same rows for a text field of any name, slower: every field is looked up."""
+
+    def __init__(self, text_field: str) -> None:
+        self._field = text_field
+        self._rows = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._text = msgspec.json.Decoder(str)
+
+    def decode(self, line: bytes) -> _Row:
+        """The row of one line."""
+        return self._row(self._rows.decode(line))
+
+    def decode_lines(self, lines: bytes) -> list[_Row]:
+        """The rows of many lines."""
+        return [self._row(row) for row in self._rows.decode_lines(lines)]
+
+    def _row(self, row: dict[str, msgspec.Raw]) -> _Row:
+        if self._field not in row:
+            raise msgspec.ValidationError(f"Object missing required field {self._field!r}")
+        return _Row(self._text.decode(row[self._field]))

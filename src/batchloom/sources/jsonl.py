@@ -3,14 +3,21 @@
 from collections.abc import Iterator
 from typing import Any, final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Documents
 from batchloom.core.errors import RecordError
+from batchloom.core.files import NOT_JSON
 from batchloom.sources.delimiters import FixedDelimiter
-from batchloom.sources.faults import MissingField, diagnose, row_decoder, snippet, too_large
+from batchloom.sources.faults import (
+    MissingField,
+    diagnose,
+    row_decoder,
+    snippet,
+    too_large,
+    wide,
+)
 from batchloom.sources.records import Block, record_blocks
 from batchloom.sources.rules import BOM, ReadRules
 from batchloom.sources.streams import PartStream
@@ -83,7 +90,7 @@ class _Reader:
             return None
         try:
             rows = self._decoder.decode_lines(block.data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             return None
         if len(rows) != len(starts):
             return None
@@ -119,14 +126,17 @@ class _Reader:
             return too_large(record, offset, line, self._rules.limits.record_bytes)
         try:
             row: Any = self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             return self._bad(record, offset, line)
         text: str = row.value
         return text
 
     def _bad(self, record: int, offset: int, line: bytes) -> BadRecord:
+        encoding = wide(line) if offset == 0 else None
         try:
-            column, reason = diagnose(line, self._rules.text_field)
+            column, reason = (
+                (None, encoding) if encoding else diagnose(line, self._rules.text_field)
+            )
         except MissingField as missing:
             column, reason = None, str(missing)
             if self._missing is not None:

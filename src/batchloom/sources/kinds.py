@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from batchloom.core.files import NOT_JSON
+
 Kind = Literal["jsonl", "text", "code"]
 Compression = Literal["gzip", "zstd"]
 
@@ -108,5 +110,5 @@ def _as_text(start: bytes) -> str | None:
 def _is_object(line: str) -> bool:
     try:
         return isinstance(msgspec.json.decode(line), dict)
-    except (msgspec.DecodeError, RecursionError):
+    except NOT_JSON:
         return False

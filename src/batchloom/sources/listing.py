@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import final
 
 from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.files import because, nearest_path, printable
 from batchloom.sources.kinds import (
     SNIFF_BYTES,
     Verdict,
@@ -53,8 +54,7 @@ def list_sources(inputs: Sequence[str], *, exclude: Path | None = None) -> Listi
         InputError: a file named by itself cannot be used, or something cannot be read.
     """
     lister = _Lister(exclude)
-    labels = input_labels(inputs)
-    for given, label in zip(inputs, labels, strict=True):
+    for given, (_, label) in zip(inputs, _labels(inputs), strict=True):
         lister.add(os.path.expanduser(given), label)  # noqa: PTH111 - a string stays a string
     return Listing(tuple(lister.sources), tuple(lister.notes))
 
@@ -64,26 +64,71 @@ def input_labels(inputs: Sequence[str]) -> list[str]:
 
     A relative input as it was given; of an absolute one the last part of its path (of a glob,
     from the first part with a wildcard), with the parts before it where two would be alike.
+    Bytes that are no UTF-8 are replaced, and no two different inputs are called the same.
     """
-    plain = [os.path.normpath(os.path.expanduser(given)) for given in inputs]  # noqa: PTH111
-    return [_label(path, {other for other in plain if other != path}) for path in plain]
+    names, known = _Names(), dict[str, str]()
+    for path, label in _labels(inputs):
+        if path not in known:
+            known[path] = names.fresh(label)
+    return [known[path] for path, _ in _labels(inputs)]
 
 
-def _label(path: str, others: set[str]) -> str:
+def fixed_part(given: str) -> str:
+    """The path of an input; of a glob that is no file's name, the folder before its first wildcard."""
+    path = os.path.expanduser(given)  # noqa: PTH111
+    if not glob.has_magic(path) or os.path.lexists(path):
+        return path
+    parts = path.split("/")
+    first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    return "/".join(parts[:first]) or ("/" if path.startswith("/") else ".")
+
+
+def _labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
+    """The normal path of each input and what it is called, in the bytes it has."""
+    paths = [os.path.normpath(os.path.expanduser(given)) for given in inputs]  # noqa: PTH111
+    alike = Counter(tail for path in set(paths) for tail in _tails(path))
+    return [(path, _label(path, alike)) for path in paths]
+
+
+def _tails(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[start:]) for start in range(len(parts))]
+
+
+def _label(path: str, alike: Counter[str]) -> str:
     if not os.path.isabs(path):  # noqa: PTH117
         return path
     parts = path.strip("/").split("/")
     first = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
     for start in range(first, 0, -1):
         tail = "/".join(parts[start:])
-        if not any(other == tail or other.endswith(f"/{tail}") for other in others):
+        if alike[tail] == 1:
             return tail
     return "/".join(parts)
 
 
 @final
+class _Names:
+    """Names as text, never the same one twice: the manifest is JSON, and tells files by them."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._alike: Counter[str] = Counter()
+
+    def fresh(self, name: str) -> str:
+        """The name, its bytes that are no UTF-8 replaced, numbered where it is taken."""
+        plain = found = printable(name)
+        while found in self._taken:
+            self._alike[plain] += 1
+            found = f"{plain} ({self._alike[plain] + 1})"
+        self._taken.add(found)
+        return found
+
+
+@final
 class _Lister:
     def __init__(self, exclude: Path | None) -> None:
+        self._names = _Names()
         self.sources: list[Source] = []
         self.notes: list[str] = []
         self._exclude = _identity(exclude) if exclude else None
@@ -100,7 +145,10 @@ class _Lister:
         if found is None and glob.has_magic(given):
             self._add_glob(given, label)
         elif found is None:
-            raise InputMissingError(f"There is no file or folder {given}.")
+            raise InputMissingError(
+                f"There is no file or folder {given}: name files, folders or quoted globs that exist"
+                f"{nearest_path(given)}"
+            )
         elif stat.S_ISDIR(found.st_mode):
             if os.path.exists(f"{given}/{STORE_MARK}"):  # noqa: PTH110
                 raise InputError(f"{given} is a store already; name the text files it was made of.")
@@ -114,7 +162,7 @@ class _Lister:
     def _tell(self, label: str) -> None:
         if self._left:
             counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
-            self.notes.append(f"Left out of {label}: {counts}.")
+            self.notes.append(printable(f"Left out of {label}: {counts}."))
         if self._twice:
             more = f" and {len(self._twice) - 1:,} more" if len(self._twice) > 1 else ""
             self.notes.append(f"Named more than once, read once: {self._twice[0]}{more}.")
@@ -189,9 +237,7 @@ class _Lister:
                     else:
                         entries.append((entry.path, prefix + entry.name, status))
         except OSError as error:
-            raise InputError(
-                f"Folder {folder} cannot be read: {(error.strerror or '').lower()}."
-            ) from error
+            raise InputError(f"Folder {folder} cannot be read: {because(error)}.") from error
         return entries
 
     def _add_file(self, path: str, name: str, found: os.stat_result) -> None:
@@ -223,12 +269,12 @@ class _Lister:
     def _append(self, path: str, name: str, found: os.stat_result, verdict: Verdict) -> None:
         if verdict.kind is None:
             raise AssertionError("only files of a kind that is read are listed")
-        name = _printable(name)
         identity = (found.st_dev, found.st_ino)
         if identity in self._files:
-            self._twice.append(name)
+            self._twice.append(printable(name))
             return
         self._files.add(identity)
+        name = self._names.fresh(name)
         self.sources.append(
             Source(name, path, verdict.kind, verdict.compression, found.st_size, found.st_mtime_ns)
         )
@@ -238,7 +284,7 @@ class _Lister:
         if verdict is not None:
             return verdict
         look = Source(
-            _printable(name),
+            printable(name),
             path,
             "text",
             compression_by_name(path),
@@ -260,7 +306,7 @@ class _Lister:
             # A link that leads back to itself is as good as a broken one.
             if os.path.islink(path):  # noqa: PTH114
                 return None
-            raise InputError(f"{path} cannot be read: {(error.strerror or '').lower()}.") from error
+            raise InputError(f"{path} cannot be read: {because(error)}.") from error
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -269,8 +315,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _printable(name: str) -> str:
-    """The name with bytes that are no UTF-8 replaced, since the manifest is JSON."""
-    return os.fsencode(name).decode("utf-8", "replace")

@@ -9,6 +9,7 @@ import zstandard
 from isal import igzip, isal_zlib
 
 from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.files import because, mid_sentence
 from batchloom.sources.rules import Source
 
 # A zstd block of 4 bytes may unpack to 128 KiB: feeding this much at a time bounds what comes out.
@@ -69,7 +70,7 @@ class PartStream:
             else:
                 data = self._read_plain(size)
         except OSError as error:
-            raise self._fault(error.strerror or str(error), "") from error
+            raise self._fault(because(error), "") from error
         self._hash.update(data)
         self.position += len(data)
         return data
@@ -106,7 +107,7 @@ class PartStream:
         except EOFError as error:
             raise self._fault("is cut short", "gzip") from error
         except (BadGzipFile, isal_zlib.error) as error:  # type: ignore[misc]
-            raise self._fault(f"is broken ({_lower(error)})", "gzip") from error
+            raise self._fault(f"is broken ({mid_sentence(str(error))})", "gzip") from error
         return data
 
     def _read_zstd(self, size: int, frames: "_ZstdFrames") -> bytes:
@@ -116,7 +117,7 @@ class PartStream:
             raise self._fault("is cut short", "zstd") from error
         except zstandard.ZstdError as error:
             reason = (
-                _lower(error)
+                mid_sentence(str(error))
                 .removeprefix("zstd decompressor error: ")
                 .removeprefix("zstd decompress error: ")
             )
@@ -185,9 +186,7 @@ def open_source(source: Source) -> BinaryIO:
             f"{source.name} is gone: it was listed and cannot be found now."
         ) from error
     except OSError as error:
-        raise InputError(
-            f"{source.name} cannot be read: {(error.strerror or str(error)).lower()}."
-        ) from error
+        raise InputError(f"{source.name} cannot be read: {because(error)}.") from error
     try:
         check_unchanged(source, os.fstat(file.fileno()))
     except InputError:
@@ -207,8 +206,3 @@ def _changed(source: Source) -> str:
         f"{source.name} was changed while it was being prepared (it had {source.size:,} bytes when the job "
         "began); let its writer finish, then prepare it into a new --out."
     )
-
-
-def _lower(error: Exception) -> str:
-    text = str(error)
-    return text[:1].lower() + text[1:]
