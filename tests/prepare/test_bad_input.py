@@ -214,3 +214,45 @@ def test_a_share_of_bad_records_is_exact():
 
     assert [allowed_bad(f"{share}%", 100) for share in (29, 57, 58)] == [29, 57, 58]
     assert allowed_bad("0.1%", 20_000) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bound"),
+    [
+        ("tokens_per_shard", 10**5000, "from 1 to 1,000,000,000,000"),
+        ("tokens_per_shard", 10**12 + 1, "from 1 to 1,000,000,000,000"),
+        ("max_bad", 10**5000, "up to 1,000,000,000,000,000,000"),
+        ("max_bad", "9" * 5000, "up to 1,000,000,000,000,000,000"),
+        ("max_bad", "9" * 5000 + "%", "up to 100%"),
+        ("max_bad", "101%", "up to 100%"),
+        ("val_fraction", 10**5000, r"not in \[0, 1\)"),
+        ("dtype", 10**5000, "is none of auto"),
+        ("normalize", 10**5000, "neither True nor False"),
+    ],
+    ids=map(str, range(9)),
+)
+def test_absurd_numbers_are_told_their_bound(name, value, bound):
+    with pytest.raises(SettingsError, match=bound) as error:
+        Recipe(inputs=("a",), **{name: value})
+    assert len(one_sentence(error)) < 400
+
+
+def test_a_tokenizer_that_lacks_a_character_is_named(tmp_path):
+    definition = {
+        "model": {"type": "WordLevel", "vocab": {"known": 0, "<eos>": 1}, "unk_token": "[UNK]"},
+        "pre_tokenizer": {"type": "Whitespace"},
+        "added_tokens": [],
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    (tmp_path / "a.txt").write_text("known " * 100 + "k\xf6nig")
+    with pytest.raises(TokenizerError) as error:
+        make(
+            tmp_path / "a.txt",
+            tmp_path / "out",
+            tokenizer=str(tmp_path / "tokenizer.json"),
+            end_token="<eos>",
+        )
+    text = one_sentence(error)
+    assert text.startswith("tokenizer 'tokenizer.json' cannot encode 'k")
+    assert "choose another --tokenizer" in text
+    assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """Kill it anywhere: what was finished stays, what was not is redone, the bytes are the same."""
 
+import json
 import os
 import shutil
 import signal
@@ -81,7 +82,7 @@ def test_killed_at_any_rename_the_result_is_the_same(tmp_path, inputs):
 def test_killed_again_and_again_it_gets_there(tmp_path, inputs):
     make(inputs, tmp_path / "whole", **SETTINGS)
     out, runs = tmp_path / "out", 0
-    while run_killed({"open"}, 60, inputs, out, **SETTINGS):
+    while run_killed({"open"}, 100, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 50
     assert runs > 2
@@ -310,3 +311,67 @@ def test_recipes_are_compared_by_what_they_do():
     other = Recipe(inputs=("/b/c",), val_fraction=0.0, max_bad="5%")
     assert recipe_fingerprint(one) == recipe_fingerprint(other)
     assert recipe_fingerprint(one) != recipe_fingerprint(Recipe(inputs=("a",)))
+
+
+def half_done(tmp_path, inputs):
+    """A work folder whose first phase is over."""
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        make(inputs, tmp_path / "out", listener=stop, **SETTINGS)
+    return tmp_path / "out" / ".work"
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000, b"{", None])
+@pytest.mark.parametrize(
+    "name",
+    ["job.json", "decision.json", "tokenizer_state.json", "units/00002/unit.json"],
+)
+def test_a_damaged_work_folder_is_told_with_what_to_delete(tmp_path, inputs, name, data):
+    work = half_done(tmp_path, inputs)
+    (work / name).unlink()
+    if data is None:
+        os.mkfifo(work / name)
+    else:
+        (work / name).write_bytes(data)
+    with pytest.raises(StoreConflictError) as error:
+        make(inputs, tmp_path / "out", **SETTINGS)
+    assert str(error.value).startswith(f"{work / name} cannot be read (")
+    assert str(error.value).endswith(f"delete {work} to begin anew.")
+
+
+@pytest.mark.parametrize("name", ["documents.rows", "tokens.train.bin", "bad.jsonl"])
+def test_a_temporary_file_that_is_gone_is_told_with_what_to_delete(tmp_path, inputs, name):
+    work = half_done(tmp_path, inputs)
+    (work / "units/00002" / name).unlink()
+    with pytest.raises(StoreConflictError, match=f"{name} cannot be read .*; delete .*/.work to"):
+        make(inputs, tmp_path / "out", **SETTINGS)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000, b"{", None])
+def test_a_damaged_report_is_as_good_as_none(tmp_path, inputs, data):
+    make(inputs, tmp_path / "out", **SETTINGS)
+    report = tmp_path / "out" / "report.json"
+    report.unlink()
+    if data is None:
+        os.mkfifo(report)
+    else:
+        report.write_bytes(data)
+    assert make(inputs, tmp_path / "out", **SETTINGS).already_done
+
+
+def test_the_report_tells_the_memory_of_this_process_alone(tmp_path, inputs):
+    """What a process inherits from the one that started it is not its own."""
+    script = (
+        "import subprocess, sys\n"
+        "large = bytearray(b'x') * (600 << 20)\n"
+        "job = 'import batchloom, sys; batchloom.prepare(sys.argv[1], out=sys.argv[2], tokenizer=\"bytes\")'\n"
+        "subprocess.run([sys.executable, '-c', job, *sys.argv[1:]], check=True)\n"
+    )
+    words = [sys.executable, "-c", script, str(inputs[1]), str(tmp_path / "out")]
+    subprocess.run(words, check=True, timeout=60)
+    report = json.loads((tmp_path / "out" / "report.json").read_bytes())
+    assert 10 << 20 < report["peak_memory_bytes"] < 400 << 20

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.errors import BatchloomError, InputError, InputMissingError
+from batchloom.core.files import because, nearest_path
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.units import plan_units
 from batchloom.sources.cuts import RecordBounds
@@ -33,6 +34,17 @@ def check(path: str | os.PathLike[str], *, text_field: str = "text") -> Verdict:
         InputError: it is of a kind that cannot be checked.
     """
     place = Path(path)
+    try:
+        verdict = _check_prepared(place)
+    except BatchloomError:
+        raise
+    except OSError as error:
+        raise InputError(f"{place} cannot be read: {because(error)}.") from error
+    return verdict or _check_raw(place, text_field)
+
+
+def _check_prepared(place: Path) -> Verdict | None:
+    """The verdict on a store or a prefix; None where there is something else."""
     if (place / MANIFEST_NAME).exists():
         return verify_store(place)
     stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
@@ -40,13 +52,14 @@ def check(path: str | os.PathLike[str], *, text_field: str = "text") -> Verdict:
         return verify_prefix(stem)
     if not place.exists():
         raise InputMissingError(
-            f"There is nothing at {place}: no store, no Megatron prefix, no file."
+            f"There is nothing at {place}, no store, no Megatron prefix, no file: check the path"
+            f"{nearest_path(str(place))}"
         )
     if (place / ".work").is_dir():
         raise InputError(
             f"{place} is an unfinished store; give its prepare command again: it goes on."
         )
-    return _check_raw(place, text_field)
+    return None
 
 
 def _check_raw(path: Path, text_field: str) -> Verdict:

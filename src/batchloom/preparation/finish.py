@@ -11,7 +11,6 @@ import xxhash
 
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
 from batchloom.preparation.tokenize import line_of
-from batchloom.preparation.unit_files import BAD_NAME
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import Decision, PartCounts, UnitFacts, WorkFolder
 from batchloom.sources.rules import ReadRules, Source
@@ -120,9 +119,12 @@ def _move(folder: Path, target: Path) -> None:
 
 def _subset(folder: Path, entries: list[ShardEntry]) -> SubsetEntry:
     lengths = LengthsWriter(folder)
-    for entry in entries:
-        lengths.append(map_index((folder / entry.name).with_suffix(".idx")).lengths.view("<u4"))
-    checksum = lengths.finish()
+    try:
+        for entry in entries:
+            lengths.append(map_index((folder / entry.name).with_suffix(".idx")).lengths.view("<u4"))
+        checksum = lengths.finish()
+    finally:
+        lengths.abandon()
     sync_folder(folder)
     return SubsetEntry(
         documents=sum(entry.documents for entry in entries),
@@ -201,11 +203,8 @@ def _write_quarantine(work: WorkFolder, done: Finished) -> None:
                 for part, counts in zip(unit.parts, facts.parts, strict=True):
                     starts.append(before.get(part.source.path, 0))
                     before[part.source.path] = starts[-1] + counts.records
-                with (work.unit(unit.number) / BAD_NAME).open("rb") as bad:
-                    for line in bad:
-                        file.write(
-                            _quarantine_line(msgspec.json.decode(line), unit, starts, done.rules)
-                        )
+                for bad in work.bad_records(unit.number):
+                    file.write(_quarantine_line(bad, unit, starts, done.rules))
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)

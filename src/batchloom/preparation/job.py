@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from batchloom.preparation.recipe import Dedup, Dtype, Recipe, make_inputs
+from batchloom.core.errors import SettingsError
+from batchloom.core.spec import shown
+from batchloom.preparation.recipe import Dedup, Dtype, Recipe, is_path, make_inputs
 from batchloom.preparation.rerun import (
+    check_apart,
     check_folder,
     finished_store,
     read_report,
@@ -87,7 +90,9 @@ def prepare(
         dedup=dedup,
         max_bad=max_bad,
     )
-    return run_recipe(recipe, Path(out), progress or _log_notes)
+    if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
+        raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
+    return run_recipe(recipe, Path(folder), progress or _log_notes)
 
 
 def run_recipe(
@@ -108,6 +113,7 @@ def run_recipe(
         unit_bytes: the size of a unit; another than the default only in tests.
     """
     began = time.perf_counter()
+    check_apart(recipe.inputs, out)
     listing = list_sources(recipe.inputs, exclude=out)
     manifest = finished_store(out, recipe, listing)
     if manifest is not None:

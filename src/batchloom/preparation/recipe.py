@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.spec import is_switch, nearest, raise_problems, to_plain
+from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, shown, to_plain
 from batchloom.sources.listing import input_labels
 from batchloom.sources.rules import SPLIT_WORDS, Limits, ReadRules
 
@@ -21,6 +21,10 @@ _DEDUPS = ("none",)
 _LATER_DEDUPS = ("exact", "lines", "near")
 # Bounds what a shard's index and origins take in memory, whatever the documents' lengths.
 SHARD_DOCUMENTS = 1 << 20
+# Far above any shard and any input; numbers of tokens are kept in 64 bits.
+MOST_SHARD_TOKENS = 10**12
+_MOST_BAD = 10**18
+_BUDGET = r"[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{1,30})?%"
 # Settings that decide no byte of the shards.
 _BESIDE = ("inputs", "max_bad")
 
@@ -61,7 +65,7 @@ class Recipe:
     max_bad: int | str = "0.1%"
 
     def __post_init__(self) -> None:
-        raise_problems(_problems(self) + _fraction_problems(self))
+        raise_problems(_problems(self) + _split_problems(self) + _fraction_problems(self))
         # 0 and 0.0 are one recipe and must have one fingerprint.
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
         object.__setattr__(self, "test_fraction", float(self.test_fraction))
@@ -75,9 +79,18 @@ def make_inputs(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
 ) -> tuple[str, ...]:
     """Inputs as the recipe holds them, from one path or several."""
-    if isinstance(inputs, (str, os.PathLike)):
-        return (os.fspath(inputs),)
-    return tuple(os.fspath(one) for one in inputs)
+    # What is no path is left for the recipe to refuse, with all else that is wrong.
+    if isinstance(inputs, (str, bytes, os.PathLike)) or not isinstance(inputs, Iterable):
+        inputs = [inputs]
+    return tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in inputs)
+
+
+def is_path(value: object) -> bool:
+    """Whether the system could open something by this name."""
+    try:
+        return isinstance(value, str) and bool(value) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 def recipe_plain(recipe: Recipe) -> dict[str, Any]:
@@ -121,37 +134,75 @@ def _share(max_bad: int | str) -> Fraction | None:
 
 
 def _problems(recipe: Recipe) -> list[str]:
-    problems = [
-        f"{name}: {getattr(recipe, name)!r} is not a word"
-        for name in ("tokenizer", "text_field", "split_on")
-        if not isinstance(getattr(recipe, name), str) or not getattr(recipe, name)
-    ]
+    problems = _word_problems(recipe)
     if not recipe.inputs:
         problems.append("inputs: there are none; name at least one file, folder or glob")
     if not is_switch(recipe.normalize):
-        problems.append(f"normalize: {recipe.normalize!r} is neither True nor False")
-    if any(not isinstance(one, str) or not one for one in recipe.inputs):
-        problems.append(f"inputs: {recipe.inputs!r} holds something that is no path")
+        problems.append(f"normalize: {shown(recipe.normalize)} is neither True nor False")
+    problems += [
+        f"inputs: {shown(one)} is no path; name files, folders or globs"
+        for one in recipe.inputs
+        if not is_path(one)
+    ]
     if recipe.dtype not in _DTYPES:
         problems.append(
-            f"dtype: {recipe.dtype!r} is none of {', '.join(_DTYPES)}{nearest(str(recipe.dtype), _DTYPES)}"
+            f"dtype: {shown(recipe.dtype)} is none of {', '.join(_DTYPES)}{_nearest(recipe.dtype, _DTYPES)}"
         )
     if recipe.dedup not in _DEDUPS:
         later = " yet" if recipe.dedup in _LATER_DEDUPS else ""
-        problems.append(f"dedup: {recipe.dedup!r} is not known{later}; 'none' is")
+        problems.append(f"dedup: {shown(recipe.dedup)} is not known{later}; 'none' is")
     tokens = recipe.tokens_per_shard
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        problems.append(f"tokens_per_shard: {tokens!r} is not a whole number above 0")
-    if not re.fullmatch(r"\d+|\d+(\.\d+)?%", str(recipe.max_bad)) or isinstance(
-        recipe.max_bad, bool
-    ):
+    if not _is_count(tokens) or not 1 <= tokens <= MOST_SHARD_TOKENS:
         problems.append(
-            f"max_bad: {recipe.max_bad!r} is neither a number of records nor a share such as '0.1%'"
+            f"tokens_per_shard: {shown(tokens)} is not a whole number from 1 to {MOST_SHARD_TOKENS:,}"
         )
-    word = str(recipe.split_on).lower().rstrip("s")
-    if word in SPLIT_WORDS and recipe.split_on not in SPLIT_WORDS:
-        problems.append(f"split_on: {recipe.split_on!r} is not known; did you mean {word!r}?")
+    if not _is_budget(recipe.max_bad):
+        problems.append(
+            f"max_bad: {shown(recipe.max_bad)} is neither a number of records up to {_MOST_BAD:,} nor a share up "
+            "to 100% such as '0.1%'"
+        )
     return problems
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_budget(value: object) -> bool:
+    """Whether this is a number of bad records, or a share of all."""
+    if _is_count(value):
+        return 0 <= value <= _MOST_BAD  # type: ignore[operator]  # it is a number
+    if not isinstance(value, str) or not re.fullmatch(_BUDGET, value):
+        return False
+    share = _share(value)
+    return share <= 1 if share is not None else int(value) <= _MOST_BAD
+
+
+def _nearest(value: object, known: Sequence[str]) -> str:
+    return nearest(value, known) if isinstance(value, str) else ""
+
+
+def _word_problems(recipe: Recipe) -> list[str]:
+    values = {name: getattr(recipe, name) for name in ("tokenizer", "text_field", "split_on")}
+    if recipe.end_token is not None:
+        values["end_token"] = recipe.end_token
+    problems = [
+        f"{name}: {shown(value)} is not a word; give one or more Unicode characters"
+        for name, value in values.items()
+        if not is_text(value)
+    ]
+    if isinstance(recipe.tokenizer, str) and "\0" in recipe.tokenizer:
+        problems.append(
+            f"tokenizer: {shown(recipe.tokenizer)} holds a NUL, which no name can; leave it out"
+        )
+    return problems
+
+
+def _split_problems(recipe: Recipe) -> list[str]:
+    word = recipe.split_on.lower().rstrip("s") if isinstance(recipe.split_on, str) else ""
+    if word not in SPLIT_WORDS or recipe.split_on in SPLIT_WORDS:
+        return []
+    return [f"split_on: {shown(recipe.split_on)} is not known; did you mean {word!r}?"]
 
 
 def _fraction_problems(recipe: Recipe) -> list[str]:
@@ -159,7 +210,7 @@ def _fraction_problems(recipe: Recipe) -> list[str]:
     for name in ("val_fraction", "test_fraction"):
         value = getattr(recipe, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-            problems.append(f"{name}: {value!r} is not in [0, 1)")
+            problems.append(f"{name}: {shown(value)} is not in [0, 1)")
     if not problems and recipe.val_fraction + recipe.test_fraction >= 1:
         together = recipe.val_fraction + recipe.test_fraction
         problems.append(

@@ -8,14 +8,16 @@ import msgspec
 import xxhash
 
 from batchloom.core.errors import StoreConflictError
+from batchloom.core.files import NOT_JSON, printable, read_regular
 from batchloom.preparation.finish import source_hash
 from batchloom.preparation.recipe import Recipe, recipe_differences, recipe_plain
 from batchloom.preparation.work import WORK_NAME, WORK_VERSION, JobFacts, WorkFolder
-from batchloom.sources.listing import Listing
+from batchloom.sources.listing import Listing, fixed_part
 from batchloom.sources.rules import Source
 from batchloom.sources.streams import PartStream
 from batchloom.store.format import MANIFEST_NAME, REPORT_NAME
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
+from batchloom.store.writer import writing
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
 
 _SHOWN = 3
@@ -46,8 +48,9 @@ def finished_store(out: Path, recipe: Recipe, listing: Listing) -> Manifest | No
         StoreConflictError: there is one, of another recipe or of other inputs.
         StoreError: there is one, and it is damaged.
     """
-    if not (out / MANIFEST_NAME).exists():
-        return None
+    with writing(out):
+        if not (out / MANIFEST_NAME).exists():
+            return None
     manifest = read_manifest(out)
     report = read_report(out)
     differences = recipe_differences(manifest.recipe, recipe_plain(recipe))
@@ -67,9 +70,31 @@ def finished_store(out: Path, recipe: Recipe, listing: Listing) -> Manifest | No
 def read_report(out: Path) -> Report | None:
     """The sidecar of a finished store; None where it is missing or says nothing."""
     try:
-        return msgspec.json.decode((out / REPORT_NAME).read_bytes(), type=Report)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_regular(out / REPORT_NAME), type=Report)
+    except (OSError, *NOT_JSON):
         return None
+
+
+def check_apart(inputs: Sequence[str], out: Path) -> None:
+    """Refuse an output folder that is, or holds, an input.
+
+    Raises:
+        StoreConflictError: names the input.
+    """
+    with writing(out):
+        if not out.is_dir():
+            return
+    folder = os.path.realpath(out)
+    for given in inputs:
+        place = os.path.realpath(fixed_part(given))
+        if place == folder:
+            raise StoreConflictError(
+                f"--out {out} is the folder of the input {given} itself; choose another --out, beside or below it."
+            )
+        if place.startswith(folder.rstrip("/") + "/"):
+            raise StoreConflictError(
+                f"The input {given} lies inside --out {out}, where only the store may lie; choose another --out."
+            )
 
 
 def check_folder(out: Path) -> None:
@@ -78,9 +103,10 @@ def check_folder(out: Path) -> None:
     Raises:
         StoreConflictError: it is not empty and no unfinished job.
     """
-    if not out.is_dir() or (out / WORK_NAME).is_dir():
-        return
-    strange = sorted(path.name for path in out.iterdir())
+    with writing(out):
+        if not out.is_dir() or (out / WORK_NAME).is_dir():
+            return
+        strange = sorted(path.name for path in out.iterdir())
     if strange:
         raise StoreConflictError(
             f"{out} is not empty ({', '.join(strange[:_SHOWN])}{', ...' if len(strange) > _SHOWN else ''}) and "
@@ -133,7 +159,12 @@ def remove_leftover(out: Path) -> None:
 def report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
     """The inputs as the report holds them."""
     return [
-        ReportedSource(source.name, os.path.abspath(source.path), source.size, source.mtime_ns)  # noqa: PTH100
+        ReportedSource(
+            source.name,
+            printable(os.path.abspath(source.path)),  # noqa: PTH100
+            source.size,
+            source.mtime_ns,
+        )
         for source in sources
     ]
 

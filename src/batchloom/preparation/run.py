@@ -3,14 +3,17 @@
 import dataclasses
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, final
 
 import msgspec
 
 from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.files import printable
 from batchloom.preparation.finish import Finished, finish_store, move_store
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.rerun import (
@@ -241,13 +244,13 @@ class Job:
         return {
             "sources": msgspec.to_builtins(report_sources(self._listing.sources)),
             "engine_note": tokenizer.engine.note,
-            "out": os.path.abspath(self._work.out),  # noqa: PTH100
+            "out": printable(os.path.abspath(self._work.out)),  # noqa: PTH100
             "recipe_fingerprint": recipe_fingerprint(self._recipe),
             "started": self._started.isoformat(timespec="seconds"),
             "seconds": round(seconds, 3),
             "seconds_by_phase": {name: round(value, 3) for name, value in self._seconds.items()},
             "bytes_per_second": round(self._listing.bytes / max(seconds, 1e-9)),
-            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_memory_bytes": _peak_memory(),
             "units": len(self._units),
             "resumed_units": self._resumed,
             "notes": self._notes,
@@ -262,6 +265,17 @@ class Job:
     def _note(self, text: str) -> None:
         self._notes.append(text)
         self._listener(Note(text))
+
+
+def _peak_memory() -> int:
+    """The most bytes this process has had in memory."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError):
+        # On Linux this would be the most of the process that started this one, too.
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
 
 
 def _dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:

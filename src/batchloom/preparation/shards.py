@@ -14,7 +14,7 @@ from batchloom.preparation.recipe import SHARD_DOCUMENTS
 from batchloom.preparation.subsets import Membership, Smallest
 from batchloom.preparation.unit_files import ROW, ROWS_NAME, SHARDS_NAME, gather, tokens_name
 from batchloom.preparation.units import Unit
-from batchloom.preparation.work import Decision, UnitFacts, WorkFolder
+from batchloom.preparation.work import Decision, UnitFacts, WorkFolder, reading
 from batchloom.store.format import SUBSETS, shard_name
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
@@ -233,7 +233,8 @@ def _copy(
 
 
 def _row_stretches(folder: Path) -> Iterator[NDArray[np.void]]:
-    with (folder / ROWS_NAME).open("rb") as file:
+    path = folder / ROWS_NAME
+    with reading(path), path.open("rb") as file:
         while (rows := np.fromfile(file, ROW, _STRETCH_ROWS)).size:
             yield rows
 
@@ -243,7 +244,7 @@ def _stretches(
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.generic], NDArray[np.int64]]]:
     """A unit's documents, a bounded stretch at a time: rows, tokens, where each begins in them."""
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context((folder / tokens_name(name)).open("rb")) for name in SUBSETS]
+        files = [stack.enter_context(_open(folder / tokens_name(name))) for name in SUBSETS]
         for rows in _row_stretches(folder):
             sums = np.cumsum(rows["length"], dtype=np.int64)
             at = 0
@@ -253,6 +254,11 @@ def _stretches(
                 stop = max(stop, at + 1)
                 yield rows[at:stop], *_tokens_of(rows[at:stop], files, task)
                 at = stop
+
+
+def _open(path: Path) -> IO[bytes]:
+    with reading(path):
+        return path.open("rb")
 
 
 def _tokens_of(

@@ -4,13 +4,15 @@ import contextlib
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar, final
 
 import msgspec
 
-from batchloom.core.errors import OutputError, StoreConflictError
-from batchloom.preparation.unit_files import FACTS_NAME, SHARDS_NAME
+from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
+from batchloom.core.files import NOT_JSON, because, open_regular, read_regular
+from batchloom.preparation.unit_files import BAD_NAME, FACTS_NAME, SHARDS_NAME
 from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.writer import make_folder, write_file, writing
@@ -71,6 +73,25 @@ class JobFacts(msgspec.Struct, frozen=True):
     sources: list[tuple[str, int, int]]
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what is wrong with a file (or folder) of a work folder into one sentence.
+
+    Raises:
+        StoreConflictError: in place of any OSError of the system, or of what is no JSON.
+    """
+    try:
+        yield
+    except BatchloomError:
+        raise
+    except (OSError, *NOT_JSON) as error:
+        why = because(error) if isinstance(error, OSError) else error
+        work = next(folder for folder in path.parents if folder.name == WORK_NAME)
+        raise StoreConflictError(
+            f"{path} cannot be read ({why}); delete {work} to begin anew."
+        ) from error
+
+
 @final
 class WorkFolder:
     """The open and locked work folder of one job; use as a context manager.
@@ -124,7 +145,7 @@ class WorkFolder:
         except OSError as error:
             self._lock.close()
             raise OutputError(
-                f"Cannot lock {self.path}: {error.strerror}; choose an --out on a file system with locks."
+                f"Cannot lock {self.path}: {because(error)}; choose an --out on a file system with locks."
             ) from error
         if not os.fstat(self._lock.fileno()).st_nlink:
             self._lock.close()
@@ -159,6 +180,13 @@ class WorkFolder:
         """What came of a unit; None where its first phase is not finished."""
         return self._read(self.unit(number) / FACTS_NAME, UnitFacts)
 
+    def bad_records(self, number: int) -> Iterator[dict[str, Any]]:
+        """What a unit kept aside, as its temporary files say it."""
+        path = self.unit(number) / BAD_NAME
+        with reading(path), open_regular(path) as file:
+            for line in file:
+                yield msgspec.json.decode(line, type=dict[str, Any])
+
     def shards(self, number: int) -> dict[str, list[ShardEntry]] | None:
         """A unit's shards by subset; None where they are not written."""
         return self._read(self.unit(number) / SHARDS_NAME, dict[str, list[ShardEntry]])
@@ -192,11 +220,8 @@ class WorkFolder:
                     path.unlink()
 
     def _read(self, path: Path, kind: type[T]) -> T | None:
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError) as error:
-            raise StoreConflictError(
-                f"{path} cannot be read ({error}); delete {self.path} to begin anew."
-            ) from error
+        with reading(path):
+            try:
+                return msgspec.json.decode(read_regular(path), type=kind)
+            except FileNotFoundError:
+                return None
