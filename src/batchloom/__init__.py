@@ -3,8 +3,8 @@
 Names are loaded when first used, so that importing batchloom stays light.
 """
 
-import importlib
-from typing import TYPE_CHECKING
+# As typing has it, which takes its time to import.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from batchloom.batches.assemble import Batch
@@ -76,6 +76,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    import importlib  # noqa: PLC0415 - a Ctrl-C during a slow start would find no answer
+
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'batchloom' has no attribute {name!r}")

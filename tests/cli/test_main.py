@@ -1,12 +1,16 @@
 """The command line as people use it: names brought along, exit codes, one sentence an error."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from batchloom.cli.main import familiar, run
+from batchloom.cli import commands
+from batchloom.cli.commands import familiar
+from batchloom.cli.main import run
 from batchloom.testing.stores import write_store
 
 TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
@@ -123,3 +127,121 @@ def test_version(capsys):
 
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"batchloom {batchloom.__version__}\n"
+
+
+@pytest.mark.parametrize("module", ["typer", "numpy", "rich.console", "batchloom.core.errors"])
+@pytest.mark.parametrize("entry", ["import batchloom.cli.main as m; m.main()", "-m"])
+def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
+    """A signal that comes with an import, whichever it is."""
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv = ['batchloom', 'prepare', 'a', '--out', 'b']\n"
+    )
+    code += "runpy.run_module('batchloom', run_name='__main__')\n" if entry == "-m" else entry
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr.startswith("batchloom: Stopped.")
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_in_the_middle_of_the_work(tmp_path):
+    """A pipe as progress's first line: the work has begun when it says so."""
+    with (tmp_path / "a.txt").open("w") as file:
+        file.writelines(f"line {number}\n" for number in range(2_000_000))
+    words = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "batchloom", *words, "--tokenizer", "bytes", "--split-on", "line"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "out" / ".work" / "units").exists():
+        assert job.poll() is None
+        time.sleep(0.01)
+    job.send_signal(signal.SIGINT)
+    _, told = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert told.strip().splitlines()[-1].startswith("batchloom: Stopped.")
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"), [("prepare", "1 GiB"), ("train", "--batch-size"), ("check", "more")]
+)
+def test_the_remedy_for_little_memory_fits_the_command(command, remedy, monkeypatch, capsys):
+    def exhausted(arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(commands, "carry_out", exhausted)
+    assert run([command]) == 1
+    told = capsys.readouterr().err
+    assert remedy in told
+    assert ("--batch-size" in told) == (command == "train")
+
+
+def test_names_are_printed_as_they_are(tmp_path, capsys):
+    """Neither markup nor emoji codes in a path are taken for what they spell."""
+    (tmp_path / "a.txt").write_text(":smile: [bold]")
+    out = tmp_path / "[bold]:smile:[" / "]"
+    assert run(["prepare", str(tmp_path / "a.txt"), "--out", str(out), "--tokenizer", "bytes"]) == 0
+    assert str(out) in capsys.readouterr().out
+    assert run(["check", str(out)]) == 0
+    assert f"{out}: sound" in capsys.readouterr().out
+    assert run(["inspect", str(out)]) == 0
+    assert "document 0: ':smile: [bold]" in capsys.readouterr().out
+
+
+def test_a_name_that_is_no_utf8_is_printed(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    for extra in ([], ["--json"]):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "batchloom",
+                "prepare",
+                "a.txt",
+                "--out",
+                b"out\xff",
+                "--tokenizer",
+                "bytes",
+                *extra,
+            ],
+            capture_output=True,
+            cwd=tmp_path,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["path"] == "out\ufffd"
+
+
+def test_output_that_cannot_be_printed_is_one_sentence(tmp_path):
+    write_store(tmp_path / "s", TEXT)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "batchloom", "check", "s"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0].startswith(
+        "batchloom: The system refused [ENOSPC]: the disk"
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "9" * 5000 + ".5G", "10000G"])
+def test_sizes_of_thousands_of_digits(size, capsys):
+    assert run(["prepare", "a", "--out", "b", "--tokens-per-shard", size]) == 2
+    assert len(capsys.readouterr().err) < 500

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import batchloom
+from batchloom.cli.console import plain_console
 
 
 def check(
@@ -35,15 +35,14 @@ def check(
             )
         )
         return 0 if verdict.sound else 1
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     for name, fact in verdict.facts.items():
-        console.print(f"{name + ':':12} {fact}", markup=False)
+        console.print(f"{name + ':':12} {fact}")
     if verdict.sample:
-        console.print(f"{'sample:':12} {verdict.sample!r}", markup=False)
+        console.print(f"{'sample:':12} {verdict.sample!r}")
     for fault in verdict.faults:
-        console.print(f"FAULT: {fault}", markup=False, style="red")
+        console.print(f"FAULT: {fault}", style="red")
     console.print(
-        f"{verdict.path}: {'sound' if verdict.sound else f'{len(verdict.faults)} faults'}",
-        markup=False,
+        f"{verdict.path}: {'sound' if verdict.sound else f'{len(verdict.faults)} faults'}"
     )
     return 0 if verdict.sound else 1

@@ -11,6 +11,7 @@ from rich.table import Table
 
 import batchloom
 from batchloom.batches.inspect import Inspection
+from batchloom.cli.console import plain_console
 
 _BAR = 40
 
@@ -30,11 +31,11 @@ def inspect(
     if as_json:
         print(json.dumps(dataclasses.asdict(found), ensure_ascii=False))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     _print_counts(console, found)
     _print_packing(console, found)
     for number, text in enumerate(found.first):
-        console.print(f"document {number}: {text!r}", markup=False)
+        console.print(f"document {number}: {text!r}")
 
 
 def _print_counts(console: Console, found: Inspection) -> None:
@@ -42,18 +43,15 @@ def _print_counts(console: Console, found: Inspection) -> None:
     console.print(
         f"{found.path}{split}: {found.documents:,} documents, {found.tokens:,} tokens ({found.dtype}) in "
         f"{found.shards} shards",
-        markup=False,
     )
     console.print(
         f"lengths in tokens: shortest {found.shortest:,}, median {found.median:,.0f}, mean {found.mean:,.1f}, "
         f"longest {found.longest:,}",
-        markup=False,
     )
     most = max(count for _, _, count in found.histogram)
     for low, below, count in found.histogram:
         console.print(
             f"{low:>10,} - {below - 1:<10,} {count:>12,} {'#' * round(_BAR * count / most)}",
-            markup=False,
         )
 
 

@@ -1,96 +1,73 @@
-"""The ``batchloom`` command: names brought along are understood, errors are one sentence."""
+"""The ``batchloom`` command from its first moment to its exit code.
 
-import errno
+What takes time to import is imported inside, so that a Ctrl-C finds an answer from the start.
+"""
+
+import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
 
-import typer
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
 
-from batchloom import __version__
-from batchloom.cli.check import check
-from batchloom.cli.demo import demo
-from batchloom.cli.inspect import inspect
-from batchloom.cli.prepare import prepare
-from batchloom.cli.train import train
-from batchloom.core.errors import BatchloomError, SettingsError
-
-# typer carries a click of its own in newer versions; what it raises is what it exports.
-_Misuse: type[Exception] = next(
-    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
-)
-
-app = typer.Typer(
-    name="batchloom",
-    help="The training-data engine for language models: from files to the batches an accelerator eats.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (prepare, check, inspect, train, demo):
-    app.command()(command)
-
-# Options under the names that other tools' users have in their fingers.
-_ALIASES: dict[str, list[str]] = {
-    "--input-files": [],
-    "--out-dir": ["--out"],
-    "--tokenization": ["--tokenizer"],
-    "--no-dedup": ["--dedup", "none"],
+_STOPPED = "Stopped. What was finished is whole; give the same command again to go on."
+_MORE_MEMORY = {
+    "prepare": "Give it 1 GiB or more, or a tokenizer of a smaller vocabulary.",
+    "train": "Give the job more, or smaller sizes (--batch-size, --seq-len).",
 }
 
 
-@app.callback(invoke_without_command=True)
-def root(
-    *,
-    version: bool = typer.Option(False, "--version", help="Print the version and leave."),  # noqa: FBT003
-) -> None:
-    """The training-data engine for language models."""
-    if version:
-        print(f"batchloom {__version__}")
-        raise typer.Exit
-
-
-def familiar(arguments: Sequence[str]) -> list[str]:
-    """Command-line words with underscores and brought-along names made ours.
-
-    ``--tokens_per_shard`` becomes ``--tokens-per-shard``; the values after ``--input-files``
-    become plain inputs; words after ``--`` stay as they are.
-    """
-    words: list[str] = []
-    for place, word in enumerate(arguments):
-        if word == "--":
-            return [*words, *arguments[place:]]
-        if not word.startswith("--"):
-            words.append(word)
-            continue
-        name, equals, value = word.partition("=")
-        name = name.replace("_", "-")
-        known = _ALIASES.get(name)
-        if known is None:
-            words.append(name + equals + value)
-        else:
-            words += known
-            words += [value] if equals else []
-    return words
-
-
 def main() -> None:
-    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 misused."""
-    sys.exit(run(sys.argv[1:]))
+    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 misused, 130 stopped."""
+    # Where the shell has Ctrl-C ignored (nohup, &), it stays so.
+    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeded:
+        # Modules that are being imported may take an exception for a missing package.
+        signal.signal(signal.SIGINT, _leave)
+    from batchloom.cli import commands  # noqa: F401, PLC0415 - takes its time
 
+    # Paths may hold what the terminal's encoding cannot spell.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
+    code = 130
     try:
-        code = app(familiar(arguments), standalone_mode=False)
-    except _Misuse as error:
-        error.show()  # type: ignore[attr-defined]
-        return 2
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail(
-            "Stopped. What was finished is whole; give the same command again to go on.", 130
-        )
+        if heeded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        # Between the lines of `run`, or a second one while it answers the first.
+        _fail(_STOPPED, code)
+    finally:
+        if heeded:
+            signal.signal(signal.SIGINT, _leave)
+    sys.exit(code)
+
+
+def _leave(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a handler's signature
+    """End the process at once, where there is nothing to be tidied up."""
+    os.write(2, f"batchloom: {_STOPPED}\n".encode())
+    os._exit(130)
+
+
+def run(arguments: "Sequence[str]") -> int:
+    """Run one command line; returns the exit code."""
+    import errno  # noqa: PLC0415
+
+    from batchloom.cli.commands import carry_out  # noqa: PLC0415 - takes its time
+    from batchloom.core.errors import BatchloomError, SettingsError  # noqa: PLC0415
+    from batchloom.core.files import because  # noqa: PLC0415
+
+    try:
+        code = carry_out(arguments)
+        # What cannot be printed is told here rather than by the interpreter on its way out.
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _fail(_STOPPED, 130)
     except SettingsError as error:
         return _fail("\n".join(error.problems), 2)
     except BatchloomError as error:
@@ -100,14 +77,14 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except MemoryError:
-        return _fail(
-            "Out of memory. Give the job more, or smaller sizes (--batch-size, --seq-len).", 1
-        )
+        command = next((word for word in arguments if not word.startswith("-")), "")
+        remedy = _MORE_MEMORY.get(command, "Give the job more.")
+        return _fail(f"Out of memory. {remedy}", 1)
     except OSError as error:
         place = f" ({error.filename})" if error.filename else ""
         name = errno.errorcode.get(error.errno or 0, "OSError")
-        return _fail(f"The system refused: {error.strerror or error}{place} [{name}].", 1)
-    return code if isinstance(code, int) else 0
+        return _fail(f"The system refused{place} [{name}]: {because(error)}.", 1)
+    return code
 
 
 def _fail(sentence: str, code: int) -> int:

@@ -13,6 +13,9 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from batchloom.cli.console import plain_console
+from batchloom.core.files import printable
+from batchloom.core.spec import shown
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.result import PrepareResult
@@ -20,6 +23,7 @@ from batchloom.preparation.tally import Note, Progress
 from batchloom.store.format import QUARANTINE_NAME
 
 _SECONDS_BETWEEN_LINES = 5.0
+_SIZE_CHARACTERS = 40
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 _PHASES = {"sample": "sampling", "tokenize": "tokenizing", "write": "writing shards"}
 
@@ -31,8 +35,11 @@ def parse_size(text: str) -> int:
         typer.BadParameter: it is none.
     """
     match = re.fullmatch(r"([\d_,]*\d)(\.\d+)?\s*([KMG]?)", text.strip().upper())
-    if not match:
-        raise typer.BadParameter(f"{text!r} is not a number such as 100M, 1G or 100_000")
+    if not match or len(text) > _SIZE_CHARACTERS:
+        most = f"of at most {_SIZE_CHARACTERS} characters"
+        raise typer.BadParameter(
+            f"{shown(text)} is not a number {most} such as 100M, 1G or 100_000"
+        )
     digits, fraction, unit = match.groups()
     whole = re.sub("[_,]", "", digits)
     return round(float(whole + fraction) * _SIZES[unit]) if fraction else int(whole) * _SIZES[unit]
@@ -133,10 +140,14 @@ def prepare(
     with _Display() as display:
         result = run_recipe(recipe, out, display.show)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=str) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:
-        _print_result(Console(highlight=False, soft_wrap=True), result)
+        _print_result(plain_console(), result)
     return 0
+
+
+def _path(value: object) -> str:
+    return printable(str(value))
 
 
 @final
@@ -144,7 +155,7 @@ class _Display:
     """Shows notes and progress on standard error: live on a terminal, else a line now and then."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = plain_console(stderr=True)
         self._phase = ""
         self._began = self._told = time.monotonic()
         self._bars: Bars | None = None
@@ -160,7 +171,7 @@ class _Display:
     def show(self, event: Note | Progress) -> None:
         """Take one event of the job."""
         if isinstance(event, Note):
-            self._console.print(event.text, markup=False)
+            self._console.print(event.text)
             return
         if event.phase != self._phase:
             self._phase, self._began = event.phase, time.monotonic()
@@ -206,7 +217,7 @@ class _Display:
 
 def _print_result(console: Console, result: PrepareResult) -> None:
     if result.already_done:
-        console.print(f"{result.path} is finished already; nothing to do.", markup=False)
+        console.print(f"{result.path} is finished already; nothing to do.")
     counts = result.counts
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(justify="left")
@@ -230,9 +241,7 @@ def _print_result(console: Console, result: PrepareResult) -> None:
     if not result.already_done:
         rate = result.input_bytes / max(result.seconds, 1e-9) / 1e6
         done = f"{result.path}: done in {_duration(result.seconds)} ({rate:,.1f} MB/s)"
-        console.print(
-            f"{done}, {result.tokenizer} by {result.engine}, {result.dtype}.", markup=False
-        )
+        console.print(f"{done}, {result.tokenizer} by {result.engine}, {result.dtype}.")
 
 
 def _megabytes(size: int) -> str:

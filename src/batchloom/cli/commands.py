@@ -1,0 +1,90 @@
+"""The commands and their options; names brought along from other tools are understood."""
+
+from collections.abc import Sequence
+
+import typer
+
+from batchloom import __version__
+from batchloom.cli.check import check
+from batchloom.cli.demo import demo
+from batchloom.cli.inspect import inspect
+from batchloom.cli.prepare import prepare
+from batchloom.cli.train import train
+
+# typer carries a click of its own in newer versions; what it raises is what it exports.
+_Misuse: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
+
+app = typer.Typer(
+    name="batchloom",
+    help="The training-data engine for language models: from files to the batches an accelerator eats.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (prepare, check, inspect, train, demo):
+    app.command()(command)
+
+# Options under the names that other tools' users have in their fingers.
+_ALIASES: dict[str, list[str]] = {
+    "--input-files": [],
+    "--out-dir": ["--out"],
+    "--tokenization": ["--tokenizer"],
+    "--no-dedup": ["--dedup", "none"],
+}
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    *,
+    version: bool = typer.Option(False, "--version", help="Print the version and leave."),  # noqa: FBT003
+) -> None:
+    """The training-data engine for language models."""
+    if version:
+        print(f"batchloom {__version__}")
+        raise typer.Exit
+
+
+def familiar(arguments: Sequence[str]) -> list[str]:
+    """Command-line words with underscores and brought-along names made ours.
+
+    ``--tokens_per_shard`` becomes ``--tokens-per-shard``; the values after ``--input-files``
+    become plain inputs; words after ``--`` stay as they are.
+    """
+    words: list[str] = []
+    for place, word in enumerate(arguments):
+        if word == "--":
+            return [*words, *arguments[place:]]
+        if not word.startswith("--"):
+            words.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        known = _ALIASES.get(name)
+        if known is None:
+            words.append(name + equals + value)
+        else:
+            words += known
+            words += [value] if equals else []
+    return words
+
+
+def carry_out(arguments: Sequence[str]) -> int:
+    """Do what a command line says; returns the exit code.
+
+    Raises:
+        Exception: what the command raises; misuse alone is answered here.
+    """
+    # Not `app(...)`: typer makes an exit of a KeyboardInterrupt, which is told elsewhere.
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("batchloom", familiar(arguments)) as context:
+            code = command.invoke(context)
+    except _Misuse as error:
+        error.show()  # type: ignore[attr-defined]
+        return 2
+    except typer.Exit as leave:
+        return leave.exit_code
+    return code if isinstance(code, int) else 0
