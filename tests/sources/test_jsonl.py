@@ -147,3 +147,10 @@ def test_another_encoding_is_named_with_what_converts_it(tmp_path, mark, encodin
     path = tmp_path / "a.jsonl"
     path.write_bytes(mark + '{"text":"a"}\n'.encode(encoding) * 2)
     assert re.search(reason, read(path)[2][0].reason)
+
+
+def test_columns_of_enormous_names_are_cut_in_the_reason(tmp_path):
+    path = write(tmp_path, '{"text":"a"}', json.dumps({"k" * 10**6: 1, "texd": 2}))
+    (bad,) = read(path)[2]
+    assert len(bad.reason) < 400
+    assert bad.reason.endswith("did you mean --text-field 'texd'?")

@@ -46,7 +46,8 @@ def because(error: OSError, special: Mapping[int, str] | None = None) -> str:
 
 def mid_sentence(reason: str) -> str:
     """A reason as it stands in the middle of a sentence; ``CRC check failed`` keeps its name."""
-    return reason if reason[1:2].isupper() else reason[:1].lower() + reason[1:]
+    plain = reason.rstrip(".")
+    return plain if plain[1:2].isupper() else plain[:1].lower() + plain[1:]
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:

@@ -218,7 +218,8 @@ class Job:
         if tally.first is None:
             return f"{fact} Name other inputs."
         line = f", line {tally.first.line}" if tally.first.line else ""
-        return f"{fact} The first bad one: {tally.first.source}{line}: {tally.first.reason}."
+        first = f"The first bad one: {tally.first.source}{line}: {tally.first.reason}."
+        return f"{fact} {first} Mend the input, or name another."
 
     def _write(self, task: ShardTask, facts: list[UnitFacts], decision: Decision) -> list[Any]:
         """Phase C over all units."""

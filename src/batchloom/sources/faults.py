@@ -8,7 +8,7 @@ import msgspec
 import orjson
 
 from batchloom.core.document import BadRecord
-from batchloom.core.spec import nearest
+from batchloom.core.spec import nearest, shown
 
 SNIPPET_BYTES = 160
 _KINDS = {
@@ -61,9 +61,9 @@ def wide(start: bytes) -> str | None:
     """Why a file that begins with ``start`` cannot be read, where it is UTF-16 or UTF-32."""
     for mark, name in _MARKS.items():
         if start.startswith(mark):
-            shown = mark.hex(" ").upper()
+            spelled = mark.hex(" ").upper()
             return (
-                f"this is {name}, not UTF-8 (it begins with the byte order mark {shown}); convert the file with: "
+                f"this is {name}, not UTF-8 (it begins with the byte order mark {spelled}); convert the file with: "
                 f"iconv -f {name} -t UTF-8"
             )
     if len(start) > 3 and (start[0] == 0) != (start[1] == 0) and any(start[2:4]):
@@ -101,11 +101,11 @@ def missing_field(text_field: str, columns: list[str]) -> str:
     """The sentence for a record without the text field: what is there, and what was meant."""
     if not columns:
         return f"no field {text_field!r}: the object is empty"
-    shown = ", ".join(repr(name) for name in columns[:_COLUMNS_SHOWN])
+    some = ", ".join(shown(name) for name in columns[:_COLUMNS_SHOWN])
     more = f" and {len(columns) - _COLUMNS_SHOWN} more" if len(columns) > _COLUMNS_SHOWN else ""
     hint = nearest(text_field, columns).replace("did you mean ", "did you mean --text-field ")
     hint = hint or "; name the one that holds the text with --text-field"
-    return f"no field {text_field!r}: the record has {shown}{more}{hint}"
+    return f"no field {text_field!r}: the record has {some}{more}{hint}"
 
 
 class RowDecoder(Protocol):

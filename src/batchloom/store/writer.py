@@ -32,7 +32,8 @@ _REMEDIES = {
     errno.ELOOP: "its links lead in a circle; choose another --out",
     errno.ENAMETOOLONG: "the path or a name in it is too long; choose a shorter --out",
     errno.EIO: "the disk failed (input/output error); look at dmesg, or choose an --out on another disk",
-    errno.ENOENT: "a folder on the way is gone; give the same command again",
+    errno.EISDIR: "a folder is in the way; choose another --out",
+    errno.ENOENT: "a folder on the way is gone or cannot be made; choose another --out",
 }
 
 
