@@ -147,6 +147,34 @@ def test_check_finds_what_reading_cannot(folder):
     assert verify_store(folder).faults == [f"{folder / BIN}: checksum differs from the manifest's."]
 
 
+COUNT_LIES = {
+    "documents": (lambda m: m["counts"].update(documents=51), "says 51 documents, its subsets hold 50;"),
+    "tokens": (lambda m: m["counts"].update(tokens=7), "says 7 tokens, its subsets hold 1,050;"),
+    "records": (lambda m: m["counts"].update(records=60), "says 60 records, the parts of its sources hold 50;"),
+    "fates": (lambda m: m["counts"].update(dropped={"empty": 3}), "says 50 records, its documents, quarantined and dropped records together are 53;"),
+    "quarantined": (lambda m: m["counts"].update(quarantined=2), "says 2 quarantined records, quarantine.jsonl has 0;"),
+    "parts": (lambda m: m["sources"][0].update(parts=[[0, 9, 49]]), "says 50 records, the parts of its sources hold 49;"),
+    "documents of a source": (lambda m: m["sources"][0].update(documents=49), "says 49 documents of given, the documents that name it as their source are 50;"),
+    "tokens of a source": (lambda m: m["sources"][0].update(tokens=9), "says 9 tokens of given, the documents that name it as their source hold 1,050;"),
+    "no source": (lambda m: m.update(sources=[]), "says 0 documents of other sources than those it lists, its .docs files 50;"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNT_LIES)
+def test_check_compares_every_count_that_is_stated(folder, name):
+    change, sentence = COUNT_LIES[name]
+    edit_manifest(folder, change)
+    faults = [fault for fault in verify_store(folder).faults if sentence in fault]
+    assert len(faults) == 1
+    assert faults[0].endswith("or prepare the store anew.")
+
+
+def test_check_counts_the_lines_of_the_quarantine(folder):
+    (folder / "quarantine.jsonl").write_text('{"line": 1}\n{"line": 2}\n')
+    (fault,) = verify_store(folder).faults
+    assert "says 0 quarantined records, quarantine.jsonl has 2;" in fault
+
+
 def test_check_finds_ids_outside_the_vocabulary(folder):
     patch(folder / BIN, 8, struct.pack("<H", 300))
     assert any(

@@ -9,6 +9,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, StoreError
+from batchloom.store.counts import count_faults
 from batchloom.store.format import LENGTHS_NAME, TOKEN_DTYPES
 from batchloom.store.index import map_file, map_index
 from batchloom.store.manifest import Manifest, ShardEntry, SubsetEntry, read_manifest
@@ -47,7 +48,7 @@ class Verdict:
 
 
 def verify_store(folder: Path, progress: Callable[[int], None] | None = None) -> Verdict:
-    """Check a whole store against its manifest.
+    """Check a whole store against its manifest: bytes, ids, and every count it states.
 
     Args:
         folder: the store.
@@ -71,6 +72,10 @@ def verify_store(folder: Path, progress: Callable[[int], None] | None = None) ->
             f"{subset.documents:,} documents, {subset.tokens:,} tokens, {len(subset.shards)} shards"
         )
     if not verdict.faults:
+        try:
+            verdict.faults += count_faults(folder, manifest)
+        except StoreError as error:
+            verdict.faults.append(str(error))
         _check_content(folder, manifest, verdict)
     return verdict
 
