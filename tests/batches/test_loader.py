@@ -209,7 +209,12 @@ def test_torch_tensors_share_the_arrays_and_the_batch_says_where_it_came_from(st
         ),
         ({"output": "jax"}, "output: 'jax' is none of"),
         ({"rank": 1, "world_size": None}, "go together"),
-        ({"prefetch": -1}, "prefetch: -1"),
+        ({"prefetch": -1}, "prefetch: -1 is not a whole number from 0 to 1024"),
+        ({"rank": "0"}, "rank: '0' is not a whole number from 0 to"),
+        ({"rank": True, "world_size": 2}, "rank: True is not"),
+        ({"world_size": "1"}, "world_size: '1' is not a whole number from 1 to 16777216"),
+        ({"world_size": 1.0}, "world_size: 1.0 is not"),
+        ({"rank": -1}, "rank: -1 is not"),
         ({"packing": "wrapp"}, "did you mean 'wrap'"),
     ],
 )
@@ -225,6 +230,21 @@ def test_ranks_that_cannot_be(store):
         make(store, rank=3, world_size=3)
     with pytest.raises(InputError, match="open a path with open_store"):
         make("some/path")
+
+
+def test_numbers_of_numpy_are_numbers(store):
+    counts = {"seq_len": 64, "global_batch_size": 12, "seed": 3, "rank": 1, "world_size": 2}
+    loader = make(store, **{name: np.int64(value) for name, value in counts.items()})
+    assert same(loader[2], make(store, **counts)[2])
+    assert loader.plan.fingerprint == make(store, **counts).plan.fingerprint
+    assert json.dumps(loader.state_dict())
+    assert (loader.spec.rank, loader.spec.world_size) == (1, 2)
+
+
+def test_a_batch_that_cannot_be_counted_is_refused(store):
+    with pytest.raises(PlanError, match="holds 2147483648, more than 2147483647: lower"):
+        make(store, seq_len=1 << 20, global_batch_size=1 << 11)
+    make(store, seq_len=1 << 20, global_batch_size=1 << 11, world_size=2)
 
 
 def producers_end():
@@ -311,14 +331,22 @@ def test_the_rank_comes_from_the_launcher(monkeypatch, variables, world):
 
 
 @pytest.mark.parametrize(
-    "variables", [{"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}]
+    "variables",
+    [
+        {"RANK": "1"},
+        {"WORLD_SIZE": "2"},
+        {"RANK": "x", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "1.0"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "9" * 5000},
+    ],
 )
 def test_half_a_rank_is_refused(monkeypatch, variables):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(PlanError, match="which is no rank of a world"):
+    with pytest.raises(SettingsError, match="which is no rank of a world; set both to numbers"):
         find_world()
 
 

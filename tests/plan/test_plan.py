@@ -306,6 +306,38 @@ def test_settings_are_refused_all_at_once():
     assert "did you mean 'best_fit'" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("seq_len", 2**24 + 1, "16777217 is not a whole number from 1 to 16777216"),
+        ("seq_len", "8", "'8' is not"),
+        ("seq_len", np.float64(8), r"np.float64\(8.0\) is not"),
+        ("global_batch_size", 2**24 + 1, "from 1 to 16777216"),
+        ("steps", 2**48 + 1, "from 1 to 281474976710656"),
+        ("epochs", 2**24 + 1, "from 1 to 16777216"),
+        ("epochs", True, "True is not"),
+        ("pool_size", 2**24 + 1, "from 1 to 16777216"),
+        ("seed", 2**128, "is not a whole number from -340282366920938463463374607431768211455 to"),
+        ("seed", 2**300, "a number of 301 bits is not"),
+    ],
+)
+def test_settings_have_bounds(name, value, sentence):
+    base = {"seq_len": 8, "global_batch_size": 4}
+    with pytest.raises(SettingsError, match=f"^{name}: .*{sentence}"):
+        PlanSpec(**{**base, name: value})
+
+
+def test_the_largest_settings_give_an_order_at_its_start_and_its_end():
+    spec = PlanSpec(seq_len=2**24, global_batch_size=2**15 - 1, steps=2**48, seed=2**128 - 1)
+    plan = Plan(LengthsOnly([3, 4]), spec)
+    assert sorted(plan.rows(0, 1).documents.tolist()) == [0, 1]
+    last = plan.positions - 1
+    assert len(plan.rows(last, last + 2).documents) == 2
+    assert Plan(LengthsOnly([3, 4]), spec).resume(plan.state(last)) == last
+    with pytest.raises(SettingsError, match=f"are {2**63} sequences, more than {2**63 - 1}; lower"):
+        PlanSpec(seq_len=1, global_batch_size=2**15, steps=2**48)
+
+
 @pytest.mark.parametrize(("size", "world"), [(64, 7), (6, 4), (1, 2)])
 def test_a_world_that_does_not_divide_is_refused_with_those_that_do(size, world):
     with pytest.raises(PlanError, match="World sizes that divide it: 1") as caught:

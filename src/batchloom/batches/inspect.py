@@ -1,6 +1,6 @@
 """What a store holds and how full its sequences would be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +78,10 @@ def inspect(
 
     Raises:
         StoreMissingError, StoreError: as :func:`batchloom.open_store`.
-        InputError: a ``seq_len`` below 1, or no such subset.
+        SettingsError: a ``seq_len`` that is none.
+        InputError: no such subset, or nothing in it.
     """
-    if seq_len < 1:
-        raise InputError(f"seq_len {seq_len} is no length of a sequence; give at least 1.")
+    spec = PlanSpec(seq_len=seq_len, global_batch_size=1)
     store = open_store(path, split)
     if not len(store):
         raise InputError(f"{path} holds no documents; there is nothing to inspect.")
@@ -101,8 +101,10 @@ def inspect(
         mean=float(lengths.mean()),
         longest=int(lengths.max()),
         histogram=_histogram(lengths),
-        efficiencies=tuple(_efficiency(store, packing, seq_len, lengths) for packing in PACKINGS),
-        seq_len=seq_len,
+        efficiencies=tuple(
+            _efficiency(store, replace(spec, packing=packing)) for packing in PACKINGS
+        ),
+        seq_len=spec.seq_len,
         first=tuple(texts),
     )
 
@@ -119,10 +121,8 @@ def _histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int], ...]:
     return tuple(rows[filled[0] : filled[-1] + 1])
 
 
-def _efficiency(
-    store: Store, packing: str, seq_len: int, lengths: NDArray[np.uint32]
-) -> Efficiency:
-    plan = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing))
+def _efficiency(store: Store, spec: PlanSpec) -> Efficiency:
+    plan = Plan(store, spec)
     chosen = range(min(plan.pools.count, _SAMPLED_POOLS))
     sequences = documents = tokens = cut = 0
     for pool in chosen:
@@ -134,11 +134,9 @@ def _efficiency(
         cut += int(np.unique(rows.documents[rows.starts > 0]).size)
     exact = len(chosen) == plan.pools.count
     return Efficiency(
-        packing=packing,
-        sequences=sequences
-        if exact
-        else round(sequences * int(lengths.sum(dtype=np.int64)) / max(tokens, 1)),
-        fill=tokens / (sequences * seq_len) if sequences else 0.0,
+        packing=spec.packing,
+        sequences=sequences if exact else round(sequences * store.tokens / max(tokens, 1)),
+        fill=tokens / (sequences * spec.seq_len) if sequences else 0.0,
         cut=cut / documents,
         exact=exact,
     )

@@ -21,7 +21,7 @@ from batchloom.batches.tables import (
     wait_for_table,
 )
 from batchloom.batches.world import find_world
-from batchloom.core.errors import InputError, SettingsError, StateError
+from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
 from batchloom.core.spec import to_plain
 from batchloom.plan.plan import Plan
 from batchloom.plan.ranks import check_world, rank_positions
@@ -30,6 +30,8 @@ from batchloom.store.reader import Store
 
 # glibc keeps no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
 _MOST_KEPT = 32 << 20
+# Where spans begin in a batch is counted in 32 bits (cu_seq_lens).
+_MOST_TOKENS = (1 << 31) - 1
 
 
 @final
@@ -57,12 +59,12 @@ class Loader:
     Attributes:
         plan: the order, as a value.
         store: the open store the tokens are read from.
-        spec: how batches are made; rank and world_size are set.
+        spec: how batches are made, and this rank.
 
     Raises:
         SettingsError: settings that are unknown or contradict each other.
-        PlanError: a world size that does not divide the batch (names those that do), or a
-            store without documents.
+        PlanError: a world size that does not divide the batch (names those that do), a batch
+            of 2**31 tokens or more, or a store without documents.
         MissingDependencyError: torch is asked for and not installed.
     """
 
@@ -100,7 +102,8 @@ class Loader:
             "block": block,
         }
         self.plan = _plan(data, seq_len, global_batch_size, settings)
-        spec = BatchSpec(
+        rank, world_size = find_world(rank, world_size)
+        self.spec = BatchSpec(
             labels=labels,
             output=output,
             form=form,
@@ -110,12 +113,7 @@ class Loader:
         )
         if output == "torch":
             require_torch()
-        rank, world_size = (
-            find_world() if rank is None or world_size is None else (rank, world_size)
-        )
-        check_world(self.plan.spec.global_batch_size, rank, world_size)
-        self.spec = BatchSpec(**{**to_plain(spec), "rank": rank, "world_size": world_size})
-        self._rank, self._world = rank, world_size
+        self._rows = _share(self.plan.spec, self.spec)
         self.store = _store_of(self.plan)
         self._folders = table_folders(self.store.path)
         self._start = 0
@@ -186,7 +184,7 @@ class Loader:
         """The batch of a step of this rank, whether or not the run is that long."""
         spec = self.plan.spec
         rows = self.plan.rows(
-            *rank_positions(step, spec.global_batch_size, self._rank, self._world)
+            *rank_positions(step, spec.global_batch_size, self.spec.rank, self.spec.world_size)
         )
         if self.spec.form == "varlen":
             arrays = assemble_varlen(self.store, rows, self.spec.labels)
@@ -239,8 +237,7 @@ class Loader:
         M_MMAP_THRESHOLD): without this, freed batches go back to the system and come again as
         page faults. The block is never touched, so it costs no memory.
         """
-        rows = self.plan.spec.global_batch_size // self._world
-        batch = 3 * 8 * rows * self.plan.spec.seq_len
+        batch = 3 * 8 * self._rows * self.plan.spec.seq_len
         np.empty(min((self.spec.prefetch + 2) * batch, _MOST_KEPT), np.uint8)
 
     def _count_beside(self) -> None:
@@ -278,6 +275,18 @@ def _store_of(plan: Plan) -> Store:
             "Give Plan(open_store(path), spec)."
         )
     return plan.store
+
+
+def _share(plan: PlanSpec, spec: BatchSpec) -> int:
+    """Rows of a rank's batches, after checking that they can be dealt and counted."""
+    check_world(plan.global_batch_size, spec.rank, spec.world_size)
+    rows = plan.global_batch_size // spec.world_size
+    if rows * plan.seq_len > _MOST_TOKENS:
+        raise PlanError(
+            f"A batch of {rows} sequences of {plan.seq_len} tokens holds {rows * plan.seq_len}, more than "
+            f"{_MOST_TOKENS}: lower global_batch_size or seq_len, or use more ranks."
+        )
+    return rows
 
 
 def _plan(

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.core.spec import nearest, raise_problems
+from batchloom.core.spec import nearest, raise_problems, set_wholes
 
 Labels = Literal["aligned", "shifted"]
 Output = Literal["torch", "numpy"]
 Form = Literal["rows", "varlen"]
+
+_MOST_RANKS = (1 << 24) - 1
+_BOUNDS = {"prefetch": (0, 1024), "rank": (0, _MOST_RANKS), "world_size": (1, _MOST_RANKS + 1)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,28 +23,22 @@ class BatchSpec:
         output: ``torch`` tensors or ``numpy`` arrays.
         form: ``rows`` [batch, seq_len], or ``varlen``: spans back to back without padding.
         prefetch: batches made ahead by the producer thread; 0 makes them when asked.
-        rank: this process's data-parallel rank; None finds it out.
-        world_size: number of data-parallel ranks; None finds it out.
+        rank: this process's data-parallel rank.
+        world_size: number of data-parallel ranks.
     """
 
     labels: Labels = "aligned"
     output: Output = "torch"
     form: Form = "rows"
     prefetch: int = 4
-    rank: int | None = None
-    world_size: int | None = None
+    rank: int = 0
+    world_size: int = 1
 
     def __post_init__(self) -> None:
-        problems = []
+        problems = set_wholes(self, _BOUNDS)
         for name, known in (("labels", Labels), ("output", Output), ("form", Form)):
             value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
             if value not in options:
                 hint = nearest(str(value), options)
                 problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
-        if not isinstance(self.prefetch, int) or not 0 <= self.prefetch <= 1024:
-            problems.append(f"prefetch: {self.prefetch!r} is not a whole number from 0 to 1024")
-        if (self.rank is None) != (self.world_size is None):
-            problems.append(
-                f"rank: {self.rank} and world_size: {self.world_size} go together; give both or neither"
-            )
         raise_problems(problems)

@@ -1,9 +1,10 @@
 """This process's rank, where nobody gave it."""
 
 import os
+import re
 import sys
 
-from batchloom.core.errors import PlanError
+from batchloom.core.errors import SettingsError
 
 # (rank, size) as set by torchrun; by srun for a job step; by Open MPI; by MPICH and Intel MPI.
 # SLURM_NTASKS is not read: it is also set in a batch script, which is one process.
@@ -13,29 +14,37 @@ _VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-def find_world() -> tuple[int, int]:
-    """(rank, world_size): from an initialised torch.distributed, then the launcher's variables.
+def find_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """(rank, world_size) as given, else from an initialised torch.distributed, else the launcher's variables.
 
-    Without either it is rank 0 of 1.
+    Without any of them it is rank 0 of 1.
 
     Raises:
-        PlanError: a launcher's variables are not numbers, or only one of the two is set.
+        SettingsError: only one of the two is given or set, or a launcher's variables are not numbers.
     """
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if rank is not None or world_size is not None:
+        raise SettingsError(
+            [f"rank: {rank!r} and world_size: {world_size!r} go together; give both or neither"]
+        )
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
     for rank_name, size_name in _VARIABLES:
-        rank, size = os.environ.get(rank_name), os.environ.get(size_name)
-        if rank is None and size is None:
+        at, of = os.environ.get(rank_name), os.environ.get(size_name)
+        if at is None and of is None:
             continue
-        if rank_name != "RANK" and (rank is None or size is None):
+        if rank_name != "RANK" and (at is None or of is None):
             continue
-        if rank is None or size is None or not (rank.isdecimal() and size.isdecimal()):
-            raise PlanError(
-                f"The environment says {rank_name}={rank!r} and {size_name}={size!r}, which is no rank of a "
-                "world. Set both to numbers, unset both, or give rank= and world_size=."
+        if at is None or of is None or not (_NUMBER.fullmatch(at) and _NUMBER.fullmatch(of)):
+            said = f"{rank_name}={at!r} and {size_name}={of!r}"
+            remedy = "set both to numbers, unset both, or give rank= and world_size="
+            raise SettingsError(
+                [f"rank: the environment says {said}, which is no rank of a world; {remedy}"]
             )
-        return int(rank), int(size)
+        return int(at), int(of)
     return 0, 1

@@ -6,6 +6,7 @@ name nobody knows, the nearest one that exists.
 
 import dataclasses
 import difflib
+import operator
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from batchloom.core.errors import SettingsError
 T = TypeVar("T")
 
 _SHOWN = 120
+_MOST_SHOWN_BITS = 256
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -51,6 +53,45 @@ def raise_problems(problems: list[str]) -> None:
 def is_switch(value: object) -> bool:
     """Whether a setting that is on or off is one: the word ``'no'`` would count as on."""
     return isinstance(value, bool)
+
+
+def whole(value: object) -> int | None:
+    """A value that counts, as a Python int; None for bools and what has no ``__index__``."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: as it is written, or its size where that would be long."""
+    number = whole(value)
+    if number is not None and number.bit_length() > _MOST_SHOWN_BITS:
+        return f"a number of {number.bit_length():,} bits"
+    return repr(value if number is None else number)
+
+
+def set_wholes(spec: object, bounds: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Make plain ints of a frozen spec's fields that count; gives the problems of those that cannot be.
+
+    Args:
+        spec: a settings dataclass in its ``__post_init__``.
+        bounds: least and most of each field; a field whose default is None may be None.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(spec)}  # type: ignore[arg-type]
+    problems = []
+    for name, (least, most) in bounds.items():
+        value = getattr(spec, name)
+        if value is None and defaults[name] is None:
+            continue
+        number = whole(value)
+        if number is None or not least <= number <= most:
+            problems.append(f"{name}: {shown(value)} is not a whole number from {least} to {most}")
+        else:
+            object.__setattr__(spec, name, number)
+    return problems
 
 
 def to_plain(spec: object) -> dict[str, Any]:

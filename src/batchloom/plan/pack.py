@@ -194,7 +194,7 @@ def _wrap(lengths: Lengths, seq_len: int) -> Packed:
     )
 
 
-_WINDOW = re.compile(r"window_([1-9]\d{0,6})")
+_WINDOW = re.compile(r"window_([1-9][0-9]{0,6})")
 STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
 
 

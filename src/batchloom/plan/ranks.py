@@ -1,5 +1,7 @@
 """Which positions a rank holds: arithmetic, the same on every machine."""
 
+from math import isqrt
+
 from batchloom.core.errors import PlanError
 
 
@@ -14,7 +16,8 @@ def check_world(global_batch_size: int, rank: int, world_size: int) -> None:
             f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1."
         )
     if global_batch_size % world_size:
-        fits = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+        small = [n for n in range(1, isqrt(global_batch_size) + 1) if global_batch_size % n == 0]
+        fits = {*small, *(global_batch_size // n for n in small)}
         near = sorted(sorted(fits, key=lambda n: abs(n - world_size))[:6])
         below = global_batch_size // world_size * world_size
         sizes = [str(s) for s in (below, below + world_size) if s]

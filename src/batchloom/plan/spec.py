@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.core.spec import is_switch, nearest, raise_problems
+from batchloom.core.spec import is_switch, nearest, raise_problems, set_wholes
 from batchloom.plan.pack import STRATEGIES, is_strategy
 
 Overlong = Literal["split", "drop", "truncate", "error"]
@@ -18,6 +18,18 @@ MOST_POOL_SIZE = 1 << 24
 # From this many documents on, what is permuted is blocks of neighbours (docs/order.md).
 BLOCKS_FROM = 4_000_000
 BLOCK = 64
+# A position is a 64-bit number wherever it is kept.
+MOST_POSITIONS = (1 << 63) - 1
+_MOST_SEED = (1 << 128) - 1
+_BOUNDS = {
+    "seq_len": (1, 1 << 24),
+    "global_batch_size": (1, 1 << 24),
+    "seed": (-_MOST_SEED, _MOST_SEED),
+    "epochs": (1, 1 << 24),
+    "steps": (1, 1 << 48),
+    "pool_size": (1, MOST_POOL_SIZE),
+    "block": (0, MOST_POOL_SIZE),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +37,19 @@ class PlanSpec:
     """Everything that fixes an order, besides the lengths of the documents.
 
     Attributes:
-        seq_len: tokens of a sequence.
-        global_batch_size: sequences of a step, over all ranks.
+        seq_len: tokens of a sequence, at most 2**24.
+        global_batch_size: sequences of a step, over all ranks, at most 2**24.
         packing: ``best_fit``, ``wrap``, ``first_fit``, ``window_N`` or ``none``.
         overlong: what becomes of a document longer than ``seq_len``: ``split`` cuts it,
             ``drop`` leaves it out, ``truncate`` keeps its first ``seq_len`` tokens, ``error``
             refuses the plan. (``wrap`` splits at the end of each sequence whatever the length.)
-        seed: any integer.
+        seed: any integer of at most 128 bits.
         shuffle: False gives the order of the store, the same in every epoch.
-        epochs: passes over the data; 1 when neither this nor ``steps`` is given.
-        steps: steps in all, over as many epochs as they take.
+        epochs: passes over the data, at most 2**24; 1 when neither this nor ``steps`` is given.
+        steps: steps in all, over as many epochs as they take; at most 2**48.
         last: the last step of a run that ends inside it is filled (``fill``) with sequences
             that carry no loss, or left out (``drop``).
-        pool_size: documents packed together.
+        pool_size: documents packed together, at most 2**24.
         block: neighbouring documents that are permuted as one; 0 chooses by the number of
             documents alone: 1 below 4 million, else 64.
     """
@@ -55,25 +67,9 @@ class PlanSpec:
     block: int = 0
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name}: {getattr(self, name)!r} is not a whole number of at least {least}"
-            for name, least in (
-                ("seq_len", 1),
-                ("global_batch_size", 1),
-                ("pool_size", 1),
-                ("block", 0),
-            )
-            if not _is_whole(getattr(self, name), least)
-        ]
-        problems += [
-            f"{name}: {value!r} is not a whole number of at least 1 (or None)"
-            for name, value in (("epochs", self.epochs), ("steps", self.steps))
-            if value is not None and not _is_whole(value, 1)
-        ]
+        problems = set_wholes(self, _BOUNDS)
         if not is_switch(self.shuffle):
             problems.append(f"shuffle: {self.shuffle!r} is neither True nor False")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            problems.append(f"seed: {self.seed!r} is not a whole number")
         if self.epochs is not None and self.steps is not None:
             problems.append(
                 f"steps: {self.steps} and epochs: {self.epochs} exclude each other; give one"
@@ -87,14 +83,16 @@ class PlanSpec:
                 problems.append(
                     f"{name}: {value!r} is none of {', '.join(options)}{nearest(str(value), options)}"
                 )
-        if _is_whole(self.pool_size, MOST_POOL_SIZE + 1):
-            problems.append(f"pool_size: {self.pool_size} is more than {MOST_POOL_SIZE}")
-        if (
-            _is_whole(self.block, 1)
-            and _is_whole(self.pool_size, 1)
-            and self.pool_size % self.block
-        ):
+        wrong = {problem.split(":")[0] for problem in problems}
+        if not wrong & {"pool_size", "block"} and self.block and self.pool_size % self.block:
             problems.append(f"pool_size: {self.pool_size} is not a multiple of block {self.block}")
+        if self.steps is not None and not wrong & {"steps", "global_batch_size"}:
+            positions = self.steps * self.global_batch_size
+            if positions > MOST_POSITIONS:
+                problems.append(
+                    f"steps: {self.steps} of global_batch_size {self.global_batch_size} are {positions} sequences, "
+                    f"more than {MOST_POSITIONS}; lower one of the two"
+                )
         raise_problems(problems)
 
     def block_for(self, documents: int) -> int:
@@ -102,7 +100,3 @@ class PlanSpec:
         if self.block:
             return self.block
         return BLOCK if documents >= BLOCKS_FROM and self.pool_size % BLOCK == 0 else 1
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
