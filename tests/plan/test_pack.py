@@ -30,24 +30,32 @@ def test_every_token_once_and_no_sequence_too_full(lengths, seq_len, strategy):
 
 
 def best_fit_by_hand(lengths, seq_len):
-    """Best-fit decreasing, one document at a time."""
-    open_rooms = []
-    for length in sorted(lengths, reverse=True):
-        fitting = [room for room in open_rooms if room >= length]
-        if fitting:
-            open_rooms.remove(min(fitting))
-            open_rooms.append(min(fitting) - length)
-        else:
-            open_rooms.append(seq_len - length)
-    return sorted(open_rooms)
+    """The sequence of each document by docs/order.md, section 4, one document at a time."""
+    rooms, since, sequences = [], [], [0] * len(lengths)
+    for time, item in enumerate(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))):
+        fitting = [s for s, room in enumerate(rooms) if room >= lengths[item]]
+        if not fitting:
+            rooms.append(seq_len)
+            since.append(time)
+            fitting = [len(rooms) - 1]
+        best = min(fitting, key=lambda s: (rooms[s], since[s]))
+        rooms[best] -= lengths[item]
+        since[best] = time
+        sequences[item] = best
+    return sequences
 
 
-@given(lengths=st.lists(st.integers(1, 30), max_size=200), seq_len=st.integers(30, 64))
+@given(lengths=st.lists(st.integers(1, 29), max_size=200), seq_len=st.integers(30, 64))
 @settings(max_examples=200, deadline=None)
 def test_best_fit_in_bulk_is_best_fit_decreasing(lengths, seq_len):
     packed = pack(np.array(lengths, np.int64), seq_len, "best_fit")
-    assert sorted(rooms(packed, seq_len).tolist()) == best_fit_by_hand(lengths, seq_len)
-    assert packed.count == len(best_fit_by_hand(lengths, seq_len))
+    assert packed.sequences.tolist() == best_fit_by_hand(lengths, seq_len)
+
+
+def test_of_sequences_with_equal_room_the_one_that_has_had_it_longest_is_taken():
+    """9 leaves a room of 1 in sequence 1 before 7 does in sequence 0."""
+    packed = pack(np.array([12, 10, 9, 7, 1, 1]), 20, "best_fit")
+    assert packed.sequences.tolist() == [0, 1, 1, 0, 1, 0]
 
 
 @given(lengths=st.lists(st.integers(1, 29), max_size=200), seq_len=st.integers(30, 64))
@@ -72,6 +80,32 @@ def test_windows_pack_only_neighbours_together(lengths, size):
     for sequence in range(packed.count):
         windows = packed.items[packed.sequences == sequence] // size
         assert np.unique(windows).size == 1
+
+
+@given(
+    lengths=st.lists(st.integers(1, 29), max_size=200),
+    seq_len=st.integers(30, 64),
+    size=st.integers(1, 40),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_window_is_packed_as_if_it_were_alone(lengths, seq_len, size):
+    packed = pack(np.array(lengths, np.int64), seq_len, f"window_{size}")
+    expected, count = [], 0
+    for start in range(0, len(lengths), size):
+        own = best_fit_by_hand(lengths[start : start + size], seq_len)
+        expected += [count + sequence for sequence in own]
+        count += max(own) + 1
+    assert packed.sequences.tolist() == expected
+
+
+@pytest.mark.parametrize("size", [7, 1024, 1025, 70_000])
+def test_windows_of_any_size_are_packed_alike(size):
+    lengths = np.random.default_rng(0).integers(1, 4096, 150_000)
+    packed = pack(lengths, 4096, f"window_{size}")
+    for start in (0, 65_536 // size * size, len(lengths) // size * size):
+        inside = packed.sequences[start : start + size]
+        alone = pack(lengths[start : start + size], 4096, "best_fit").sequences
+        assert (inside - inside.min()).tolist() == alone.tolist()
 
 
 def test_wrap_fills_every_sequence_but_the_last():

@@ -10,11 +10,16 @@ length as fit go into all sequences of that capacity in one move.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
+
+# Up to this size windows are packed together: above, each by itself is faster.
+_SMALL_WINDOW = 1024
+_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +164,48 @@ def _first_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
 
 def _window(size: int) -> Callable[[Lengths, int], tuple[int, NDArray[np.int64]]]:
     """Best fit inside each window of ``size`` consecutive items."""
+    assign, stretch = _best_fit, size
+    if size <= _SMALL_WINDOW:
+        assign, stretch = partial(_small_windows, size=size), _AT_ONCE // size * size
 
     def pack_windows(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
         sequences = np.empty(len(lengths), np.int64)
         total = 0
-        for start in range(0, len(lengths), size):
-            count, inside = _best_fit(lengths[start : start + size], seq_len)
-            sequences[start : start + size] = inside + total
+        for start in range(0, len(lengths), stretch):
+            count, inside = assign(lengths[start : start + stretch], seq_len)
+            sequences[start : start + stretch] = inside + total
             total += count
         return total, sequences
 
     return pack_windows
+
+
+def _small_windows(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
+    """What ``_best_fit`` gives in each window, in all windows at once, an item of each a step."""
+    windows = -(-len(lengths) // size)
+    bits, columns = size.bit_length(), np.arange(windows)
+    low, high = np.uint64((1 << bits) - 1), np.uint64(2 * bits)
+    grid = np.zeros(windows * size, np.int64)
+    grid[: len(lengths)] = lengths
+    keys = ((seq_len - grid.reshape(windows, size)) << bits) | np.arange(size)
+    keys.sort(axis=1)
+    longest_first = keys.T.copy()
+    needs = (seq_len - (longest_first >> bits)).astype(np.uint64) << high
+    # A sequence is one number: its room, the step that left it so, its own number. One not opened
+    # yet has more room than any other, so the smallest number that an item fits is its best fit.
+    states = np.repeat(np.arange(size, dtype=np.uint64) | np.uint64(seq_len) << high, windows)
+    states = states.reshape(size, windows)
+    chosen = np.empty((size, windows), np.int64)
+    for step in range(size):
+        # What an item does not fit wraps around to a number above all others.
+        least = (states[: step + 1] - needs[step]).min(axis=0)
+        number = least & low
+        chosen[step] = number
+        states[chosen[step], columns] = (least >> high << high) | np.uint64(step << bits) | number
+    counts = (states >> high < seq_len).sum(axis=0)
+    sequences = np.empty((windows, size), np.int64)
+    sequences[columns, longest_first & ((1 << bits) - 1)] = chosen + (np.cumsum(counts) - counts)
+    return int(counts.sum()), sequences.ravel()[: len(lengths)]
 
 
 def _alone(lengths: Lengths, _seq_len: int) -> tuple[int, NDArray[np.int64]]:
