@@ -128,3 +128,14 @@ def test_a_workers_state_of_another_plan_or_number_is_refused(store):
         face.load_state_dict({"next": 3})
     with pytest.raises(IndexError):
         LoaderDataset(make(store))[STEPS]
+
+
+def test_what_is_left_out_is_told_by_the_process_that_makes_the_face(store, caplog):
+    loader = batchloom.Loader(
+        store, seq_len=32, global_batch_size=8, overlong="drop", rank=0, world_size=1
+    )
+    face = LoaderIterable(loader)
+    assert len(caplog.records) == 1
+    assert "overlong='drop' leaves" in caplog.text
+    assert list(DataLoader(face, batch_size=None))
+    assert len(caplog.records) == 1

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchloom
+from batchloom.batches import left_out as left_out_module
 from batchloom.batches import loader as loader_module
 from batchloom.batches.ahead import Ahead
 from batchloom.batches.world import find_world
@@ -245,6 +246,52 @@ def test_a_batch_that_cannot_be_counted_is_refused(store):
     with pytest.raises(PlanError, match="holds 2147483648, more than 2147483647: lower"):
         make(store, seq_len=1 << 20, global_batch_size=1 << 11)
     make(store, seq_len=1 << 20, global_batch_size=1 << 11, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("overlong", "sentence"),
+    [
+        ("drop", "overlong='drop' leaves 2 of 4 documents and 19 tokens out of every epoch, as longer than seq_len 8"),
+        ("truncate", "overlong='truncate' leaves 0 of 4 documents and 3 tokens out of every epoch"),
+    ],
+)  # fmt: skip
+def test_what_is_left_out_is_told_once_by_rank_0(tmp_path, caplog, overlong, sentence):
+    store = write_store(tmp_path, [[1] * n for n in (3, 9, 10, 8)])
+    loader = make(store, seq_len=8, global_batch_size=2, overlong=overlong)
+    iterator = iter(loader)
+    next(iterator)
+    assert sentence in caplog.text
+    list(loader)
+    list(make(store, seq_len=8, global_batch_size=2, overlong=overlong, rank=1, world_size=2))
+    list(make(store, seq_len=16, global_batch_size=2, overlong=overlong))
+    list(make(store, seq_len=8, global_batch_size=2))
+    assert len(caplog.records) == 1
+
+
+def test_what_a_large_store_leaves_out_is_counted_after_the_first_batch(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(left_out_module, "_AT_ONCE", 3)
+    store = write_store(tmp_path, [[1] * n for n in (3, 9, 10, 8)])
+    iterator = iter(make(store, seq_len=8, global_batch_size=1, overlong="drop"))
+    next(iterator)
+    first = "leaves out documents longer than seq_len 8; plan.left_out() counts them"
+    assert first in caplog.records[0].getMessage()
+    next(iterator)
+    deadline = time.monotonic() + 5
+    while len(caplog.records) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "leaves 2 of 4 documents and 19 tokens" in caplog.records[1].getMessage()
+
+
+def test_inspect_shows_what_would_be_left_out(tmp_path):
+    write_store(tmp_path, [[1] * n for n in (3, 9, 10, 8)])
+    found = batchloom.inspect(tmp_path, seq_len=8).left_out
+    assert (found["drop"].documents, found["drop"].tokens) == (2, 19)
+    assert (found["truncate"].documents, found["truncate"].tokens) == (0, 3)
+    for seq_len in (0, 2**24 + 1, "8"):
+        with pytest.raises(SettingsError, match="seq_len: .* is not a whole number from 1 to"):
+            batchloom.inspect(tmp_path, seq_len=seq_len)
 
 
 def producers_end():

@@ -1,3 +1,5 @@
+import itertools
+import json
 import os
 import stat
 import subprocess
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import batchloom
+from batchloom.batches import loader as loader_module
 from batchloom.batches.tables import (
     load_table,
     lock_table,
@@ -132,3 +135,53 @@ def test_a_store_nobody_may_write_still_counts(store, tmp_path):
         assert tables(tmp_path / "cache")
     finally:
         store.path.chmod(stat.S_IRWXU)
+
+
+@pytest.mark.parametrize(
+    ("variables", "counters"),
+    [({}, 1), ({"LOCAL_RANK": "0"}, 1), ({"LOCAL_RANK": "1"}, 0), ({"SLURM_LOCALID": "3"}, 0)],
+)
+def test_one_process_of_a_node_starts_the_counter(store, monkeypatch, variables, counters):
+    started = []
+    monkeypatch.setattr(loader_module, "count_beside", lambda *request: started.append(request))
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    iterator = iter(batchloom.Loader(store, **SPEC))
+    next(iterator)
+    next(iterator)
+    iterator.close()
+    assert len(started) == counters
+
+
+def test_a_table_is_replaced_as_a_whole(store):
+    """Who has the old one open goes on reading it."""
+    plan, folders = batchloom.Loader(store, **SPEC).plan, table_folders(store.path)
+    path = write_table(plan, folders)
+    with path.open("rb") as old:
+        write_table(plan, folders)
+        assert os.fstat(old.fileno()).st_ino != path.stat().st_ino
+        assert old.read() == path.read_bytes()
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_run_over_many_pools_goes_on_with_any_number_of_ranks(store):
+    spec = {**SPEC, "global_batch_size": 12, "epochs": 2}
+    whole = list(batchloom.Loader(store, **spec))
+    step, state = 0, None
+    for world, steps in ((1, 7), (3, 13), (2, 20), (12, 9), (4, 1000)):
+        loaders = [
+            batchloom.Loader(store, **{**spec, "rank": rank, "world_size": world})
+            for rank in range(world)
+        ]
+        for loader in loaders:
+            if state:
+                loader.load_state_dict(state)
+        for parts in itertools.islice(zip(*loaders, strict=True), steps):
+            for key, expected in whole[step].items():
+                assert np.array_equal(np.concatenate([part[key] for part in parts]), expected)
+            step += 1
+        state = json.loads(json.dumps(loaders[-1].state_dict()))
+    assert step == len(whole)
+    assert step > 60

@@ -14,6 +14,10 @@ from plan.sources import LengthsOnly
 
 PINNED_FINGERPRINT = "28de7f0b314dc72e78823bcc5ba667d1"
 PINNED_ROWS = [[10], [35, 26], [31, 25], [1, 20, 38]]
+PINNED_MEMBERS = {
+    0: [21, 28, 20, 16, 17, 7, 4, 18, 6, 19, 5, 22, 29, 23],
+    1: [26, 8, 12, 11, 2, 25, 27, 0, 1, 14, 9, 3, 10, 24, 15, 13],
+}
 PINNED_SECOND_EPOCH = [17, 8, 34, 14, 32, 4, 5, 3]
 
 SPECS = st.builds(
@@ -377,3 +381,23 @@ def test_blocks_keep_neighbours_together_and_cover_all():
         assert blocks.size <= 8
     assert PlanSpec(seq_len=1, global_batch_size=1).block_for(3_999_999) == 1
     assert PlanSpec(seq_len=1, global_batch_size=1).block_for(4_000_000) == 64
+
+
+def test_documents_of_blocks_are_shuffled_over_their_pool():
+    spec = PlanSpec(seq_len=2, global_batch_size=1, pool_size=16, block=4, seed=3)
+    plan = Plan(LengthsOnly([2] * 30), spec)
+    for pool, expected in PINNED_MEMBERS.items():
+        assert plan.pools.members(pool).tolist() == expected
+
+
+def test_without_shuffle_sequences_come_by_their_first_span():
+    """Best fit opens sequences from the longest document down; the order of the store is kept all the same."""
+    lengths = [3, 9, 2, 8, 5, 21, 4, 7, 1]
+    for packing in ("best_fit", "first_fit", "window_4"):
+        spec = PlanSpec(seq_len=10, global_batch_size=1, shuffle=False, packing=packing)
+        plan = Plan(LengthsOnly(lengths), spec)
+        rows = plan.rows(0, plan.positions)
+        by_row = [spans(rows)[a:b] for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
+        assert all(row == sorted(row) for row in by_row)
+        assert by_row == sorted(by_row)
+        assert [row[0][:2] for row in by_row if row[0][0] == 5][:2] == [(5, 0), (5, 10)]

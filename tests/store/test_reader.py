@@ -10,6 +10,7 @@ import pytest
 
 import batchloom
 from batchloom.core.errors import InputError, StoreError, StoreMissingError
+from batchloom.store.writer import write_file
 from batchloom.testing.stores import write_store
 from oracles import megatron
 
@@ -191,3 +192,16 @@ def test_too_many_open_files_are_told_with_the_limit_to_raise(tmp_path):
 def test_a_path_the_system_refuses(tmp_path):
     with pytest.raises(StoreError, match="too long; choose a shorter one"):
         batchloom.open_store(tmp_path / ("x" * 300))
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(descriptor):
+        synced.append((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size, path.exists()))
+
+    path = tmp_path / "file"
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_file(path, b"12345")
+    assert synced == [(path.stat().st_ino, 5, False)]
+    assert os.listdir(tmp_path) == ["file"]

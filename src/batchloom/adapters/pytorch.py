@@ -14,6 +14,7 @@ from typing import Any, final
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from batchloom.batches.assemble import Batch
+from batchloom.batches.left_out import announce_left_out
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import StateError
 from batchloom.core.spec import to_plain
@@ -29,6 +30,9 @@ class _Twin:
         self._batch_spec = to_plain(loader.spec)
         self._state = loader.plan.state(loader.next_step * self._spec.global_batch_size)
         self._made: tuple[int, Loader] | None = None
+        # Here, since each worker would tell it again.
+        if loader.spec.rank == 0:
+            announce_left_out(loader.plan)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": None}

@@ -8,11 +8,13 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.plan.plan import Plan
-from batchloom.plan.spec import PlanSpec
+from batchloom.plan.pools import LeftOut
+from batchloom.plan.spec import Overlong, PlanSpec
 from batchloom.store.reader import Store, open_store
 
 PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
 _SAMPLED_POOLS = 4
+_LEAVE_OUT: tuple[Overlong, ...] = ("drop", "truncate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Inspection:
         histogram: (from, below, documents) with bounds that double.
         efficiencies: one a packing, at ``seq_len``.
         seq_len: tokens of a sequence.
+        left_out: what ``overlong`` ``drop`` and ``truncate`` would leave out at ``seq_len``.
         first: the beginning of the first documents, decoded (empty for a bare prefix).
     """
 
@@ -62,6 +65,7 @@ class Inspection:
     histogram: tuple[tuple[int, int, int], ...]
     efficiencies: tuple[Efficiency, ...]
     seq_len: int
+    left_out: dict[Overlong, LeftOut]
     first: tuple[str, ...]
 
 
@@ -105,6 +109,10 @@ def inspect(
             _efficiency(store, replace(spec, packing=packing)) for packing in PACKINGS
         ),
         seq_len=spec.seq_len,
+        left_out={
+            overlong: Plan(store, replace(spec, overlong=overlong)).left_out()
+            for overlong in _LEAVE_OUT
+        },
         first=tuple(texts),
     )
 

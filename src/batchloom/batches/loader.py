@@ -12,6 +12,7 @@ import numpy as np
 from batchloom.batches.ahead import Ahead
 from batchloom.batches.assemble import Batch, assemble_rows, assemble_varlen
 from batchloom.batches.device import require_torch, to_torch
+from batchloom.batches.left_out import announce_left_out, count_left_out
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
 from batchloom.batches.tables import (
     IN_PLACE,
@@ -117,7 +118,7 @@ class Loader:
         self.store = _store_of(self.plan)
         self._folders = table_folders(self.store.path)
         self._start = 0
-        self._resumed = False
+        self._resumed = self._told = False
         self._iterations: list[_Iteration] = []
         self._latest: _Iteration | None = None
         _LOADERS.add(self)
@@ -136,6 +137,7 @@ class Loader:
     def _iterate(self, first: int) -> Iterator[Batch]:
         run = _Iteration(first)
         self._iterations.append(run)
+        uncounted = self._announce()
         try:
             for batch in self._batches(first):
                 run.taken += 1
@@ -143,6 +145,8 @@ class Loader:
                 self._latest = run
                 if run.taken == 1 and self.spec.prefetch:
                     self._count_beside()
+                if run.taken == 1 and uncounted:
+                    count_left_out(self.plan)
                 # Whoever only looks at the first batch of a resumed loader has not resumed it.
                 self._resumed = self._resumed and run.taken == 1
                 yield batch
@@ -229,6 +233,11 @@ class Loader:
             self.plan.count_all()
         else:
             wait_for_table(self.plan, self._folders)
+
+    def _announce(self) -> bool:
+        """Tell once, from one rank, what the run leaves out; whether it remains to be counted."""
+        told, self._told = self._told, True
+        return not told and self.spec.rank == 0 and announce_left_out(self.plan)
 
     def _reserve(self) -> None:
         """Let the allocator keep what batches are made of, instead of giving it back each time.

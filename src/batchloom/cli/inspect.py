@@ -63,3 +63,9 @@ def _print_packing(console: Console, found: Inspection) -> None:
         about = "" if row.exact else "about "
         table.add_row(row.packing, f"{about}{row.sequences:,}", f"{row.fill:.3%}", f"{row.cut:.2%}")
     console.print(table)
+    dropped, truncated = found.left_out["drop"], found.left_out["truncate"]
+    console.print(
+        f"{dropped.documents:,} documents are longer than {found.seq_len:,} tokens: overlong='split' (default) cuts "
+        f"them, 'drop' leaves out their {dropped.tokens:,} tokens, 'truncate' the last {truncated.tokens:,} of those",
+        markup=False,
+    )

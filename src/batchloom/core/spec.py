@@ -26,16 +26,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def shown(value: object) -> str:
-    """A value as an error quotes it: its ``repr``, cut where it is long."""
-    try:
-        text = repr(value)
-    except ValueError:
-        # Python spells no number of more than 4,300 digits.
-        return "a number of thousands of digits"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-
-
 def is_text(value: object) -> bool:
     """Whether a setting is a word that can be written down: Unicode, and not empty."""
     try:
@@ -66,11 +56,13 @@ def whole(value: object) -> int | None:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: as it is written, or its size where that would be long."""
+    """A value as an error quotes it: its ``repr``, cut where it is long."""
     number = whole(value)
+    # Python spells no number of more than 4,300 digits.
     if number is not None and number.bit_length() > _MOST_SHOWN_BITS:
         return f"a number of {number.bit_length():,} bits"
-    return repr(value if number is None else number)
+    text = repr(value if number is None else number)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def set_wholes(spec: object, bounds: Mapping[str, tuple[int, int]]) -> list[str]:

@@ -1,0 +1,54 @@
+"""What ``overlong`` leaves out of a run, told to the log ``batchloom`` before the run and counted."""
+
+import logging
+import threading
+
+from batchloom.plan.plan import Plan
+
+# Counting reads every length: up to so many documents that takes a few milliseconds.
+_AT_ONCE = 1 << 20
+_LOG = logging.getLogger("batchloom")
+
+
+def announce_left_out(plan: Plan) -> bool:
+    """Tell what is left out, with numbers where they can be had at once.
+
+    Returns:
+        Whether they could not: then :func:`count_left_out` tells them.
+    """
+    spec = plan.spec
+    if spec.overlong not in ("drop", "truncate"):
+        return False
+    if plan.pools.documents <= _AT_ONCE:
+        _tell_numbers(plan)
+        return False
+    what = "documents" if spec.overlong == "drop" else "the ends of documents"
+    _LOG.warning(
+        "overlong=%r leaves out %s longer than seq_len %d; plan.left_out() counts them, and "
+        "overlong='split' keeps them.",
+        spec.overlong,
+        what,
+        spec.seq_len,
+    )
+    return True
+
+
+def count_left_out(plan: Plan) -> None:
+    """Count in a thread of its own, and tell."""
+    threading.Thread(
+        target=_tell_numbers, args=(plan,), name="batchloom-left-out", daemon=True
+    ).start()
+
+
+def _tell_numbers(plan: Plan) -> None:
+    left_out, spec = plan.left_out(), plan.spec
+    if left_out.tokens:
+        _LOG.warning(
+            "overlong=%r leaves %s of %s documents and %s tokens out of every epoch, as longer than seq_len %d; "
+            "overlong='split' keeps them.",
+            spec.overlong,
+            f"{left_out.documents:,}",
+            f"{plan.pools.documents:,}",
+            f"{left_out.tokens:,}",
+            spec.seq_len,
+        )
