@@ -65,6 +65,17 @@ def test_python_without_a_listener_logs_what_is_left_out(tmp_path, caplog):
     assert caplog.messages == ["Left out of in: 1 .csv."]
 
 
+@pytest.mark.parametrize(("model", "lossy"), [({}, True), ({"unk_token": "a"}, False)])
+def test_a_tokenizer_that_loses_characters_says_so(tmp_path, text, model, lossy):
+    whole = {"type": "BPE", "vocab": {"a": 0, "<eos>": 1}, "merges": [], **model}
+    control = {"id": 1, "content": "<eos>", "special": True}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"model": whole, "added_tokens": [control]}))
+    result = batchloom.prepare(text, out=tmp_path / "out", tokenizer=str(file))
+    told = [note for note in result.notes if "nobody counts them" in note]
+    assert bool(told) is lossy
+
+
 def test_the_command_tells_what_went_in_and_came_out(tmp_path, text):
     out = tmp_path / "out"
     done = run(

@@ -151,6 +151,12 @@ class Job:
         tokenizer = verify_engine(tokenizer, self._sample(VERIFY_BYTES, VERIFY_PROBE))
         if tokenizer.engine.note:
             self._note(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")
+        if tokenizer.lossy:
+            self._note(
+                f"Tokenizer {tokenizer.name!r} has no token for characters it does not know: they are left out of "
+                "the documents, and nobody counts them. Give its tokenizer.json an unk_token, byte_fallback or all "
+                "256 bytes, or choose another --tokenizer."
+            )
         if state is None:
             self._work.keep_tokenizer(tokenizer.state())
         return tokenizer

@@ -8,11 +8,15 @@ import orjson
 
 from batchloom.core.errors import TokenizerError
 from batchloom.core.fingerprint import fingerprint
+from batchloom.tokens.byte_level import byte_alphabet
 
 # Ids must fit the int32 shards of a store.
 ID_LIMIT = 2**31 - 1
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+# Bytes that stand in no UTF-8.
+_NEVER = (0xC0, 0xC1, *range(0xF5, 0x100))
 
 # A file that leaves these out, and one that spells them, describe the same tokenizer.
 _BPE_DEFAULTS: dict[str, tuple[object, ...]] = {
@@ -40,6 +44,7 @@ class Definition:
         added: content and id of the other added tokens, which match inside text.
         fingerprint: of what decides ids.
         vocabulary_hash: of the vocabulary.
+        lossy: whether text it has no token for leaves no trace in the ids.
     """
 
     text: bytes
@@ -51,6 +56,7 @@ class Definition:
     added: dict[str, int]
     fingerprint: str
     vocabulary_hash: str
+    lossy: bool
 
 
 def clean(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -183,7 +189,16 @@ def define(cleaned: Mapping[str, Any], where: str, *, end: str, bos: str | None)
         added={token["content"]: token["id"] for token in tokens if not token["special"]},
         fingerprint=fingerprint({**_deciding(whole), "end_id": end_id, "bos_id": bos_id}),
         vocabulary_hash=fingerprint(words),
+        lossy=_lossy(whole["model"], words),
     )
+
+
+def _lossy(model: Mapping[str, Any], words: Mapping[str, int]) -> bool:
+    """Whether a BPE has no token for what it does not know, and does not know every byte."""
+    if model.get("type", "BPE") != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
+        return False
+    letters = byte_alphabet()
+    return any(letters[byte] not in words for byte in range(256) if byte not in _NEVER)
 
 
 def _with_control(

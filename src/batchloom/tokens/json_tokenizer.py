@@ -52,6 +52,7 @@ class JsonTokenizer:
         self.bos_id = definition.bos_id
         self.fingerprint = definition.fingerprint
         self.vocabulary_hash = definition.vocabulary_hash
+        self.lossy = definition.lossy
         self._loaded_fast = fast
         self._loaded_reference = reference
         self._apart, self._apart_note = apart

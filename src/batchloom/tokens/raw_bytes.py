@@ -22,6 +22,7 @@ class ByteTokenizer:
     bos_id: int | None = None
     engine = Engine("bytes", "1")
     fingerprint = fingerprints.fingerprint({"kind": "bytes", "end_id": END_ID})
+    lossy = False
     vocabulary_hash = fingerprints.fingerprint({"bytes": list(range(256)), END_OF_TEXT: END_ID})
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:

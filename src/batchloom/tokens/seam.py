@@ -58,6 +58,10 @@ class Tokenizer(Protocol):
     def vocabulary_hash(self) -> str:
         """32 hex digits of the vocabulary alone: every token and its id."""
 
+    @property
+    def lossy(self) -> bool:
+        """Whether characters it has no token for leave no trace in the ids."""
+
     def encode_batch(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Ids of many texts, without special tokens added.
 
