@@ -17,8 +17,11 @@ from batchloom.tokens import Tokenizer
 _RESTORE = "restore it from a copy, or prepare the data again"
 
 
-class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One shard: its name without ending, its counts and the XXH3-128 of each of its files."""
+class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One shard: its name without ending, its counts and the XXH3-128 of each of its files.
+
+    ``mask`` and ``trained`` (tokens) are there only where some token is not trained.
+    """
 
     name: str
     documents: int
@@ -27,6 +30,8 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bin: str
     idx: str
     docs: str
+    mask: str | None = None
+    trained: int | None = None
 
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
