@@ -23,3 +23,29 @@ class Conversation:
     tools: list[Any] | None = None
     trained: list[bool | None] = field(default_factory=list)
     completion: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A preference: two answers to one prompt, two documents that share a pair id.
+
+    Attributes:
+        chosen: what is preferred; a text where the record holds two texts and no prompt.
+        rejected: what is not, of the same type as ``chosen``.
+    """
+
+    chosen: Conversation | str
+    rejected: Conversation | str
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A conversation somebody called good or bad (KTO's unpaired preference).
+
+    Attributes:
+        conversation: the conversation.
+        label: True where it is called good.
+    """
+
+    conversation: Conversation
+    label: bool

@@ -37,6 +37,33 @@ class RecordError(InputError):
         self.file, self.line, self.column, self.reason = file, line, column, reason
 
 
+class UnusableRecordError(InputError):
+    """A record, looked at by itself, cannot be used; who knows its place makes a RecordError of it.
+
+    Attributes:
+        reason: where in the record, what is wrong, what was there and how to mend it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class SchemaError(InputError):
+    """No schema fits the records of a source, or the columns named for it are not there.
+
+    Attributes:
+        columns: the columns the first records have.
+        suggestion: what ``--map`` would make it work, None where there is no guess.
+    """
+
+    def __init__(
+        self, reason: str, columns: Sequence[str] = (), suggestion: str | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.columns, self.suggestion = tuple(columns), suggestion
+
+
 class TooManyBadRecordsError(InputError):
     """More records were quarantined than the budget (``max_bad``) allows."""
 

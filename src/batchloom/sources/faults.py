@@ -9,17 +9,9 @@ import orjson
 
 from batchloom.core.document import BadRecord
 from batchloom.core.spec import nearest, shown
+from batchloom.core.values import kind_of
 
 SNIPPET_BYTES = 160
-_KINDS = {
-    dict: "an object",
-    list: "an array",
-    str: "a string",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    type(None): "null",
-}
 # Byte order marks, the longer ones first: one begins like another.
 _MARKS = {
     b"\xff\xfe\x00\x00": "UTF-32",
@@ -88,12 +80,12 @@ def diagnose(line: bytes, text_field: str) -> tuple[int | None, str]:
     except json.JSONDecodeError as error:
         return error.colno, f"not valid JSON: {error.msg}"
     if not isinstance(value, dict):
-        return 1, f"{_KINDS[type(value)]}, not a JSON object with a field {text_field!r}"
+        return 1, f"{kind_of(value)}, not a JSON object with a field {text_field!r}"
     if text_field not in value:
         raise MissingField(missing_field(text_field, list(value)))
     found = value[text_field]
     if not isinstance(found, str):
-        return None, f"field {text_field!r} holds {_KINDS[type(found)]}, not text"
+        return None, f"field {text_field!r} holds {kind_of(found)}, not text"
     return None, "not readable as JSON with one text field"
 
 
