@@ -17,6 +17,7 @@ MAY = {
     "core": set(),
     "sources": {"core"},
     "text": {"core"},
+    "chat": {"core"},
     "tokens": {"core"},
     "store": {"core", "tokens"},
     "plan": {"core"},

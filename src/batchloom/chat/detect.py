@@ -1,0 +1,200 @@
+"""Which schema the records of a source have, told from the first of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from batchloom.chat.columns import Row, listed, says_something, value_at
+from batchloom.chat.guess import unrecognised
+from batchloom.chat.mapping import mapping_problems
+from batchloom.chat.schema import FORMS, PROMPT, TURNS, FormRule, Schema
+from batchloom.chat.turns import is_turns
+from batchloom.core.errors import SchemaError
+from batchloom.core.spec import nearest, raise_problems
+
+Columns = dict[str, tuple[str, ...]]
+
+
+def detect_schema(records: Sequence[Row], mapping: Mapping[str, str] | None = None) -> Schema:
+    """The schema of a source, from its first records.
+
+    Forms are tried in the order of ``FORMS``, and the first whose columns at least half of the
+    records have is taken, else the one that most have. So ``messages`` wins over everything beside
+    it, and a rendered ``text`` beside instruction and output (as in Alpaca) is not read: the
+    conversation is rendered anew with the template at hand. ``--map text=text`` asks for the
+    text itself.
+
+    Args:
+        records: the first records of the source, as dicts.
+        mapping: role to column; the column may be a path (``answers.text[0]``), and an empty one
+            leaves the role out. Roles it names are read from there, the others are still detected.
+
+    Raises:
+        SettingsError: roles that are unknown or do not go together.
+        SchemaError: no form fits, or a column of the mapping is in no record.
+    """
+    mapping = dict(mapping or {})
+    raise_problems(mapping_problems(mapping))
+    if not records:
+        raise SchemaError("no schema fits: there are no records; give an input that has some")
+    _refuse_absent(records, mapping)
+    named = {role for role, column in mapping.items() if column}
+    best: tuple[int, Schema] | None = None
+    for rule in FORMS:
+        if not named <= rule.roles or any(mapping.get(role) == "" for role in rule.required):
+            continue
+        fitting, schema = _fit(rule, records, mapping)
+        if schema is not None and 2 * fitting >= len(records):
+            return schema
+        if schema is not None and fitting > (best[0] if best else 0):
+            best = fitting, schema
+    if best is None:
+        raise unrecognised(records, mapping)
+    return best[1]
+
+
+def _refuse_absent(records: Sequence[Row], mapping: Mapping[str, str]) -> None:
+    problems = []
+    columns = dict.fromkeys(name for row in records for name in row)
+    for role, column in mapping.items():
+        if column and all(value_at(row, column) is None for row in records):
+            problems.append(
+                f"--map {role}={column}: no column {column!r}{nearest(column, columns)}"
+            )
+    if problems:
+        sentence = f"{'; '.join(problems)}; the records have {listed(columns)}"
+        raise SchemaError(sentence, list(columns))
+
+
+def _fit(
+    rule: FormRule, records: Sequence[Row], mapping: Mapping[str, str]
+) -> tuple[int, Schema | None]:
+    """How many records have what the form needs, and the schema; None where none has."""
+    columns: Columns = {}
+    for role, names in rule.required.items():
+        column = _pick(role, names, records, mapping)
+        if column is None:
+            return 0, None
+        columns[role] = (column,)
+    fitting = sum(
+        all(_holds(role, row, columns[role][0], mapping) for role in rule.required)
+        for row in records
+    )
+    single = _single_answers(records, columns) if rule.form == "pair" else False
+    used = {names[0] for names in columns.values()}
+    for role, names in rule.optional.items():
+        known = (*PROMPT, *TURNS) if role == "prompt" and single else names
+        if found := _optional(role, known, records, mapping, used):
+            columns[role] = found
+    if not fitting:
+        return 0, None
+    return fitting, Schema(rule.form, columns, _description(rule, columns, records))
+
+
+def _pick(
+    role: str, names: Sequence[str], records: Sequence[Row], mapping: Mapping[str, str]
+) -> str | None:
+    """The column of a role: the first name at least half of the records have, else the commonest."""
+    if role in mapping:
+        return mapping[role] or None
+    counts = {name: sum(_holds(role, row, name, mapping) for row in records) for name in names}
+    for name, count in counts.items():
+        if 2 * count >= len(records):
+            return name
+    most = max(counts, key=lambda name: counts[name], default=None)
+    return most if most is not None and counts[most] else None
+
+
+def _optional(
+    role: str,
+    names: Sequence[str],
+    records: Sequence[Row],
+    mapping: Mapping[str, str],
+    used: set[str],
+) -> tuple[str, ...]:
+    """The columns of a role a form may have.
+
+    Where records without it would mean something else (a label, labels, the prompt of a pair), it is
+    one column and every record must have it. The others are looked for in each record, also when the
+    first ones lack them: an ``input`` or ``system`` that comes late must not be lost.
+    """
+    if mapping.get(role):
+        return (mapping[role],)
+    free = tuple(name for name in names if name not in used)
+    if role in mapping or not free:
+        return ()
+    if role in _CERTAIN:
+        column = _pick(role, free, records, mapping)
+        return (column,) if column else ()
+    return free
+
+
+_CERTAIN = ("prompt", "label", "labels", "loss_mask", "attention_mask")
+
+
+def _speech(value: Any) -> bool:
+    return isinstance(value, str | dict) or (isinstance(value, list) and is_turns(value))
+
+
+def _series(value: Any) -> bool:
+    # numpy's arrays too, as Parquet readers give them.
+    return isinstance(value, list | tuple) or hasattr(value, "__array__")
+
+
+_LOOKS: dict[str, Callable[[Any], bool]] = {
+    "messages": is_turns,
+    "text": lambda value: isinstance(value, str),
+    "label": lambda value: isinstance(value, bool),
+    **dict.fromkeys(("input_ids", "labels", "loss_mask", "attention_mask"), _series),
+}
+
+
+def _holds(role: str, row: Row, column: str, mapping: Mapping[str, str]) -> bool:
+    """Whether the column holds something of this role; one a person named is taken at their word."""
+    value = value_at(row, column)
+    if value is None or role in mapping:
+        return value is not None
+    if role == "messages" and _one_message(row.get("chosen")) and _one_message(row.get("rejected")):
+        # LLaMA-Factory's ranking sets: the turns are the prompt, the answers stand beside them.
+        return False
+    return _LOOKS.get(role, _speech)(value)
+
+
+def _one_message(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _single_answers(records: Sequence[Row], columns: Columns) -> bool:
+    chosen = columns["chosen"][0]
+    return any(_one_message(value_at(row, chosen)) for row in records)
+
+
+def _description(rule: FormRule, columns: Columns, records: Sequence[Row]) -> str:
+    roles = [role for role in ("prompt", *rule.required) if role in columns]
+    read = "/".join(columns[role][0] for role in dict.fromkeys(roles))
+    extra = [
+        name
+        for role in rule.optional
+        if role in columns and role != "prompt"
+        for name in columns[role]
+        if any(says_something(value_at(row, name)) for row in records)
+    ]
+    return f"{read} -> {_result(rule, columns, records)}" + (
+        f", with {' and '.join(extra)}" if extra else ""
+    )
+
+
+def _result(rule: FormRule, columns: Columns, records: Sequence[Row]) -> str:
+    if rule.form == "text":
+        return "plain text"
+    if rule.form == "tokens":
+        return "token ids"
+    if rule.form == "pair":
+        return "a preference pair" + ("" if "prompt" in columns else ", the prompt in both")
+    first = "messages" if rule.form == "messages" else "prompt"
+    shown = next(
+        (v for row in records if (v := value_at(row, columns[first][0])) is not None), None
+    )
+    turns = "2 turns" if first == "prompt" and isinstance(shown, str) else "all turns"
+    if isinstance(shown, list) and shown and isinstance(shown[0], dict) and "from" in shown[0]:
+        turns += " (from/value)"
+    return f"{turns} and a preference label" if "label" in columns else turns

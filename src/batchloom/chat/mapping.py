@@ -1,0 +1,75 @@
+"""``--map prompt=q,response=a``: the columns of the roles, as a person names them."""
+
+from collections.abc import Mapping
+
+from batchloom.chat.schema import FORMS, ROLES
+from batchloom.core.spec import nearest, raise_problems
+
+# What people call a role: the known names of its columns.
+_KNOWN_AS = {
+    name: role
+    for rule in FORMS
+    for role, names in (*rule.required.items(), *rule.optional.items())
+    for name in names
+    if name not in ROLES
+}
+
+
+def parse_mapping(text: str) -> dict[str, str]:
+    """The roles of ``role=column,role=column`` and their columns.
+
+    A column may be a path such as ``answers.text[0]``; an empty one (``context=``) says that the
+    role is left out. Columns whose names hold a comma go into ``detect_schema`` as a dict.
+
+    Raises:
+        SettingsError: what is not of that form, roles that are unknown, named twice, or do not
+            go together; all of it at once.
+    """
+    problems: list[str] = []
+    mapping: dict[str, str] = {}
+    for item in text.split(","):
+        role, equals, column = (part.strip() for part in item.partition("="))
+        if not equals or not role:
+            problems.append(f"map: {item.strip()!r} is not role=column")
+        elif role in mapping:
+            problems.append(f"map.{role}: named twice, as {mapping[role]!r} and {column!r}")
+        else:
+            mapping[role] = column
+    raise_problems(problems + mapping_problems(mapping))
+    return mapping
+
+
+def mapping_problems(mapping: Mapping[str, str]) -> list[str]:
+    """What is wrong with a mapping of roles to columns, one sentence each."""
+    problems = [
+        f"map.{role}: unknown role{_meant(role)}; roles are {', '.join(ROLES)}"
+        for role in mapping
+        if role not in ROLES
+    ]
+    problems += [
+        f"map.{role}: {column!r} is not the name of a column"
+        for role, column in mapping.items()
+        if not isinstance(column, str)
+    ]
+    named = {role for role, column in mapping.items() if column}
+    if not problems and not any(named <= rule.roles for rule in FORMS):
+        problems.append(
+            f"map: no record has {', '.join(sorted(named))} together; "
+            f"what goes together is {'; or '.join(_together(named))}"
+        )
+    return problems
+
+
+def _meant(role: str) -> str:
+    hint = nearest(role, [*ROLES, *_KNOWN_AS])
+    for name, known in _KNOWN_AS.items():
+        hint = hint.replace(f"{name!r}", f"{known!r}")
+    return hint
+
+
+def _together(named: set[str]) -> list[str]:
+    return [
+        " + ".join((*rule.required, *(f"[{role}]" for role in rule.optional)))
+        for rule in FORMS
+        if named & rule.roles
+    ]

@@ -1,0 +1,83 @@
+"""Preferences: a chosen and a rejected answer to one prompt."""
+
+from collections.abc import Callable
+
+from batchloom.chat.columns import Row
+from batchloom.chat.schema import Schema
+from batchloom.chat.speech import Column, Frame, asked_reader, demand_answer, full_text, spoken
+from batchloom.chat.turns import Turns
+from batchloom.core.conversation import Pair
+from batchloom.core.errors import UnusableRecordError
+
+_LEADS = ("system", "developer")
+
+
+def pair_reader(schema: Schema) -> Callable[[Row], Pair]:
+    """A function from a record to its pair.
+
+    Without a prompt column the turns both begin with are the prompt; two texts stay two texts, since
+    nothing says where the prompt ends in them. Answers are a text, a message, a list of messages,
+    or the whole conversation that begins with the prompt.
+    """
+    chosen, rejected = Column.of(schema, "chosen"), Column.of(schema, "rejected")
+    asked = asked_reader(schema) if "prompt" in schema.columns else None
+    frame = Frame.of(schema)
+
+    def read(row: Row) -> Pair:
+        good, bad = chosen.get(row), rejected.get(row)
+        if good == bad and good is not None:
+            raise UnusableRecordError(
+                f"columns {chosen.names[0]!r} and {rejected.names[0]!r} hold the same: there is no preference"
+            )
+        if asked is None and isinstance(good, str) and isinstance(bad, str):
+            return Pair(full_text(row, chosen, good), full_text(row, rejected, bad))
+        prompt = asked(row) if asked is not None else None
+        turns = (
+            spoken(row, chosen, good, "assistant"),
+            spoken(row, rejected, bad, "assistant"),
+        )
+        if prompt is None:
+            prompt, turns = _common_prompt(turns, chosen.names[0], rejected.names[0])
+        ends = [
+            _after(prompt, end, column.names[0])
+            for end, column in zip(turns, (chosen, rejected), strict=True)
+        ]
+        return Pair(*(frame.conversation(row, *end, completion=True) for end in ends))
+
+    return read
+
+
+def _common_prompt(
+    turns: tuple[Turns, Turns], chosen: str, rejected: str
+) -> tuple[Turns, tuple[Turns, Turns]]:
+    """The turns two conversations begin with, and how each goes on."""
+    (good, good_flags), (bad, bad_flags) = turns
+    same = 0
+    while same < min(len(good), len(bad)) and good[same] == bad[same]:
+        same += 1
+    if not any(message["role"] == "user" for message in good[:same]):
+        raise UnusableRecordError(
+            f"columns {chosen!r} and {rejected!r} do not begin with the same prompt; "
+            "name the column that holds it with --map prompt=..."
+        )
+    return (
+        (good[:same], good_flags[:same]),
+        ((good[same:], good_flags[same:]), (bad[same:], bad_flags[same:])),
+    )
+
+
+def _after(prompt: Turns, end: Turns, name: str) -> tuple[Turns, Turns]:
+    """Prompt and answer, where the answer may be the whole conversation with the prompt in it."""
+    demand_answer(end, name)
+    (asked, _), (messages, flags) = prompt, end
+    first = messages[0]["role"]
+    # A whole conversation may begin with a system turn the prompt does not show.
+    for stop in (len(asked), len(asked) + 1 if first in _LEADS else 0):
+        if 0 < stop < len(messages) and messages[stop - len(asked) : stop] == asked:
+            return (messages[:stop], flags[:stop]), (messages[stop:], flags[stop:])
+    if first in (*_LEADS, "user") and any(message["role"] == "user" for message in asked):
+        raise UnusableRecordError(
+            f"column {name!r} begins with a {first} turn and not with the prompt; "
+            "where it holds whole conversations leave the prompt out with --map prompt="
+        )
+    return prompt, end

@@ -1,0 +1,108 @@
+"""From a record to the text, conversation, preference or token ids that its schema says it is."""
+
+from collections.abc import Callable
+
+from batchloom.chat.columns import Row, absent
+from batchloom.chat.pairs import pair_reader
+from batchloom.chat.schema import Schema
+from batchloom.chat.speech import Column, Frame, asked_reader, demand_answer, not_text, spoken
+from batchloom.chat.token_rows import TokenRow, read_token_row
+from batchloom.chat.turns import read_turns
+from batchloom.core.conversation import Conversation, Labelled, Pair
+from batchloom.core.errors import UnusableRecordError
+from batchloom.core.values import kind_of
+
+Record = str | Conversation | Pair | Labelled | TokenRow
+Read = Callable[[Row], Record]
+
+
+def record_reader(schema: Schema) -> Read:
+    """A function from a record of this schema to what it holds, made once a source.
+
+    All turns are kept, and every value as it is: a number is never turned into text. The function
+    raises UnusableRecordError, with the place in the record and a remedy, for a record without
+    prompt or answer, with values of other types than text, with roles nobody knows, or with
+    images and sound.
+    """
+    if schema.form == "text":
+        return _text_reader(Column.of(schema, "text"))
+    if schema.form == "tokens":
+        return lambda row: read_token_row(row, schema.columns)
+    if schema.form == "pair":
+        return pair_reader(schema)
+    if schema.form == "messages":
+        read = _messages_reader(schema)
+    elif schema.form == "prompt-completion":
+        read = _completion_reader(schema)
+    else:
+        read = _instruction_reader(schema)
+    return _labelled_reader(schema, read) if "label" in schema.columns else read
+
+
+def _text_reader(column: Column) -> Read:
+    get = column.get
+
+    def read(row: Row) -> str:
+        value = get(row)
+        if isinstance(value, str):
+            return value
+        raise not_text(row, column, value)
+
+    return read
+
+
+def _messages_reader(schema: Schema) -> Callable[[Row], Conversation]:
+    column = Column.of(schema, "messages")
+    get, name, frame = column.get, column.names[0], Frame.of(schema)
+
+    def read(row: Row) -> Conversation:
+        value = get(row)
+        if value is None:
+            raise absent(row, column.role, name)
+        turns = read_turns(value, name)
+        demand_answer(turns, name)
+        return frame.conversation(row, turns)
+
+    return read
+
+
+def _instruction_reader(schema: Schema) -> Callable[[Row], Conversation]:
+    asked, response = asked_reader(schema), Column.of(schema, "response")
+    answer, name, frame = response.get, response.names[0], Frame.of(schema)
+
+    def read(row: Row) -> Conversation:
+        prompt = asked(row)
+        answered = spoken(row, response, answer(row), "assistant")
+        demand_answer(answered, name)
+        return frame.conversation(row, prompt, answered)
+
+    return read
+
+
+def _completion_reader(schema: Schema) -> Callable[[Row], Conversation]:
+    prompt, completion = Column.of(schema, "prompt"), Column.of(schema, "completion")
+    name, frame = completion.names[0], Frame.of(schema)
+
+    def read(row: Row) -> Conversation:
+        asked = spoken(row, prompt, prompt.get(row), "user")
+        answered = spoken(row, completion, completion.get(row), "assistant")
+        demand_answer(answered, name)
+        return frame.conversation(row, asked, answered, completion=True)
+
+    return read
+
+
+def _labelled_reader(schema: Schema, read: Callable[[Row], Conversation]) -> Read:
+    column = Column.of(schema, "label")
+
+    def labelled(row: Row) -> Labelled:
+        label = column.get(row)
+        if label is None:
+            raise absent(row, "label", column.names[0])
+        if not isinstance(label, bool):
+            raise UnusableRecordError(
+                f"column {column.names[0]!r} holds {kind_of(label)}, not true (good) or false (bad)"
+            )
+        return Labelled(read(row), label)
+
+    return labelled

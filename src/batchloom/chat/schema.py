@@ -1,0 +1,100 @@
+"""Schemas: which columns of a source hold what, the names that are known, and their order.
+
+A role is what a column is for (``prompt``, ``response``, ``messages`` ...); a form is a set of
+roles that makes a record. Forms stand in the order in which they are tried, and the names of a
+role in the order in which they are taken.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["text", "conversation", "preference", "tokens"]
+Form = Literal["messages", "pair", "prompt-completion", "instruction", "tokens", "text"]
+
+PROMPT = ("instruction", "prompt", "question")
+RESPONSE = ("response", "output", "answer", "completion", "answers.text[0]")
+TURNS = ("messages", "conversations")
+_CONTEXT = ("input", "context")
+_SYSTEM = ("system", "system_prompt")
+_TOOLS = ("tools",)
+_LABEL = ("label",)
+
+
+@dataclass(frozen=True, slots=True)
+class FormRule:
+    """One form: the roles it must have, and those it may have, each with its known names."""
+
+    form: Form
+    required: dict[str, tuple[str, ...]]
+    optional: dict[str, tuple[str, ...]]
+
+    @property
+    def roles(self) -> set[str]:
+        """Every role a record of this form can have."""
+        return {*self.required, *self.optional}
+
+
+FORMS = (
+    FormRule(
+        "messages",
+        {"messages": TURNS},
+        {"system": _SYSTEM, "tools": _TOOLS, "label": _LABEL},
+    ),
+    FormRule(
+        "pair",
+        {"chosen": ("chosen",), "rejected": ("rejected",)},
+        {"prompt": PROMPT, "context": _CONTEXT, "system": _SYSTEM, "tools": _TOOLS},
+    ),
+    FormRule(
+        "prompt-completion",
+        {"prompt": ("prompt",), "completion": ("completion",)},
+        {"system": _SYSTEM, "tools": _TOOLS, "label": _LABEL},
+    ),
+    FormRule(
+        "instruction",
+        {"prompt": PROMPT, "response": RESPONSE},
+        {
+            "context": _CONTEXT,
+            "history": ("history",),
+            "system": _SYSTEM,
+            "tools": (),
+            "label": _LABEL,
+        },
+    ),
+    FormRule(
+        "tokens",
+        {"input_ids": ("input_ids",)},
+        {
+            "labels": ("labels",),
+            "loss_mask": ("loss_mask",),
+            "attention_mask": ("attention_mask",),
+        },
+    ),
+    FormRule("text", {"text": ("text", "content")}, {}),
+)
+ROLES = tuple(dict.fromkeys(role for rule in FORMS for role in (*rule.required, *rule.optional)))
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """How the records of one source are read.
+
+    Attributes:
+        form: what the columns make together.
+        columns: for each role the columns that may hold it, the first that holds something wins.
+            Roles a record must have name one column.
+        description: one line for people, such as ``instruction/output -> 2 turns``.
+    """
+
+    form: Form
+    columns: dict[str, tuple[str, ...]]
+    description: str
+
+    @property
+    def kind(self) -> Kind:
+        """What a record becomes: a text, a conversation, a preference or token ids."""
+        if self.form in ("text", "tokens"):
+            return self.form
+        if self.form == "pair" or "label" in self.columns:
+            return "preference"
+        return "conversation"

@@ -1,0 +1,416 @@
+"""Records that cannot be used: each is told where, what was there and what to do."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.chat.detect import detect_schema
+from batchloom.chat.mapping import parse_mapping
+from batchloom.chat.records import record_reader
+from batchloom.core.errors import SchemaError, UnusableRecordError
+
+USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+GOOD = {
+    "messages": {"messages": [USER, ASSISTANT]},
+    "instruction": {"question": "q", "answer": "a", "context": "c"},
+    "prompt-completion": {"prompt": "q", "completion": "a", "label": True},
+    "pair": {"prompt": "q", "chosen": "a", "rejected": "b"},
+    "tokens": {"input_ids": [1], "labels": [1], "loss_mask": [1], "attention_mask": [1]},
+    "text": {"text": "t"},
+}
+
+
+def reader(form):
+    schema = detect_schema([GOOD[form]])
+    assert schema.form == form
+    return record_reader(schema)
+
+
+def reason(form, record):
+    with pytest.raises(UnusableRecordError) as caught:
+        reader(form)(record)
+    assert "\n" not in caught.value.reason
+    return caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("form", "record", "said"),
+    [
+        (
+            "text",
+            {"text": 5},
+            "column 'text' holds a number, not text; write it as a string or name another column with --map text=...",
+        ),
+        ("text", {"Text": "t"}, "no column 'text': the record has 'Text'; did you mean 'Text'?"),
+        ("text", {}, "no column 'text': the record is empty"),
+        (
+            "instruction",
+            {"question": "q", "answer": 42},
+            "column 'answer' holds a number, not text",
+        ),
+        (
+            "instruction",
+            {"question": "q", "answer": None},
+            "column 'answer' holds null, not the response",
+        ),
+        (
+            "instruction",
+            {"question": "q"},
+            "no column 'answer': the record has 'question'; name the one that holds the response with --map response=...",
+        ),
+        (
+            "instruction",
+            {"question": " \n", "answer": "a"},
+            "column 'question' is empty: the prompt would be empty; fill it in or remove the record",
+        ),
+        (
+            "instruction",
+            {"question": "q", "answer": ""},
+            "column 'answer' is empty: there would be nothing to train",
+        ),
+        (
+            "instruction",
+            {"question": "q", "answer": "a", "context": 0},
+            "column 'context' holds a number",
+        ),
+        (
+            "instruction",
+            {"question": [USER], "answer": "a", "context": "c"},
+            "column 'context' cannot join a prompt that is a list of messages; leave it out with --map context=",
+        ),
+        (
+            "instruction",
+            {"question": "q", "answer": "a", "history": [["q"]]},
+            "history[0] is not a list of two texts",
+        ),
+        (
+            "instruction",
+            {"question": "q", "answer": "a", "system": 1},
+            "column 'system' holds a number",
+        ),
+        (
+            "instruction",
+            {"question": "q", "answer": "a", "images": ["1.jpg"]},
+            "column 'images' is not empty: images, audio and video are not read yet",
+        ),
+        (
+            "prompt-completion",
+            {"prompt": "q", "completion": [USER], "label": True},
+            "column 'completion' has no assistant turn",
+        ),
+        ("prompt-completion", {"prompt": "q", "completion": "a"}, "no column 'label'"),
+        (
+            "prompt-completion",
+            {"prompt": "q", "completion": "a", "label": 1},
+            "column 'label' holds a number, not true (good) or false (bad)",
+        ),
+        (
+            "pair",
+            {"prompt": "q", "chosen": "a", "rejected": "a"},
+            "columns 'chosen' and 'rejected' hold the same: there is no preference",
+        ),
+        ("pair", {"prompt": "q", "chosen": "a"}, "no column 'rejected'"),
+        (
+            "pair",
+            {"prompt": "other", "chosen": [USER, ASSISTANT], "rejected": "b"},
+            "column 'chosen' begins with a user turn and not with the prompt; where it holds whole conversations leave the prompt out with --map prompt=",
+        ),
+        (
+            "tokens",
+            {**GOOD["tokens"], "input_ids": [-1]},
+            "input_ids[0] is -1: a token id is 0 or more",
+        ),
+        (
+            "tokens",
+            {**GOOD["tokens"], "input_ids": [1.5]},
+            "input_ids[0] is 1.5, not a whole number",
+        ),
+        (
+            "tokens",
+            {**GOOD["tokens"], "input_ids": [[1], [1, 2]]},
+            "input_ids[0] is an array, not a whole number",
+        ),
+        (
+            "tokens",
+            {**GOOD["tokens"], "input_ids": "1 2"},
+            "column 'input_ids' holds a string, not a list of numbers",
+        ),
+        (
+            "tokens",
+            {**GOOD["tokens"], "labels": [1, 2]},
+            "column 'labels' holds 2 numbers and 'input_ids' 1",
+        ),
+        (
+            "tokens",
+            {**GOOD["tokens"], "labels": [2]},
+            "labels[0] is 2 where input_ids[0] is 1; a label is -100 or the id at its own place",
+        ),
+        ("tokens", {**GOOD["tokens"], "loss_mask": [2]}, "loss_mask[0] is 2; a mask holds 0 and 1"),
+        (
+            "tokens",
+            {
+                "input_ids": [1, 2, 3],
+                "labels": [1, 2, 3],
+                "loss_mask": [1, 1, 1],
+                "attention_mask": [1, 0, 1],
+            },
+            "attention_mask[1] is 0 between tokens",
+        ),
+        ("tokens", {"input_ids": [1], "attention_mask": [1]}, "no column 'labels'"),
+    ],
+)
+def test_columns(form, record, said):
+    assert said in reason(form, record)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], "column 'messages' is empty: a conversation without turns"),
+        ("hello", "column 'messages' holds text that is no JSON list of messages: "),
+        ('{"role": "user"}', "column 'messages' holds an object, not a list of messages"),
+        (5, "column 'messages' holds a number, not a list of messages"),
+        ([USER], "column 'messages' has no assistant turn: there would be nothing to train"),
+        ([USER, "hi"], "messages[1] holds a string, not a message with role and content"),
+        (
+            [{"role": "human", "content": "q"}],
+            "messages[0].role is 'human', not one of system, user, assistant, tool, developer; did you mean 'user'?",
+        ),
+        ([{"role": "asistant", "content": "q"}], "did you mean 'assistant'?"),
+        ([{"role": "User", "content": "q"}], "did you mean 'user'?"),
+        ([{"role": "model", "content": "q"}], "did you mean 'assistant'?"),
+        ([{"role": ["user"], "content": "q"}], "messages[0].role holds an array"),
+        (
+            [{"from": "gtp", "value": "q"}],
+            "messages[0].from is 'gtp', not one of system, user, assistant, tool, developer; did you mean 'gpt'?",
+        ),
+        (
+            [{"speaker": "a", "text": "q"}],
+            "messages[0].role is missing: the message has 'speaker', 'text'",
+        ),
+        (
+            [{"role": "user", "text": "q"}],
+            "messages[0] has no content: the message has 'role', 'text'",
+        ),
+        ([{"role": "user", "content": 5}], "messages[0].content holds a number, not text"),
+        ([{"role": "user", "content": None}], "messages[0].content holds null, not text"),
+        (
+            [{"role": "user", "content": None, "tool_calls": [{"name": "f"}]}],
+            "messages[0].content holds null, not text",
+        ),
+        (
+            [USER, {"role": "assistant", "content": None}],
+            "messages[1].content holds null, not text",
+        ),
+        (
+            [USER, {"role": "assistant", "content": None, "function_call": {"name": "f"}}],
+            "write tool_calls",
+        ),
+        (
+            [{"role": "user", "content": " "}],
+            "messages[0].content is empty: the prompt would be empty",
+        ),
+        (
+            [USER, {"role": "assistant", "content": []}],
+            "messages[1].content is empty: there would be nothing to train",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image", "image": "1.jpg"}]}],
+            "messages[0].content[0] is of type 'image': images, audio and video are not read yet",
+        ),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "are not read yet"),
+        (
+            [{"role": "user", "content": ["q"]}],
+            'messages[0].content[0] holds a string, not {"type": "text"',
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": None}]}],
+            "messages[0].content[0] is of type 'text', not",
+        ),
+        ([{**USER, "name": 5}], "messages[0].name holds a number, not text"),
+        (
+            [{**ASSISTANT, "tool_calls": "[]"}],
+            "messages[0].tool_calls holds a string, not a list of calls",
+        ),
+        (
+            [{**ASSISTANT, "tool_calls": [{"function": {}}]}],
+            "messages[0].tool_calls[0] has no name",
+        ),
+        (
+            [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": [1]}]}],
+            "messages[0].tool_calls[0].arguments holds an array",
+        ),
+        ([{**ASSISTANT, "train": "no"}], "messages[0].train is 'no'; it can be true or false"),
+        (
+            [{**ASSISTANT, "weight": 0.5}],
+            "messages[0].weight is 0.5; it can be 0 (not trained) or 1",
+        ),
+        (
+            [{**ASSISTANT, "weight": 0, "train": True}],
+            "messages[0] says train True and weight 0; leave one out",
+        ),
+        (
+            [{"from": "function_call", "value": "f(1)"}],
+            "messages[0].value is no JSON of a function call",
+        ),
+    ],
+)
+def test_messages(messages, said):
+    assert said in reason("messages", {"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"tools": "[1"}, "column 'tools' holds text that is no JSON list of tools"),
+        ({"tools": {"name": "f"}}, "column 'tools' holds an object, not a list of tools"),
+        ({"tools": ["f"]}, "tools[0] holds a string, not the object that describes a tool"),
+        (
+            {"messages": [{"role": "system", "content": "s"}, ASSISTANT], "system": "t"},
+            "column 'system' and the system turn of the conversation differ; leave the column out with --map system=",
+        ),
+    ],
+)
+def test_what_stands_around_messages(extra, said):
+    assert said in reason("messages", {**GOOD["messages"], **extra})
+
+
+def test_a_pair_without_prompt_must_begin_alike():
+    record = {"chosen": [USER, ASSISTANT], "rejected": [{**USER, "content": "x"}, ASSISTANT]}
+    with pytest.raises(UnusableRecordError, match="do not begin with the same prompt"):
+        record_reader(detect_schema([record]))(record)
+
+
+texts = st.text(min_size=1).filter(lambda text: not text.isspace())
+extras = st.dictionaries(
+    st.sampled_from(["name", "reasoning_content", "id", "Ω"]), texts, max_size=2
+)
+contents = texts | st.lists(
+    st.fixed_dictionaries({"type": st.just("text"), "text": texts}), min_size=1, max_size=3
+)
+messages_of = st.builds(
+    lambda role, content, extra: {"role": role, "content": content, **extra},
+    st.sampled_from(["system", "user", "assistant", "tool", "developer"]),
+    contents,
+    extras,
+)
+
+
+@given(st.lists(messages_of, max_size=8), messages_of)
+def test_all_turns_are_kept_and_untouched(messages, last):
+    messages = [*messages, {**last, "role": "assistant"}]
+    before = json.dumps(messages)
+    assert reader("messages")({"messages": messages}).messages == json.loads(before)
+    assert json.dumps(messages) == before
+    assert reader("messages")({"messages": before}).messages == messages
+    split = len(messages) // 2
+    if split:
+        found = reader("prompt-completion")(
+            {"prompt": messages[:split], "completion": messages[split:], "label": True}
+        )
+        assert (found.conversation.messages, found.conversation.completion) == (messages, split)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["human", "gpt", "system", "observation"]), texts), max_size=8
+    ),
+    texts,
+)
+def test_all_sharegpt_turns_are_kept_in_order(turns, last):
+    turns = [*turns, ("gpt", last)]
+    roles = {"human": "user", "gpt": "assistant", "system": "system", "observation": "tool"}
+    found = reader("messages")({"messages": [{"from": who, "value": text} for who, text in turns]})
+    assert found.messages == [{"role": roles[who], "content": text} for who, text in turns]
+
+
+@given(texts, texts, st.none() | texts, st.none() | texts)
+def test_texts_come_through_as_they_are(question, answer, context, system):
+    record = {"question": question, "answer": answer, "context": context, "system": system}
+    prompt = question if context is None else f"{question}\n{context}"
+    expected = [] if system is None else [("system", system)]
+    expected += [("user", prompt), ("assistant", answer)]
+    found = reader("instruction")(record).messages
+    assert [(message["role"], message["content"]) for message in found] == expected
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "role",
+                    "content",
+                    "from",
+                    "value",
+                    "tool_calls",
+                    "train",
+                    "weight",
+                    "type",
+                    "text",
+                    "name",
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(GOOD)), st.data())
+def test_any_value_in_any_column_is_read_or_a_named_fault(form, data):
+    record = dict(GOOD[form])
+    for column in data.draw(
+        st.sets(st.sampled_from([*record, "system", "tools", "history", "images"]))
+    ):
+        record[column] = data.draw(json_values)
+    try:
+        reader(form)(record)
+    except UnusableRecordError:
+        return
+
+
+known_columns = st.sampled_from(
+    [
+        "messages",
+        "conversations",
+        "chosen",
+        "rejected",
+        "prompt",
+        "completion",
+        "question",
+        "answer",
+        "answers",
+        "input",
+        "label",
+        "input_ids",
+        "labels",
+        "text",
+        "content",
+        "other",
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.dictionaries(known_columns, json_values, max_size=5), min_size=1, max_size=4))
+def test_any_records_have_a_schema_or_a_named_refusal(records):
+    try:
+        schema = detect_schema(records)
+    except SchemaError as refusal:
+        if refusal.suggestion:
+            detect_schema(records, parse_mapping(refusal.suggestion))
+        return
+    read = record_reader(schema)
+    for record in records:
+        try:
+            read(record)
+        except UnusableRecordError:
+            continue

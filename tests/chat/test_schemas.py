@@ -1,0 +1,440 @@
+"""Which schema is found for which columns, and what a record of it becomes."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from batchloom.chat.detect import detect_schema
+from batchloom.chat.mapping import parse_mapping
+from batchloom.chat.records import record_reader
+from batchloom.core.conversation import Conversation, Labelled, Pair
+from batchloom.core.errors import SchemaError, SettingsError
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def system(text):
+    return {"role": "system", "content": text}
+
+
+def read(record, mapping=None):
+    schema = detect_schema([record], mapping)
+    return schema, record_reader(schema)(record)
+
+
+TALK = [user("q"), assistant("a"), user("q2"), assistant("a2")]
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+FUNCTIONS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+CONVERSATIONS = [
+    ({"question": "q", "answer": "a"}, "question/answer -> 2 turns", [user("q"), assistant("a")]),
+    (
+        {"instruction": "i", "input": "x", "output": "o"},
+        "instruction/output -> 2 turns, with input",
+        [user("i\nx"), assistant("o")],
+    ),
+    (
+        {"instruction": "i", "input": "", "output": "o"},
+        "instruction/output -> 2 turns",
+        [user("i"), assistant("o")],
+    ),
+    (
+        {"instruction": "i", "context": "c", "response": "r", "category": "qa"},
+        "instruction/response -> 2 turns, with context",
+        [user("i\nc"), assistant("r")],
+    ),
+    (
+        {"id": 1, "system_prompt": "s", "question": "q", "response": "r"},
+        "question/response -> 2 turns, with system_prompt",
+        [system("s"), user("q"), assistant("r")],
+    ),
+    (
+        {"question": "q", "context": "c", "answers": {"text": ["a", "b"], "answer_start": [1]}},
+        "question/answers.text[0] -> 2 turns, with context",
+        [user("q\nc"), assistant("a")],
+    ),
+    (
+        {"instruction": "i", "output": "o", "history": [["q", "a"]], "system": None},
+        "instruction/output -> 2 turns, with history",
+        [user("q"), assistant("a"), user("i"), assistant("o")],
+    ),
+    (
+        {"prompt": TALK[:3], "response": "r"},
+        "prompt/response -> all turns",
+        [*TALK[:3], assistant("r")],
+    ),
+    ({"messages": TALK, "system": ""}, "messages -> all turns", TALK),
+    ({"messages": json.dumps(TALK)}, "messages -> all turns", TALK),
+    (
+        {"conversations": TALK, "system": "s"},
+        "conversations -> all turns, with system",
+        [system("s"), *TALK],
+    ),
+    (
+        {"messages": [system("s"), *TALK], "system": "s"},
+        "messages -> all turns, with system",
+        [system("s"), *TALK],
+    ),
+    (
+        {
+            "conversations": [
+                {"from": "system", "value": "s"},
+                {"from": "human", "value": "q"},
+                {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+                {"from": "observation", "value": "2"},
+                {"from": "gpt", "value": "a", "score": 1},
+            ],
+            "tools": json.dumps(FUNCTIONS),
+        },
+        "conversations -> all turns (from/value), with tools",
+        [
+            system("s"),
+            user("q"),
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": "2"},
+            {"role": "assistant", "score": 1, "content": "a"},
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "description", "messages"), CONVERSATIONS)
+def test_conversations(record, description, messages):
+    before = json.dumps(record)
+    schema, found = read(record)
+    assert (schema.kind, schema.description) == ("conversation", description)
+    assert (found.messages, found.trained, found.completion) == (messages, [], None)
+    assert found.tools == (FUNCTIONS if record.get("tools") else None)
+    assert json.dumps(record) == before
+
+
+@pytest.mark.parametrize(
+    ("columns", "read_from"),
+    [
+        ("messages conversations chosen rejected prompt completion text", "messages"),
+        ("conversations prompt completion text input_ids", "messages"),
+        ("chosen rejected prompt completion response text", "pair"),
+        ("prompt completion question answer output text", "prompt-completion"),
+        ("instruction input output text input_ids", "instruction"),
+        ("input_ids text", "tokens"),
+        ("text content", "text"),
+        ("content", "text"),
+    ],
+)
+def test_the_first_form_wins(columns, read_from):
+    values = {"messages": TALK, "conversations": TALK, "input_ids": [1]}
+    record = {name: values.get(name, name) for name in reversed(columns.split())}
+    schema = detect_schema([record])
+    assert schema.form == read_from
+    record_reader(schema)(record)
+
+
+def test_names_of_a_role_have_an_order():
+    answers = {"answers": {"text": ["5"]}, "answer": "3", "output": "2", "response": "1"}
+    for expected in "1235":
+        _, found = read({"question": "q", **answers})
+        assert found.messages[1]["content"] == expected
+        answers.popitem()
+    assert read({"instruction": "i", "completion": "c"})[1].messages == [user("i"), assistant("c")]
+    assert read({"question": "1", "prompt": "2", "instruction": "3", "answer": "a"})[1].messages[
+        0
+    ] == user("3")
+
+
+def test_prompt_and_completion_know_where_the_completion_begins():
+    assert read({"prompt": "p", "completion": "c"})[1] == Conversation(
+        [user("p"), assistant("c")], completion=1
+    )
+    _, found = read({"prompt": [system("s"), *TALK[:3]], "completion": [assistant("c"), user("x")]})
+    assert (found.messages, found.completion) == (
+        [system("s"), *TALK[:3], assistant("c"), user("x")],
+        4,
+    )
+    _, found = read({"prompt": "p", "completion": "c", "system": "s"})
+    assert (found.messages, found.completion) == ([system("s"), user("p"), assistant("c")], 2)
+
+
+def test_flags_of_messages_are_kept_apart_from_them():
+    messages = [
+        {**system("s"), "weight": 1},
+        user("q"),
+        {**assistant("a"), "weight": 0},
+        {**user("q"), "train": True},
+        {**assistant("a"), "train": False},
+        {**assistant("a"), "weight": 1},
+        assistant("a"),
+    ]
+    _, found = read({"messages": messages})
+    assert found.messages == messages
+    assert found.trained == [None, None, False, True, False, True, None]
+    _, found = read({"messages": messages, "system": "s"})
+    assert found.trained == [None, None, False, True, False, True, None]
+    _, found = read(
+        {"prompt": TALK[:1], "completion": [{**assistant("a"), "train": False}], "system": "s"}
+    )
+    assert found.trained == [None, None, False]
+
+
+def test_messages_keep_everything_a_template_may_ask_for():
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "d"}]},
+        {"role": "user", "content": "q", "name": "Ann"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "f", "arguments": '{"a":1}'}}],
+        },
+        {"role": "tool", "content": "", "tool_call_id": "1"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"name": "f", "arguments": None}],
+            "name": None,
+        },
+        {
+            "role": "assistant",
+            "content": "a",
+            "reasoning_content": "r",
+            "tool_calls": None,
+            "anything": 7,
+        },
+    ]
+    _, found = read({"messages": messages, "tools": FUNCTIONS})
+    assert found.messages is messages
+    assert found.tools is FUNCTIONS
+
+
+def test_a_pair_has_one_prompt_and_two_answers():
+    good = Conversation([user("p"), assistant("g")], completion=1)
+    bad = Conversation([user("p"), assistant("b")], completion=1)
+    for record in (
+        {"prompt": "p", "chosen": "g", "rejected": "b"},
+        {"question": "p", "chosen": [assistant("g")], "rejected": [assistant("b")]},
+        {"prompt": "p", "chosen": good.messages, "rejected": bad.messages},
+        {"chosen": good.messages, "rejected": bad.messages},
+        {
+            "conversations": [{"from": "human", "value": "p"}],
+            "chosen": {"from": "gpt", "value": "g"},
+            "rejected": {"from": "gpt", "value": "b"},
+        },
+    ):
+        schema, found = read(record)
+        assert (schema.kind, found) == ("preference", Pair(good, bad))
+    _, found = read(
+        {
+            "prompt": "p",
+            "chosen": [system("s"), *good.messages],
+            "rejected": [system("s"), *bad.messages],
+        }
+    )
+    assert found.chosen == Conversation([system("s"), *good.messages], completion=2)
+    assert read({"chosen": "text one", "rejected": "text two"})[1] == Pair("text one", "text two")
+
+
+def test_a_boolean_label_makes_a_labelled_conversation():
+    talk = Conversation([user("p"), assistant("c")], completion=1)
+    for label in (True, False):
+        schema, found = read({"prompt": "p", "completion": "c", "label": label})
+        assert (schema.kind, found) == ("preference", Labelled(talk, label))
+    assert read({"prompt": "p", "completion": "c", "label": 1})[1] == talk
+    assert read({"prompt": "p", "completion": "c", "label": True}, {"label": ""})[1] == talk
+    assert read({"messages": TALK, "label": False})[1] == Labelled(Conversation(TALK), label=False)
+
+
+def test_token_rows_lose_their_padding_and_keep_their_mask():
+    _, found = read({"input_ids": [5, 6, 7]})
+    assert (found.ids.tolist(), found.trained) == ([5, 6, 7], None)
+    _, found = read(
+        {
+            "input_ids": [0, 5, 6, 7, 0],
+            "labels": [-100, -100, 6, 7, -100],
+            "attention_mask": [0, 1, 1, 1, 0],
+        }
+    )
+    assert (found.ids.tolist(), found.trained.tolist()) == ([5, 6, 7], [False, True, True])
+    _, found = read({"input_ids": [5, 6], "labels": [5, 6], "loss_mask": [0, 1]})
+    assert found.trained.tolist() == [False, True]
+    _, found = read({"input_ids": np.array([5, 6], np.uint16), "labels": np.array([-100, 6])})
+    assert (found.ids.tolist(), found.trained.tolist()) == ([5, 6], [False, True])
+    _, found = read({"toks": {"ids": [5]}}, {"input_ids": "toks.ids"})
+    assert found.ids.tolist() == [5]
+
+
+def test_a_map_names_columns_and_the_rest_is_still_detected():
+    record = {
+        "q": "?",
+        "a": "!",
+        "input": "x",
+        "text": "t",
+        "deep": {"list": [{"s": "sys"}]},
+        "a.b": "dotted",
+    }
+    assert read(record, parse_mapping("prompt=q,response=a"))[1].messages == [
+        user("?\nx"),
+        assistant("!"),
+    ]
+    mapping = parse_mapping(" prompt=q, response=a.b ,context=,system=deep.list[-1].s")
+    assert read(record, mapping)[1].messages == [system("sys"), user("?"), assistant("dotted")]
+    assert read(record, {"text": "deep.list[0].s"})[1] == "sys"
+    assert read({"input": "i", "output": "o"}, {"prompt": "input"})[1].messages == [
+        user("i"),
+        assistant("o"),
+    ]
+    assert read({"messages": TALK, "text": "t"}, {"text": "text"})[1] == "t"
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        (
+            "promt=q,answer=a",
+            [
+                "map.promt: unknown role; did you mean 'prompt'?",
+                "map.answer: unknown role; did you mean 'response'?",
+            ],
+        ),
+        ("prompt", ["map: 'prompt' is not role=column"]),
+        ("", ["map: '' is not role=column"]),
+        ("text=a,text=b", ["map.text: named twice, as 'a' and 'b'"]),
+        (
+            "text=a,messages=b",
+            ["map: no record has messages, text together; what goes together is messages + "],
+        ),
+    ],
+)
+def test_a_map_is_checked_at_once(text, problems):
+    with pytest.raises(SettingsError) as caught:
+        parse_mapping(text)
+    assert len(caught.value.problems) == len(problems)
+    for found, expected in zip(caught.value.problems, problems, strict=True):
+        assert expected in found
+
+
+def test_columns_of_a_map_must_be_there():
+    with pytest.raises(SchemaError) as caught:
+        detect_schema(
+            [{"question": "q", "answer": "a"}],
+            {"prompt": "questoin", "response": "answers.text[0]"},
+        )
+    assert str(caught.value) == (
+        "--map prompt=questoin: no column 'questoin'; did you mean 'question'?; "
+        "--map response=answers.text[0]: no column 'answers.text[0]'; the records have 'question', 'answer'"
+    )
+
+
+HUMAN_EVAL = {
+    "task_id": "1",
+    "prompt": "def f():",
+    "entry_point": "f",
+    "canonical_solution": " pass",
+    "test": "t",
+}
+
+
+@pytest.mark.parametrize(
+    ("record", "said", "suggestion"),
+    [
+        (
+            HUMAN_EVAL,
+            "the records have 'task_id', 'prompt', 'entry_point', 'canonical_solution', 'test'; 'prompt' is known",
+            "prompt=prompt,response=canonical_solution",
+        ),
+        (
+            {"instuction": "i", "outputs": "o"},
+            "'instuction' is near 'instruction', 'outputs' is near 'output'",
+            "prompt=instuction,response=outputs",
+        ),
+        (
+            {"Question": "q", "Answer": "a", "id": 3},
+            "'id' (a number)",
+            "prompt=Question,response=Answer",
+        ),
+        (
+            {"input": "i", "output": "o"},
+            "'output' is known as a response, but there is no instruction",
+            "prompt=input,response=output",
+        ),
+        ({"utterance": "u", "response": "r"}, "", "prompt=utterance,response=response"),
+        (
+            {"question": "q", "answer": ["a", "b"]},
+            "'answer' (an array)",
+            "prompt=question,response=answer[0]",
+        ),
+        ({"question": "q", "answer": 3, "choices": [1]}, "'answer' (a number)", None),
+        ({"conversation": TALK}, "'conversation' is near 'conversations'", "messages=conversation"),
+        ({"body": "b", "id": 1}, "known are messages,", "text=body"),
+        ({"title": "a", "author": "b", "year": "c"}, "known are messages,", None),
+        (
+            {"User query": "a", "reply": "b"},
+            "--map 'prompt=User query,response=reply'",
+            "prompt=User query,response=reply",
+        ),
+        (
+            {"prompt": "p"},
+            "no response, output, answer, completion or answers.text[0] to answer it",
+            None,
+        ),
+        ({"text": None, "messages": 5}, "'text' (null), 'messages' (a number)", None),
+        ({}, "the first records are empty", None),
+    ],
+)
+def test_an_unknown_record_is_refused_with_the_map_that_would_read_it(record, said, suggestion):
+    with pytest.raises(SchemaError) as caught:
+        detect_schema([record])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert (caught.value.suggestion, caught.value.columns) == (suggestion, tuple(record))
+    if suggestion:
+        record_reader(detect_schema([record], parse_mapping(suggestion)))(record)
+
+
+def test_no_records_are_no_schema():
+    with pytest.raises(SchemaError, match="there are no records"):
+        detect_schema([])
+
+
+def test_a_few_other_records_do_not_change_a_schema():
+    good = {"question": "q", "answer": "a"}
+    odd = [{"messages": TALK}, {"text": "t"}, {}, {"answer": 5}]
+    assert detect_schema([*odd, *[good] * 4]).form == "instruction"
+    assert detect_schema([{}, {}, good]).form == "instruction"
+
+
+def test_what_comes_late_is_read():
+    schema = detect_schema([{"instruction": "i", "output": "o"}])
+    late = {"instruction": "i", "output": "o", "input": "x", "system": "s"}
+    assert record_reader(schema)(late).messages == [system("s"), user("i\nx"), assistant("o")]
+
+
+def test_real_files(real_data):
+    def lines(name):
+        opener = gzip.open if name.endswith("gz") else open
+        with opener(real_data / name, "rt") as file:
+            return [json.loads(line) for line in file]
+
+    gsm, c4 = lines("gsm8k_train.jsonl"), lines("c4_demo.jsonl")
+    alpaca = json.loads((real_data / "alpaca_en_demo.json").read_text())
+    for rows, description in (
+        (gsm, "question/answer -> 2 turns"),
+        (alpaca, "instruction/output -> 2 turns, with input"),
+        (c4, "text -> plain text"),
+    ):
+        schema = detect_schema(rows[:100])
+        assert schema.description == description
+        reader = record_reader(schema)
+        assert len([reader(row) for row in rows]) == len(rows)
+    with pytest.raises(SchemaError) as caught:
+        detect_schema(lines("HumanEval.jsonl.gz"))
+    assert str(caught.value).endswith("--map prompt=prompt,response=canonical_solution")
+    mapping = parse_mapping("prompt=prompt,response=canonical_solution")
+    rows = lines("HumanEval.jsonl.gz")
+    first = record_reader(detect_schema(rows, mapping))(rows[0])
+    assert first.messages == [user(rows[0]["prompt"]), assistant(rows[0]["canonical_solution"])]
