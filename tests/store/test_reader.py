@@ -12,7 +12,7 @@ import batchloom
 from batchloom.core.errors import InputError, StoreError, StoreMissingError
 from batchloom.store.writer import write_file
 from batchloom.testing.stores import write_store
-from oracles import megatron
+from oracles import megatron_prefix
 
 HELLO = [*b"Hello", 256]
 
@@ -113,20 +113,10 @@ def test_the_fingerprint_names_content_not_place(tmp_path):
     assert batchloom.open_store(tmp_path / "a", split="val").fingerprint != one.fingerprint
 
 
-def megatron_prefix(prefix, documents, dtype=np.uint16):
-    """A pair written by Megatron's own builder; documents are lists of sequences."""
-    import torch
-
-    builder = megatron("indexed_dataset").IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
-    for document in documents:
-        for sequence in document:
-            builder.add_item(torch.tensor(sequence, dtype=torch.int64))
-        builder.end_document()
-    builder.finalize(f"{prefix}.idx")
-    return prefix
+INTEGERS = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.uint16]
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+@pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
 def test_a_bare_prefix_of_anybodys(tmp_path, dtype, suffix):
     prefix = megatron_prefix(
@@ -135,6 +125,7 @@ def test_a_bare_prefix_of_anybodys(tmp_path, dtype, suffix):
     store = batchloom.open_store(f"{prefix}{suffix}")
     assert [store[n].ids.tolist() for n in range(4)] == [[1, 2, 3], [4, 5, 6], [], [7]]
     assert (store.manifest, store.vocab_size, store.subsets, store.end_id) == (None, None, (), 0)
+    assert (store.dtype, store.tokens) == (np.dtype(dtype), 7)
     loader = batchloom.Loader(
         store, seq_len=4, global_batch_size=1, output="numpy", shuffle=False, packing="none"
     )
@@ -160,7 +151,7 @@ def test_a_prefix_fingerprint_sees_its_edges_and_size(tmp_path):
 
 def test_a_prefix_of_floats_is_refused(tmp_path):
     prefix = megatron_prefix(tmp_path / "f", [[[1]]], np.float32)
-    with pytest.raises(StoreError, match="float32 tokens; a bare prefix must hold uint16 or int32"):
+    with pytest.raises(StoreError, match="float32 numbers, and token ids are integers"):
         batchloom.open_store(prefix)
 
 
@@ -205,3 +196,60 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     write_file(path, b"12345")
     assert synced == [(path.stat().st_ino, 5, False)]
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("form", ["rows", "varlen"])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_batches_of_a_prefix_of_any_integers(tmp_path, dtype, form):
+    documents = [[n % 100, 7, n % 3] for n in range(40)]
+    prefix = megatron_prefix(tmp_path / "p", [[ids] for ids in documents], dtype)
+    loader = batchloom.Loader(
+        batchloom.open_store(prefix), seq_len=10, global_batch_size=2, form=form, output="numpy"
+    )
+    ids = [batch["input_ids"] for batch in loader]
+    assert {array.dtype for array in ids} == {np.dtype(np.int64)}
+    got = np.concatenate([array.ravel() for array in ids])
+    flat = np.concatenate(documents)
+    # Padding holds id 0.
+    assert (
+        np.bincount(got, minlength=100)[1:].tolist()
+        == np.bincount(flat, minlength=100)[1:].tolist()
+    )
+
+
+def test_a_multimodal_prefix_reads_as_its_ids(tmp_path):
+    documents = [[[1, 2], [3]], [[4, 5]]]
+    prefix = megatron_prefix(tmp_path / "p", documents, np.int32, modes=[0, 1, 0])
+    assert (tmp_path / "p.idx").stat().st_size == 34 + 12 * 3 + 8 * 3 + 3
+    store = batchloom.open_store(prefix)
+    assert [store[n].ids.tolist() for n in range(2)] == [[1, 2, 3], [4, 5]]
+
+
+def test_a_mask_beside_a_prefix_is_heeded(tmp_path):
+    write_store(tmp_path / "s", [[5, 6, 7], [8, 9]], trained=[[0, 1, 1], [0, 1]])
+    whole = batchloom.open_store(tmp_path / "s")
+    bare = batchloom.open_store(tmp_path / "s" / "train" / "shard_00000")
+    labels = [
+        batchloom.Loader(data, seq_len=5, global_batch_size=1, output="numpy")[0]["labels"].tolist()
+        for data in (whole, bare)
+    ]
+    assert labels[0] == labels[1]
+    assert (bare.masked, bare.trained_tokens) == (True, 3)
+    name = bare.fingerprint
+    (tmp_path / "s" / "train" / "shard_00000.mask").unlink()
+    assert batchloom.open_store(tmp_path / "s" / "train" / "shard_00000").fingerprint != name
+
+
+def test_check_reads_every_id_of_a_prefix(tmp_path):
+    # In the middle of a long document, where no sample looks.
+    ids = np.full(3_000_000, 7)
+    ids[::2], ids[1_500_000] = 9, -5
+    prefix = megatron_prefix(tmp_path / "p", [[ids.tolist()], [[1]]], np.int16)
+    assert batchloom.check(prefix).faults == [f"{prefix}.bin: holds negative token ids (-5)."]
+    ids[1_500_000] = 300
+    megatron_prefix(tmp_path / "p", [[ids.tolist()], [[1]]], np.int16)
+    assert batchloom.check(prefix).facts["ids"] == "1 to 300"
+    assert batchloom.check(prefix, vocab_size=301).sound
+    assert batchloom.check(prefix, vocab_size=300).faults == [
+        f"{prefix}.bin: holds token id 300; the vocabulary has ids 0 to 299."
+    ]

@@ -18,10 +18,13 @@ def check(
     text_field: Annotated[
         str, typer.Option(help="Field of a raw JSONL file that holds the text.")
     ] = "text",
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Every id of a bare prefix must be below this.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Verify a store or a raw file. Exit code 0: sound, 1: faulty, 2: misuse."""
-    verdict = batchloom.check(path, text_field=text_field)
+    verdict = batchloom.check(path, text_field=text_field, vocab_size=vocab_size)
     if as_json:
         facts = {"path": verdict.path, "kind": verdict.kind, "sound": verdict.sound}
         print(

@@ -19,7 +19,9 @@ _SHOWN = 10
 _SAMPLE = 200
 
 
-def check(path: str | os.PathLike[str], *, text_field: str = "text") -> Verdict:
+def check(
+    path: str | os.PathLike[str], *, text_field: str = "text", vocab_size: int | None = None
+) -> Verdict:
     """Verify a store, a bare Megatron prefix, or raw text and JSONL.
 
     A store: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
@@ -28,6 +30,7 @@ def check(path: str | os.PathLike[str], *, text_field: str = "text") -> Verdict:
     Args:
         path: what to check.
         text_field: field of a raw JSONL record that holds the text.
+        vocab_size: every id of a bare prefix must be below it; a store knows its own.
 
     Raises:
         InputMissingError: there is nothing at ``path``.
@@ -49,7 +52,7 @@ def _check_prepared(place: Path) -> Verdict | None:
         return verify_store(place)
     stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
     if not place.is_dir() and stem.name and stem.with_name(stem.name + ".idx").is_file():
-        return verify_prefix(stem)
+        return verify_prefix(stem, vocab_size)
     if not place.exists():
         raise InputMissingError(
             f"There is nothing at {place}, no store, no Megatron prefix, no file: check the path"

@@ -134,7 +134,7 @@ class Store:
         self._shift = dtype.itemsize.bit_length() - 1
         self._open = [place.mapped for place in places]
         self._mapped: deque[int] = deque()
-        self._masked = _masked_shards(manifest, split)
+        self._masked = _masked_shards(manifest, split, places)
         self._masks: dict[int, Mask] = {}
         self._most = _mapped_limit(len(places), 3 if self._masked else 2)
         self._opens = 0
@@ -153,7 +153,7 @@ class Store:
     def fingerprint(self) -> str:
         """Names the content: counts and checksums, or a prefix's sizes and its edges."""
         if self.manifest is None:
-            return _prefix_fingerprint(self._places[0].stem, self.dtype)
+            return _prefix_fingerprint(self._places[0].stem, self.dtype, masked=self.masked)
         shards = self.manifest.subsets[self.split].shards
         return fingerprint(
             {
@@ -189,7 +189,7 @@ class Store:
     def trained_tokens(self) -> int:
         """Tokens of the subset that are trained."""
         if self.manifest is None:
-            return self.tokens
+            return self._mask_of(0).count() if self._masked else self.tokens
         shards = self.manifest.subsets[self.split].shards
         return sum(s.tokens if s.trained is None else s.trained for s in shards)
 
@@ -402,8 +402,9 @@ def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
     """Open one subset of a store, or a bare Megatron prefix.
 
     Args:
-        path: a store's folder; or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's,
-            uint16 or int32), also given with one of the two endings.
+        path: a store's folder; or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's, of
+            any integer dtype), also given with one of the two endings. A ``name.mask`` beside it
+            says which tokens are trained.
         split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
 
     Raises:
@@ -466,18 +467,21 @@ def _open_prefix(stem: Path) -> Store:
     return Store(stem, "", None, StoreLengths(lengths), [place], shard.tokens.dtype)
 
 
-def _prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic]) -> str:
-    """Sizes, counts and the first and last MiB of both files."""
+def _prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:
+    """Sizes, counts and the first and last MiB of each file."""
     edges = {}
-    for suffix in (".bin", ".idx"):
+    for suffix in (".bin", ".idx", *([".mask"] if masked else [])):
         view = map_file(stem.with_name(stem.name + suffix))
         edges[suffix] = [len(view), checksum(view[:_EDGE]), checksum(view[-_EDGE:])]
     return fingerprint({"prefix": edges, "dtype": dtype.name})
 
 
-def _masked_shards(manifest: Manifest | None, split: str) -> frozenset[int]:
+def _masked_shards(manifest: Manifest | None, split: str, places: list[Place]) -> frozenset[int]:
     """Numbers of the shards with a ``.mask``."""
-    shards = manifest.subsets[split].shards if manifest else ()
+    if manifest is None:
+        stem = places[0].stem
+        return frozenset([0] if stem.with_name(stem.name + ".mask").is_file() else [])
+    shards = manifest.subsets[split].shards
     return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)
 
 

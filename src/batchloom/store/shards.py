@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.index import Index, map_file, map_index
 
 _STRETCH = 1 << 20
@@ -75,12 +74,13 @@ def map_prefix(stem: Path) -> tuple[Shard, NDArray[np.uint32]]:
 
     Raises:
         StoreError: a file is missing or damaged, the two do not fit, documents overlap, or the
-            tokens are neither uint16 nor int32.
+            tokens are no integers.
     """
     index = map_index(stem.with_name(stem.name + ".idx"))
-    if index.dtype not in TOKEN_DTYPES.values():
+    if index.dtype.kind not in "iu":
         raise StoreError(
-            f"{stem}.idx holds {index.dtype.name} tokens; a bare prefix must hold uint16 or int32."
+            f"{stem}.idx holds {index.dtype.name} numbers, and token ids are integers: these are features or "
+            "scores, not tokens. Name the prefix of the tokens they were made of."
         )
     lengths = document_lengths(index, stem)
     view = map_file(stem.with_name(stem.name + ".bin"))

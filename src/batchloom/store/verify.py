@@ -81,8 +81,13 @@ def verify_store(folder: Path, progress: Callable[[int], None] | None = None) ->
     return verdict
 
 
-def verify_prefix(path: Path) -> Verdict:
-    """Check a bare Megatron prefix: that it opens and is not noise; its vocabulary is unknown."""
+def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:
+    """Check a bare Megatron prefix: that it opens, every id of it, and that it is not noise.
+
+    Args:
+        path: the prefix.
+        vocab_size: every id must be below it; None where the vocabulary is not known.
+    """
     verdict = Verdict(str(path), "prefix")
     try:
         store = open_store(path)
@@ -92,15 +97,18 @@ def verify_prefix(path: Path) -> Verdict:
         if not len(store):
             verdict.faults.append(f"{path}: holds no documents.")
             return verdict
+        if store.masked:
+            verdict.facts["trained"] = f"{store.trained_tokens:,} tokens, as {path}.mask says"
+        lowest, highest, _ = _scan(map_file(path.with_name(path.name + ".bin")), store.dtype)
         ids = _sample_ids(store)
     except FileNotFoundError:
         raise
     except StoreError as error:
         verdict.faults.append(str(error))
         return verdict
-    if ids.size and int(ids.min()) < 0:
-        verdict.faults.append(f"{path}: holds negative token ids ({int(ids.min())}).")
-    verdict.faults += _noise_faults(ids, int(ids.max(initial=0)) + 1, str(path))
+    verdict.facts["ids"] = f"{lowest:,} to {highest:,}"
+    verdict.faults += _range_faults(f"{path}.bin", lowest, highest, vocab_size)
+    verdict.faults += _noise_faults(ids, vocab_size or highest + 1, str(path))
     return verdict
 
 
@@ -154,21 +162,35 @@ def _shard_faults(
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
-    digest, lowest, highest = xxhash.xxh3_128(), 0, 0
+    lowest, highest, digest = _scan(view, dtype, tick)
+    if digest != shard.bin:
+        faults.append(f"{stem}.bin: checksum differs from the manifest's.")
+    return faults + _range_faults(f"{stem}.bin", lowest, highest, vocabulary)
+
+
+def _scan(
+    view: memoryview, dtype: np.dtype[np.generic], tick: Callable[[int], None] | None = None
+) -> tuple[int, int, str]:
+    """Lowest and highest id of a ``.bin`` (0 where it is empty), and its checksum."""
+    digest, ranges = xxhash.xxh3_128(), []
     for begin in range(0, len(view), _BLOCK):
         block = view[begin : begin + _BLOCK]
         digest.update(block)
         ids = np.frombuffer(block, dtype)
-        lowest, highest = min(lowest, int(ids.min())), max(highest, int(ids.max()))
-        tick(len(block))
-    if digest.hexdigest() != shard.bin:
-        faults.append(f"{stem}.bin: checksum differs from the manifest's.")
-    if highest >= vocabulary or lowest < 0:
-        worst = highest if highest >= vocabulary else lowest
-        faults.append(
-            f"{stem}.bin: holds token id {worst}; the vocabulary has ids 0 to {vocabulary - 1}."
-        )
-    return faults
+        ranges.append((int(ids.min()), int(ids.max())))
+        if tick:
+            tick(len(block))
+    lowest = min((low for low, _ in ranges), default=0)
+    return lowest, max((high for _, high in ranges), default=0), digest.hexdigest()
+
+
+def _range_faults(name: str, lowest: int, highest: int, vocabulary: int | None) -> list[str]:
+    """A fault when an id is negative or, where the vocabulary is known, beyond it."""
+    if lowest < 0:
+        return [f"{name}: holds negative token ids ({lowest})."]
+    if vocabulary is not None and highest >= vocabulary:
+        return [f"{name}: holds token id {highest}; the vocabulary has ids 0 to {vocabulary - 1}."]
+    return []
 
 
 def _mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
