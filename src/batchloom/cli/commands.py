@@ -7,6 +7,7 @@ import typer
 from batchloom import __version__
 from batchloom.cli.check import check
 from batchloom.cli.demo import demo
+from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
 from batchloom.cli.prepare import prepare
 from batchloom.cli.train import train
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 for command in (prepare, check, inspect, train, demo):
     app.command()(command)
+app.command("import")(import_)
 
 # Options under the names that other tools' users have in their fingers.
 _ALIASES: dict[str, list[str]] = {

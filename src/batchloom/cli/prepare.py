@@ -25,7 +25,12 @@ from batchloom.store.format import QUARANTINE_NAME
 _SECONDS_BETWEEN_LINES = 5.0
 _SIZE_CHARACTERS = 40
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-_PHASES = {"sample": "sampling", "tokenize": "tokenizing", "write": "writing shards"}
+_PHASES = {
+    "sample": "sampling",
+    "tokenize": "tokenizing",
+    "read": "looking at every id",
+    "write": "writing shards",
+}
 
 
 def parse_size(text: str) -> int:
@@ -137,12 +142,12 @@ def prepare(
         dedup=dedup,  # type: ignore[arg-type]  # the recipe checks it
         max_bad=max_bad,
     )
-    with _Display() as display:
+    with Display() as display:
         result = run_recipe(recipe, out, display.show)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:
-        _print_result(plain_console(), result)
+        print_result(plain_console(), result)
     return 0
 
 
@@ -151,7 +156,7 @@ def _path(value: object) -> str:
 
 
 @final
-class _Display:
+class Display:
     """Shows notes and progress on standard error: live on a terminal, else a line now and then."""
 
     def __init__(self) -> None:
@@ -215,7 +220,8 @@ class _Display:
         return ", ".join(facts)
 
 
-def _print_result(console: Console, result: PrepareResult) -> None:
+def print_result(console: Console, result: PrepareResult) -> None:
+    """Print what came of a job: what was read, dropped and kept, and the subsets."""
     if result.already_done:
         console.print(f"{result.path} is finished already; nothing to do.")
     counts = result.counts

@@ -82,7 +82,7 @@ def finish_store(work: WorkFolder, done: Finished, report: dict[str, Any]) -> Ma
     for name in SUBSETS:
         entries = [entry for unit in done.shards for entry in unit[name]]
         if entries:
-            subsets[name] = _subset(work.store / name, entries)
+            subsets[name] = subset_entry(work.store / name, entries)
     write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.tokenizer.state()))
     _write_quarantine(work, done)
     write_file(
@@ -117,7 +117,8 @@ def _move(folder: Path, target: Path) -> None:
     sync_folder(target)
 
 
-def _subset(folder: Path, entries: list[ShardEntry]) -> SubsetEntry:
+def subset_entry(folder: Path, entries: list[ShardEntry]) -> SubsetEntry:
+    """A subset of a growing store, whose ``lengths.u32`` is written from its shards' indexes."""
     lengths = LengthsWriter(folder)
     try:
         for entry in entries:

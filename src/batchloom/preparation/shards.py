@@ -218,7 +218,7 @@ def _copy(
 ) -> dict[str, list[ShardEntry]]:
     """Write the shards of these subsets document by document."""
     writers = {
-        name: _SubsetWriter(task, name, first, unit.first_part)
+        name: SubsetWriter(task, name, first, unit.first_part)
         for name, first in first_shards.items()
     }
     try:
@@ -284,8 +284,8 @@ def _origins(rows: NDArray[np.void], first_part: int) -> Origins:
 
 
 @final
-class _SubsetWriter:
-    """Writes a unit's shards of one subset."""
+class SubsetWriter:
+    """Writes shards of one subset one after the other: those of a unit, or of copied ids."""
 
     def __init__(self, task: ShardTask, subset: str, first_shard: int, first_part: int) -> None:
         self._task, self._folder = task, task.store / subset
@@ -301,8 +301,12 @@ class _SubsetWriter:
         tokens: NDArray[np.generic],
         starts: NDArray[np.int64],
         mine: NDArray[np.int64],
+        trained: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Append the documents ``mine`` of a stretch, whose tokens begin at ``starts``."""
+        """Append the documents ``mine`` of a stretch, whose tokens begin at ``starts``.
+
+        ``trained`` says of each of ``tokens`` whether it is trained; None: every one.
+        """
         for begin, end, fresh in self._cutter.cut(rows["length"][mine]):
             if fresh:
                 self._close()
@@ -312,7 +316,8 @@ class _SubsetWriter:
                 raise AssertionError("a cutter's first stretch begins a shard")
             taken = rows[chosen]
             stops = starts[chosen] + taken["length"]
-            self._shard.append(gather(tokens, starts[chosen], stops))
+            flags = None if trained is None else gather(trained, starts[chosen], stops)
+            self._shard.append(gather(tokens, starts[chosen], stops), flags)
             self._rows.append(taken)
 
     def finish(self) -> list[ShardEntry]:

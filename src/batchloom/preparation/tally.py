@@ -7,7 +7,7 @@ from typing import Literal, final
 from batchloom.core.errors import TooManyBadRecordsError
 from batchloom.preparation.recipe import allowed_bad
 
-Phase = Literal["sample", "tokenize", "write"]
+Phase = Literal["sample", "tokenize", "read", "write"]
 
 # A job stops early only when even so many times the expected records could not save it.
 _DENSITY_ERROR = 4
@@ -25,8 +25,9 @@ class Progress:
     """How far the job is.
 
     Attributes:
-        phase: ``sample`` (learning a tokenizer), ``tokenize`` (reading the input) or ``write``.
-        bytes_done: of the phase's bytes: listed input, or temporary tokens while writing.
+        phase: ``sample`` (learning a tokenizer), ``tokenize`` (reading the input), ``read``
+            (looking at ids that are there already) or ``write``.
+        bytes_done: of the phase's bytes: listed input, or tokens while reading and writing them.
         bytes_total: the phase's bytes.
         bytes_found: how many of ``bytes_done`` an earlier run had done.
         documents: documents so far.

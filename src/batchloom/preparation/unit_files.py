@@ -3,7 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
-from typing import IO, Self, final
+from typing import IO, Self, TypeVar, final
 
 import msgspec
 import numpy as np
@@ -14,6 +14,8 @@ from batchloom.core.document import Documents
 from batchloom.store.format import SUBSETS
 from batchloom.store.writer import writing
 from batchloom.tokens import Tokenizer
+
+_T = TypeVar("_T", bound=np.generic)
 
 ROWS_NAME = "documents.rows"
 BAD_NAME = "bad.jsonl"
@@ -55,9 +57,7 @@ def with_control(
     return np.insert(ids, places, np.tile([tokenizer.bos_id, tokenizer.end_id], len(bounds) - 1))
 
 
-def gather(
-    tokens: NDArray[np.generic], starts: NDArray[np.int64], stops: NDArray[np.int64]
-) -> NDArray[np.generic]:
+def gather(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
     """Stretches [starts, stops) of ``tokens`` back to back; neighbours are taken in one piece."""
     apart = starts[1:] != stops[:-1]
     begins = starts[np.concatenate([[True], apart])]

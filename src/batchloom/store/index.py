@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +27,20 @@ _REMEDIES = {
     errno.ENOENT: "No such file or directory; restore the file from a copy, or make the store anew"
 }
 _MOST_TOKENS = 2**31 - 1
+_STRETCH = 1 << 20
 
 
 def index_bytes(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> bytes:
     """The whole ``.idx`` of a shard whose documents are one sequence each."""
+    return b"".join(index_pieces(lengths, dtype))
+
+
+def index_pieces(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> Iterator[bytes]:
+    """The bytes of :func:`index_bytes` a bounded piece at a time.
+
+    Raises:
+        StoreError: a document is longer than an index can say.
+    """
     count = len(lengths)
     if count and int(lengths.max()) > _MOST_TOKENS:
         raise StoreError(
@@ -37,13 +48,17 @@ def index_bytes(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> byt
             f"{_MOST_TOKENS:,} for one. Cut it before."
         )
     code = next(code for code, known in DTYPE_CODES.items() if known == dtype)
-    sizes = lengths.astype("<i4")
-    pointers = np.zeros(count, "<i8")
-    np.cumsum(sizes[:-1], dtype="<i8", out=pointers[1:])
-    pointers *= dtype.itemsize
-    header = HEADER.pack(MAGIC, 1, code, count, count + 1)
-    documents = np.arange(count + 1, dtype="<i8")
-    return b"".join((header, sizes.tobytes(), pointers.tobytes(), documents.tobytes()))
+    yield HEADER.pack(MAGIC, 1, code, count, count + 1)
+    starts = range(0, count, _STRETCH)
+    for start in starts:
+        yield lengths[start : start + _STRETCH].astype("<i4").tobytes()
+    end = 0
+    for start in starts:
+        sums = end + np.cumsum(lengths[start : start + _STRETCH], dtype="<i8")
+        yield (np.concatenate([[end], sums[:-1]]) * dtype.itemsize).astype("<i8").tobytes()
+        end = int(sums[-1])
+    for start in range(0, count + 1, _STRETCH):
+        yield np.arange(start, min(start + _STRETCH, count + 1), dtype="<i8").tobytes()
 
 
 @dataclass(frozen=True, slots=True)

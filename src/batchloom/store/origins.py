@@ -6,6 +6,7 @@ Every column begins at a multiple of 8 bytes.
 """
 
 import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -48,14 +49,21 @@ class Origins:
 
     def to_bytes(self) -> bytes:
         """The whole ``.docs`` file."""
-        columns = (
-            self.hashes.astype("<u8"),
-            self.records.astype("<u8"),
-            self.offsets.astype("<u8"),
-            self.parts.astype("<u4"),
-        )
-        header = HEADER.pack(MAGIC, 1, len(self), 0)
-        return b"".join([header, *(column.tobytes() for column in columns)])
+        columns = ([self.hashes], [self.records], [self.offsets], [self.parts])
+        return b"".join(origins_pieces(len(self), columns))
+
+
+def origins_pieces(count: int, columns: Sequence[Iterable[NDArray[np.generic]]]) -> Iterator[bytes]:
+    """The bytes of a ``.docs`` file, where its columns need not be in memory together.
+
+    Args:
+        count: documents.
+        columns: hashes, records, offsets and parts as in :class:`Origins`, each in pieces.
+    """
+    yield HEADER.pack(MAGIC, 1, count, 0)
+    for column, dtype in zip(columns, ("<u8", "<u8", "<u8", "<u4"), strict=True):
+        for piece in column:
+            yield piece.astype(dtype).tobytes()
 
 
 def join_origins(pieces: list[Origins]) -> Origins:

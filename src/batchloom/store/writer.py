@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, OutputError
 from batchloom.core.files import because
-from batchloom.store.format import LENGTHS_NAME, checksum
+from batchloom.store.format import LENGTHS_NAME
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.mask import MaskBits
@@ -62,14 +62,21 @@ def make_folder(path: Path) -> None:
 
 def write_file(path: Path, data: bytes) -> str:
     """Write ``data`` aside, sync it, rename it to ``path``; returns its checksum."""
-    aside = path.with_name(path.name + ASIDE)
+    return write_pieces(path, [data])
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """Write a file as :func:`write_file` does, from pieces that need not be in memory together."""
+    aside, digest = path.with_name(path.name + ASIDE), xxhash.xxh3_128()
     with writing(path):
         with aside.open("wb") as file:
-            file.write(data)
+            for piece in pieces:
+                file.write(piece)
+                digest.update(piece)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    return checksum(data)
+    return str(digest.hexdigest())
 
 
 def sync_folder(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tokenizers: text to ids and back, whoever made them, with a fingerprint of what decides ids."""
 
 from batchloom.tokens.conformance import verify_engine
+from batchloom.tokens.no_text import NoTokenizer
 from batchloom.tokens.resolve import resolve_tokenizer
 from batchloom.tokens.seam import Engine, Tokenizer
 from batchloom.tokens.state import tokenizer_from_state
@@ -8,6 +9,7 @@ from batchloom.tokens.training import parse_train_spec, train_tokenizer
 
 __all__ = [
     "Engine",
+    "NoTokenizer",
     "Tokenizer",
     "parse_train_spec",
     "resolve_tokenizer",

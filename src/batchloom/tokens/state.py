@@ -7,6 +7,7 @@ from batchloom.core.errors import TokenizerError
 from batchloom.core.spec import nearest
 from batchloom.tokens.definition import clean, define, vocabulary
 from batchloom.tokens.json_tokenizer import JsonTokenizer
+from batchloom.tokens.no_text import no_tokenizer_from_state
 from batchloom.tokens.raw_bytes import ByteTokenizer
 from batchloom.tokens.seam import Tokenizer
 
@@ -36,6 +37,8 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
         )
     if kind == "bytes":
         tokenizer: Tokenizer = ByteTokenizer()
+    elif kind == "none":
+        tokenizer = no_tokenizer_from_state(state)
     elif kind == "tokenizer.json":
         tokenizer = _from_json(state)
     else:
