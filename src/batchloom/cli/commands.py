@@ -7,6 +7,7 @@ import typer
 from batchloom import __version__
 from batchloom.cli.check import check
 from batchloom.cli.demo import demo
+from batchloom.cli.export import export
 from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
 from batchloom.cli.prepare import prepare
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (prepare, check, inspect, train, demo):
+for command in (prepare, check, inspect, train, export, demo):
     app.command()(command)
 app.command("import")(import_)
 

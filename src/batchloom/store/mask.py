@@ -7,6 +7,7 @@ is trained as a whole.
 """
 
 import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import final
 
@@ -49,6 +50,24 @@ class MaskBits:
             return None
         header = HEADER.pack(MAGIC, 1, self.tokens, self.trained)
         return header + self._bits + np.packbits(self._rest, bitorder="little").tobytes()
+
+
+def mask_pieces(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]) -> Iterator[bytes]:
+    """The bytes of a ``.mask`` file whose counts are known, a bounded piece at a time.
+
+    Args:
+        tokens: tokens of the file.
+        trained: how many of them are trained.
+        flags: for the tokens in order whether each is trained, in pieces.
+    """
+    yield HEADER.pack(MAGIC, 1, tokens, trained)
+    rest = np.zeros(0, bool)
+    for piece in flags:
+        waiting = np.concatenate([rest, piece])
+        whole = waiting.size // 8 * 8
+        yield np.packbits(waiting[:whole], bitorder="little").tobytes()
+        rest = waiting[whole:]
+    yield np.packbits(rest, bitorder="little").tobytes()
 
 
 @final

@@ -28,7 +28,7 @@ from batchloom.store.format import (
 from batchloom.store.index import map_file
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.store.mask import Mask, map_mask
-from batchloom.store.origins import map_origins
+from batchloom.store.origins import Origins, map_origins
 from batchloom.store.shards import Place, Shard, map_prefix, map_shard
 from batchloom.tokens import Tokenizer, tokenizer_from_state
 
@@ -172,6 +172,16 @@ class Store:
     def shards(self) -> int:
         """Number of shards of the subset."""
         return len(self._places)
+
+    @property
+    def stems(self) -> tuple[Path, ...]:
+        """Path of each shard without ending."""
+        return tuple(place.stem for place in self._places)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Number of the first document of each shard, and of documents at the end."""
+        return tuple(self._firsts)
 
     @property
     def subsets(self) -> tuple[str, ...]:
@@ -343,13 +353,7 @@ class Store:
                 f"{self.path} is a bare Megatron prefix: it does not say where documents came from."
             )
         shard, local = self._place(self._checked(number))
-        stem, documents = self._places[shard][:2]
-        origins = map_origins(stem.with_suffix(".docs"))
-        if len(origins) != documents:
-            raise StoreError(
-                f"{stem}.docs has {len(origins)} documents, the manifest says {documents}. The store is damaged: "
-                "run batchloom check on it."
-            )
+        origins = self.shard_origins(shard)
         source, earlier = self._part(int(origins.parts[local]))
         record = earlier + int(origins.records[local])
         low, high = (int(half) for half in origins.hashes[local])
@@ -360,6 +364,21 @@ class Store:
             line=record + 1 if source.kind == "jsonl" else None,
             hash=f"{(high << 64) | low:032x}",
         )
+
+    def shard_origins(self, shard: int) -> Origins:
+        """The ``.docs`` of a shard: its documents' hashes, records, offsets and parts.
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        stem, documents = self._places[shard][:2]
+        origins = map_origins(stem.with_name(stem.name + ".docs"))
+        if len(origins) != documents:
+            raise StoreError(
+                f"{stem}.docs has {len(origins)} documents, the manifest says {documents}. The store is damaged: "
+                "run batchloom check on it."
+            )
+        return origins
 
     def _part(self, number: int) -> tuple[SourceEntry, int]:
         """The source of a part, and the records of the source before it."""

@@ -1,0 +1,71 @@
+"""``batchloom export``."""
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, final
+
+import typer
+from rich.console import Console
+
+from batchloom.store.export import export_store
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+def export(
+    path: Annotated[Path, typer.Argument(help="A store's folder or a Megatron prefix.")],
+    *,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="megatron (shards as they are), flat (one file of ids), parquet, hf (for "
+            "datasets.load_from_disk), mds (for mosaicml-streaming)."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write; must not exist, or be empty.")],
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
+    merge: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --to megatron: all shards as one prefix NAME."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end.")
+    ] = False,
+) -> None:
+    """Write a store in a form that other tools read."""
+    done = export_store(
+        path,
+        to=to,  # type: ignore[arg-type]  # the door checks it
+        out=out,
+        split=split,
+        merge=merge,
+        progress=_Lines().count,
+    )
+    if as_json:
+        print(json.dumps(dataclasses.asdict(done), default=str))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{done.path}: {done.documents:,} documents, {done.tokens:,} tokens in {done.files:,} files, "
+        f"{done.bytes / 1e6:,.1f} MB.",
+        markup=False,
+    )
+    for note in done.notes:
+        console.print(note, markup=False)
+
+
+@final
+class _Lines:
+    """Says now and then, on standard error, how many documents are written."""
+
+    def __init__(self) -> None:
+        self._documents, self._told = 0, time.monotonic()
+
+    def count(self, documents: int) -> None:
+        self._documents += documents
+        if time.monotonic() - self._told >= _SECONDS_BETWEEN_LINES:
+            self._told = time.monotonic()
+            print(f"exporting: {self._documents:,} documents", file=sys.stderr)

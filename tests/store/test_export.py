@@ -1,0 +1,276 @@
+"""The ways out of a store, read back by those they are for."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import batchloom
+from batchloom.cli.main import run
+from batchloom.core.errors import InputError, SettingsError, StoreConflictError
+from batchloom.preparation.importing import import_tokens
+from batchloom.store.export import TARGETS, export_store
+from batchloom.testing.stores import write_store
+from oracles import megatron_documents, megatron_prefix
+
+DOCUMENTS = [[*range(n % 7, n % 7 + n % 90), 256] for n in range(200)]
+FLAGS = [[(n + k) % 3 > 0 for k in range(len(ids))] for n, ids in enumerate(DOCUMENTS)]
+
+
+@pytest.fixture(params=["plain", "masked"])
+def store(request, tmp_path):
+    trained = FLAGS if request.param == "masked" else None
+    return write_store(tmp_path / "s", DOCUMENTS, documents_per_shard=60, trained=trained)
+
+
+def read(folder):
+    store = batchloom.open_store(folder)
+    return [store[n].ids.tolist() for n in range(len(store))]
+
+
+def masks(folder):
+    store = batchloom.open_store(folder)
+    numbers = np.arange(len(store))
+    found = store.mask(numbers, numbers * 0, store.lengths.slice(0, len(store)).astype(np.int64))
+    return [one.tolist() for one in found]
+
+
+def test_shards_as_they_are(tmp_path, store):
+    done = export_store(store.path, to="megatron", out=tmp_path / "m")
+    names = [f"shard_0000{n}" for n in range(4)]
+    documents = [ids for name in names for ids in megatron_documents(tmp_path / "m" / name)]
+    assert documents == DOCUMENTS
+    assert os.path.samefile(tmp_path / "m/shard_00001.bin", store.path / "train/shard_00001.bin")
+    assert (done.documents, done.tokens, done.files) == (
+        200,
+        store.tokens,
+        12 if store.masked else 8,
+    )
+    assert ["tokens are not trained" in note for note in done.notes] == [True] * store.masked
+    import_tokens(tmp_path / "m", out=tmp_path / "again", tokenizer="bytes")
+    assert read(tmp_path / "again") == DOCUMENTS
+    assert masks(tmp_path / "again") == masks(store.path)
+
+
+def test_shards_are_copied_where_there_are_no_links(tmp_path, store, monkeypatch):
+    def refuse(self, target):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr("batchloom.store.export_tokens.Path.hardlink_to", refuse)
+    export_store(store.path, to="megatron", out=tmp_path / "m")
+    assert megatron_documents(tmp_path / "m/shard_00003") == DOCUMENTS[180:]
+    assert (tmp_path / "m/shard_00003.bin").stat().st_nlink == 1
+
+
+def test_one_merged_prefix(tmp_path, store, monkeypatch):
+    monkeypatch.setattr("batchloom.store.walk._TOKENS", 333)
+    export_store(store.path, to="megatron", out=tmp_path / "m", merge="all.text")
+    assert megatron_documents(tmp_path / "m/all.text") == DOCUMENTS
+    assert read(tmp_path / "m/all.text") == DOCUMENTS
+    assert masks(tmp_path / "m/all.text") == masks(store.path)
+    assert batchloom.open_store(tmp_path / "m/all.text").trained_tokens == store.trained_tokens
+    assert batchloom.check(tmp_path / "m/all.text").sound
+
+
+def test_a_flat_file_and_back(tmp_path, store):
+    done = export_store(store.path, to="flat", out=tmp_path / "f")
+    facts = json.loads((tmp_path / "f/train.json").read_text())
+    flat = np.memmap(tmp_path / "f/train.bin", facts["dtype"], "r")
+    assert flat.tolist() == [token for ids in DOCUMENTS for token in ids]
+    assert (facts["eod"], facts["documents"], facts["vocab_size"]) == (256, 200, 257)
+    assert done.files == 2 + store.masked
+    import_tokens(tmp_path / "f/train.bin", out=tmp_path / "again", tokenizer="bytes")
+    assert read(tmp_path / "again") == DOCUMENTS
+    assert masks(tmp_path / "again") == masks(store.path)
+
+
+@pytest.mark.parametrize("documents", [[[1, 2], [3, 256]], [[1, 256, 2, 256]], [[], [256]]])
+def test_a_flat_file_that_loses_where_documents_end_says_so(tmp_path, documents):
+    write_store(tmp_path / "s", documents)
+    done = export_store(tmp_path / "s", to="flat", out=tmp_path / "f")
+    assert "Where documents end cannot be told" in done.notes[0]
+    assert json.loads((tmp_path / "f/train.json").read_text())["eod"] is None
+    with pytest.raises(InputError, match="give --eod"):
+        import_tokens(tmp_path / "f/train.bin", out=tmp_path / "t", vocab_size=300)
+
+
+def rows(table):
+    return table.to_pydict()
+
+
+def check_columns(found, store):
+    assert found["input_ids"] == DOCUMENTS
+    assert found["record"] == list(range(200))
+    assert set(found["source"]) == {"given"}
+    assert found.get("loss_mask") == ([list(map(int, f)) for f in FLAGS] if store.masked else None)
+
+
+def test_parquet(tmp_path, store):
+    export_store(store.path, to="parquet", out=tmp_path / "p")
+    paths = sorted((tmp_path / "p").iterdir())
+    assert [path.name for path in paths] == [f"train-0000{n}-of-00004.parquet" for n in range(4)]
+    assert str(pq.read_schema(paths[0]).field("input_ids").type) == "list<element: int32>"
+    check_columns(rows(pq.read_table(tmp_path / "p")), store)
+
+
+def test_datasets_load_from_disk(tmp_path, store):
+    datasets = pytest.importorskip("datasets")
+    export_store(store.path, to="hf", out=tmp_path / "h")
+    found = datasets.load_from_disk(str(tmp_path / "h"))
+    assert (str(found.split), found.num_rows) == ("train", 200)
+    check_columns(found[:], store)
+    assert found.features["input_ids"].feature.dtype == "int32"
+    found.map(lambda row: {"n": len(row["input_ids"])}).save_to_disk(str(tmp_path / "again"))
+
+
+def test_an_arrow_stream_a_shard(tmp_path, store):
+    import pyarrow as pa
+
+    export_store(store.path, to="hf", out=tmp_path / "h")
+    state = json.loads((tmp_path / "h/state.json").read_text())
+    tables = [
+        pa.ipc.open_stream(tmp_path / "h" / one["filename"]).read_all()
+        for one in state["_data_files"]
+    ]
+    check_columns(rows(pa.concat_tables(tables)), store)
+
+
+def test_mds_bytes(tmp_path):
+    write_store(tmp_path / "s", [[7, 256], [5] * 300], trained=[[0, 1], [1] * 300])
+    export_store(tmp_path / "s", to="mds", out=tmp_path / "m")
+    data = (tmp_path / "m/shard.00000.mds").read_bytes()
+    config = (
+        b'{"column_encodings": ["ndarray:int32", "ndarray:uint8", "str", "int"], "column_names": '
+        b'["input_ids", "loss_mask", "source", "record"], "column_sizes": [null, null, null, 8], '
+        b'"compression": null, "format": "mds", "hashes": [], "size_limit": 67108864, "version": 2}'
+    )
+    one = np.array([10, 4, 5], "<u4").tobytes()
+    one += b"\x04\x02" + np.array([7, 256], "<i4").tobytes() + b"\x04\x02\x00\x01given" + bytes(8)
+    start = 16 + len(config)
+    assert (
+        data[:start] == np.array([2, start, start + len(one), len(data)], "<u4").tobytes() + config
+    )
+    assert data[start : start + len(one)] == one
+    assert data[start + len(one) + 12 :].startswith(b"\x05\x2c\x01" + np.int32(5).tobytes())
+
+
+STREAMING = """
+import importlib.machinery, json, sys, types, warnings
+
+warnings.simplefilter("ignore")
+class Stub(types.ModuleType):
+    __path__ = []
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+# Imported by the package for images alone, and broken beside a CPU torch.
+for name in ("", ".transforms", ".transforms.functional", ".datasets", ".models"):
+    stub = sys.modules["torchvision" + name] = Stub("torchvision" + name)
+    stub.__spec__ = importlib.machinery.ModuleSpec(stub.__name__, None)
+import numpy as np
+from streaming.base.local import LocalDataset
+from streaming.base.format import MDSWriter
+
+ours = LocalDataset(sys.argv[1])
+config = json.load(open(sys.argv[1] + "/index.json"))["shards"][0]
+columns = dict(zip(config["column_names"], config["column_encodings"]))
+with MDSWriter(out=sys.argv[2], columns=columns, size_limit=config["size_limit"]) as writer:
+    for n in range(len(ours)):
+        writer.write(ours[n])
+theirs = LocalDataset(sys.argv[2])
+for n in range(len(ours)):
+    for name in columns:
+        assert np.array_equal(ours[n][name], theirs[n][name])
+rows = [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in ours[n].items()} for n in range(len(ours))]
+print(json.dumps([rows, len(json.load(open(sys.argv[1] + "/index.json"))["shards"])]))
+"""
+
+
+@pytest.mark.skipif(
+    not importlib.util.find_spec("streaming"), reason="mosaicml-streaming is not here"
+)
+def test_mosaic_streaming_reads_mds(tmp_path, store, monkeypatch):
+    monkeypatch.setattr("batchloom.store.export_mds._SHARD_BYTES", 20_000)
+    export_store(store.path, to="mds", out=tmp_path / "m")
+    done = subprocess.run(
+        [sys.executable, "-c", STREAMING, str(tmp_path / "m"), str(tmp_path / "theirs")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found, shards = json.loads(done.stdout.splitlines()[-1])
+    check_columns({name: [row[name] for row in found] for name in found[0]}, store)
+    assert shards > 1
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_empty_documents_and_other_subsets(tmp_path, to):
+    write_store(tmp_path / "s", {"train": [[1]], "val": [[], [2, 256], []]})
+    done = export_store(tmp_path / "s", to=to, out=tmp_path / "o" / "deep", split="val")
+    assert (done.documents, done.tokens) == (3, 2)
+    if to == "parquet":
+        assert pq.read_table(done.path)["input_ids"].to_pylist() == [[], [2, 256], []]
+    if to == "megatron":
+        assert megatron_documents(done.path / "shard_00000") == [[], [2, 256], []]
+
+
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+def test_a_bare_prefix_goes_out_too(tmp_path, to, dtype):
+    prefix = megatron_prefix(tmp_path / "p", [[[1, 2], [3]], [[4]]], dtype)
+    merge = "one" if to == "megatron" else None
+    done = export_store(prefix, to=to, out=tmp_path / "o", merge=merge)
+    assert done.documents == 2
+    if to == "parquet":
+        assert rows(pq.read_table(tmp_path / "o")) == {"input_ids": [[1, 2, 3], [4]]}
+    if merge:
+        assert megatron_documents(tmp_path / "o/one") == [[1, 2, 3], [4]]
+
+
+def test_ids_no_table_can_hold(tmp_path):
+    prefix = megatron_prefix(tmp_path / "p", [[[1, 2**40]]], np.int64)
+    with pytest.raises(InputError, match="1099511627776 does not fit into int32"):
+        export_store(prefix, to="parquet", out=tmp_path / "o")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.bin", "p.idx"]
+
+
+def test_an_export_appears_as_a_whole_or_not_at_all(tmp_path, store):
+    def stop(documents):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_store(store.path, to="parquet", out=tmp_path / "o", progress=stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+    (tmp_path / "o.partial").mkdir()
+    (tmp_path / "o.partial" / "left").touch()
+    (tmp_path / "o").mkdir()
+    done = export_store(store.path, to="parquet", out=tmp_path / "o")
+    assert done.files == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["o", "s"]
+    with pytest.raises(StoreConflictError, match="not empty; choose another --out"):
+        export_store(store.path, to="flat", out=tmp_path / "o")
+
+
+def test_settings_that_are_wrong(tmp_path):
+    write_store(tmp_path / "s", [[1]])
+    with pytest.raises(SettingsError, match="did you mean 'parquet'"):
+        export_store(tmp_path / "s", to="parqet", out=tmp_path / "o")
+    with pytest.raises(SettingsError, match="names the one prefix of --to megatron"):
+        export_store(tmp_path / "s", to="flat", out=tmp_path / "o", merge="x")
+    with pytest.raises(SettingsError, match="no file name"):
+        export_store(tmp_path / "s", to="megatron", out=tmp_path / "o", merge="../x")
+
+
+def test_the_command(tmp_path, store, capsys):
+    command = ["export", str(store.path), "--to", "megatron", "--out"]
+    assert run([*command, str(tmp_path / "a"), "--merge", "all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 200
+    assert run([*command, str(tmp_path / "b")]) == 0
+    assert "200 documents" in capsys.readouterr().out
+    assert run([*command, str(tmp_path / "b")]) == 1
