@@ -250,12 +250,12 @@ def test_flat_files_that_leave_something_open(tmp_path, name):
 @pytest.mark.parametrize(
     ("array", "sentence"),
     [
-        (np.zeros(3), "holds float64 numbers"),
+        (np.zeros(3), "holds <f8 numbers"),
         (np.zeros((2, 2, 2), int), "shape \\(2, 2, 2\\)"),
         (np.zeros((4, 3), int).T, "in C order"),
         (np.zeros(0, int), "is empty"),
-        (np.array([{}]), "no .npy file of numbers"),
-        (None, "no .npy file of numbers"),
+        (np.array([{}]), "holds .O numbers"),
+        (None, "no .npy file, or is damaged"),
     ],
 )
 def test_npy_files_that_hold_no_ids(tmp_path, array, sentence):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from batchloom.core.errors import OutputError, StoreError, StoreMissingError
-from batchloom.preparation.finish import _subset
+from batchloom.preparation.finish import subset_entry
 from batchloom.store.manifest import ShardEntry, read_manifest
 from batchloom.store.writer import writing
 
@@ -36,5 +36,5 @@ def test_lengths_that_cannot_be_finished_leave_no_file_open(tmp_path):
     entry = ShardEntry("shard_00000", 1, 1, 2, "", "", "")
     (tmp_path / "shard_00000.idx").write_bytes(np.zeros(4, "u1").tobytes())
     with pytest.raises(StoreError, match="is cut short"):
-        _subset(tmp_path, [entry])
+        subset_entry(tmp_path, [entry])
     assert not (tmp_path / "lengths.u32").exists()

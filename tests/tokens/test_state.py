@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from batchloom.core.errors import TokenizerError
-from batchloom.tokens import resolve_tokenizer, tokenizer_from_state
+from batchloom.tokens import NoTokenizer, resolve_tokenizer, tokenizer_from_state
 
 from .conftest import TEXTS, encoded
 
@@ -112,6 +112,34 @@ def test_a_bytes_state_that_lies_is_refused():
     state = resolve_tokenizer("bytes").state()
     with pytest.raises(TokenizerError, match="was changed"):
         tokenizer_from_state(state | {"fingerprint": "x"})
+
+
+def test_ids_without_a_tokenizer_have_a_state_too():
+    tokenizer = NoTokenizer(300, 256)
+    state = json.loads(json.dumps(tokenizer.state()))
+    again = tokenizer_from_state(state)
+    assert (again.fingerprint, again.state()) == (tokenizer.fingerprint, state)
+    assert again.decode([7, 256]) == "7 256"
+    with pytest.raises(TokenizerError, match="id 300 is not of tokenizer 'none'"):
+        again.decode([300])
+    with pytest.raises(TokenizerError, match="2 texts cannot be encoded"):
+        again.encode_batch(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"vocab_size": 301}, "was changed"),
+        ({"end_id": 300}, "end token 300 is not of a vocabulary of 300 ids"),
+        ({"end_id": -1}, "end token -1 is not"),
+        ({"end_id": True}, "not two numbers"),
+        ({"vocab_size": "300"}, "not two numbers"),
+        ({"vocab_size": None}, "not two numbers"),
+    ],
+)
+def test_a_state_without_a_tokenizer_that_lies_is_refused(change, sentence):
+    with pytest.raises(TokenizerError, match=sentence):
+        tokenizer_from_state(NoTokenizer(300, 256).state() | change)
 
 
 @pytest.mark.parametrize(

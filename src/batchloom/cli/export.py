@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, final
 
 import typer
-from rich.console import Console
 
+from batchloom.cli.console import plain_console
 from batchloom.store.export import export_store
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -47,7 +47,7 @@ def export(
     if as_json:
         print(json.dumps(dataclasses.asdict(done), default=str))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     console.print(
         f"{done.path}: {done.documents:,} documents, {done.tokens:,} tokens in {done.files:,} files, "
         f"{done.bytes / 1e6:,.1f} MB.",

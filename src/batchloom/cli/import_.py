@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 import typer
-from batchloom.cli.console import plain_console
 
+from batchloom.cli.console import plain_console
 from batchloom.cli.prepare import Display, parse_size, print_result
 from batchloom.core.errors import SettingsError
 from batchloom.preparation.import_spec import How, ImportSpec

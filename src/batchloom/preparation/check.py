@@ -38,7 +38,7 @@ def check(
     """
     place = Path(path)
     try:
-        verdict = _check_prepared(place)
+        verdict = _check_prepared(place, vocab_size)
     except BatchloomError:
         raise
     except OSError as error:
@@ -46,7 +46,7 @@ def check(
     return verdict or _check_raw(place, text_field)
 
 
-def _check_prepared(place: Path) -> Verdict | None:
+def _check_prepared(place: Path, vocab_size: int | None) -> Verdict | None:
     """The verdict on a store or a prefix; None where there is something else."""
     if (place / MANIFEST_NAME).exists():
         return verify_store(place)

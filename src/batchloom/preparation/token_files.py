@@ -1,11 +1,14 @@
 """Files of token ids as they are found: Megatron prefixes, flat files, ``.npy`` arrays."""
 
+import ast
 import json
+import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +22,7 @@ from batchloom.store.writer import write_pieces
 
 FLAT_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 _BLOCK = 1 << 22
+_MOST_HEADER = 10_000
 _HINT = "give --eod ID (the id that ends each document) or --document-tokens N (pieces of N tokens)"
 
 
@@ -209,21 +213,48 @@ def _map_flat(path: Path, dtype: str | None) -> NDArray[Any]:
 
 
 def _map_array(path: Path) -> tuple[NDArray[Any], int]:
-    """A ``.npy`` file of one or two dimensions, and the bytes of its header."""
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    """A ``.npy`` file of one or two dimensions, and the bytes of its header.
+
+    The header is read here: numpy's own reader answers damaged ones with half a dozen kinds of errors.
+    Source: numpy/lib/format.py, versions 1 to 3.
+    """
+    view = map_file(path)
+    start, header = _npy_header(view)
+    descr, shape = header.get("descr"), header.get("shape")
+    if not isinstance(descr, str) or not _is_shape(shape):
+        raise InputError(f"{path} is no .npy file, or is damaged; save ids with numpy.save.")
+    ordered = header.get("fortran_order") is False or len(shape) == 1
+    if not re.fullmatch(r"[<>|=]?[iu][1248]", descr) or len(shape) not in (1, 2) or not ordered:
         raise InputError(
-            f"{path} is no .npy file of numbers ({error}); save ids with numpy.save."
-        ) from error
-    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or not array.flags.c_contiguous:
-        raise InputError(
-            f"{path} holds {array.dtype} numbers of shape {array.shape}; wanted are integers of one dimension, or of "
-            "two (a row is a document), in C order."
+            f"{path} holds {descr} numbers of shape {shape}; wanted are integers (i or u) of one dimension, or of two "
+            "(a row is a document), in C order."
         )
-    if not array.size:
-        raise InputMissingError(f"{path} is empty: its shape is {array.shape}.")
-    return array.view(np.ndarray), path.stat().st_size - array.nbytes
+    dtype, count = np.dtype(descr), math.prod(shape)
+    if not count:
+        raise InputMissingError(f"{path} is empty: its shape is {shape}.")
+    if len(view) - start != count * dtype.itemsize:
+        raise InputError(
+            f"{path} has {len(view) - start:,} bytes after its header, and {count:,} ids of {descr} take "
+            f"{count * dtype.itemsize:,}: it is cut short or damaged."
+        )
+    return np.frombuffer(view, dtype, offset=start).reshape(shape), start
+
+
+def _npy_header(view: memoryview) -> tuple[int, dict[str, Any]]:
+    """Where the numbers of a ``.npy`` file begin, and what its header says; nothing where it is none."""
+    if bytes(view[:6]) != b"\x93NUMPY" or len(view) < 12 or view[6] not in (1, 2, 3):
+        return 0, {}
+    at = 10 if view[6] == 1 else 12
+    start = at + int.from_bytes(view[8:at], "little")
+    try:
+        header = ast.literal_eval(bytes(view[at : min(start, at + _MOST_HEADER)]).decode("latin-1"))
+    except (ValueError, SyntaxError, RecursionError, TypeError):
+        return 0, {}
+    return (start, header) if isinstance(header, dict) and start <= len(view) else (0, {})
+
+
+def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:
+    return isinstance(value, tuple) and all(type(size) is int and size >= 0 for size in value)
 
 
 def _with_sidecar(path: Path, cutting: Cutting) -> Cutting:

@@ -24,6 +24,7 @@ class NoTokenizer:
     """
 
     name = "none"
+    lossy = False
     bos_id: int | None = None
     engine = Engine("none", "1")
 
