@@ -82,7 +82,7 @@ def check_beginnings(sources: Sequence[Source], rules: ReadRules) -> None:
         with PartReader(Part(source, 0, source.size), rules) as reader:
             for found in reader:
                 seen += found.seen
-                if found.texts or seen >= _LOOK_RECORDS:
+                if found.values or seen >= _LOOK_RECORDS:
                     break
 
 
@@ -146,4 +146,4 @@ def _bound(bounds: RecordBounds, source: Source, place: int, probe: int) -> int 
 def _read(part: Part, rules: ReadRules) -> Iterator[str]:
     with PartReader(part, rules) as reader:
         for found in reader:
-            yield from found.texts
+            yield from found.values

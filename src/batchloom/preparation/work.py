@@ -9,6 +9,7 @@ from typing import IO, Any, Self, TypeVar, final
 
 import msgspec
 
+from batchloom.core.document import BadRecord
 from batchloom.core.errors import OutputError, StoreConflictError
 from batchloom.preparation.unit_files import FACTS_NAME, SHARDS_NAME
 from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 WORK_NAME = ".work"
 # Of the temporary files; a job begun by another version is begun anew.
-WORK_VERSION = 1
+WORK_VERSION = 2
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ class UnitFacts(msgspec.Struct, frozen=True):
     """``unit.json``: written when a unit's temporary files are complete.
 
     ``smallest`` holds the few smallest distinct hashes of each subset; ``first_bad`` the
-    part, record (inside it) and reason of the first bad record; ``checksums`` the XXH3-128 of
+    part and the first bad record in it; ``checksums`` the XXH3-128 of
     the token file of each subset.
     """
 
@@ -47,7 +48,7 @@ class UnitFacts(msgspec.Struct, frozen=True):
     documents: int
     tokens: int
     smallest: dict[str, list[str]]
-    first_bad: tuple[int, int, str] | None
+    first_bad: tuple[int, BadRecord] | None
     checksums: dict[str, str]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Self, final
 
-from batchloom.core.document import Documents
+from batchloom.core.document import Records
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.jsonl import read_jsonl
 from batchloom.sources.plain import read_cut, read_delimited, read_whole
@@ -51,7 +51,7 @@ class PartReader:
     def __exit__(self, *exc: object) -> None:
         self._stream.__exit__(*exc)
 
-    def __iter__(self) -> Iterator[Documents]:
+    def __iter__(self) -> Iterator[Records]:
         if self._way == "jsonl":
             return read_jsonl(self._stream, self._rules)
         if self._way == "file":

@@ -5,7 +5,7 @@ from typing import Literal
 
 from batchloom.sources.kinds import Compression, Kind
 
-Way = Literal["jsonl", "file", "cut", "line", "paragraph", "marker"]
+Way = Literal["jsonl", "json", "csv", "table", "file", "cut", "line", "paragraph", "marker"]
 
 BOM = b"\xef\xbb\xbf"
 SPLIT_WORDS = ("auto", "file", "line", "paragraph")
@@ -32,9 +32,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ReadRules:
-    """Which field of a JSONL record is the text, and what a document of a text file is."""
+    """Which field of a record is the text, and what a document of a text file is.
 
-    text_field: str = "text"
+    Attributes:
+        text_field: the field of a record (a column of a table) that is the text; None for whole
+            rows.
+        split_on: what a document of a text file is; see ``Recipe``.
+        limits: the sizes that decide documents.
+    """
+
+    text_field: str | None = "text"
     split_on: str = "auto"
     limits: Limits = Limits()
 
