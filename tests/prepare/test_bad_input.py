@@ -153,13 +153,13 @@ def test_a_file_that_goes_while_it_is_prepared(tmp_path):
 
 def test_what_is_left_out_is_told_before_the_work(tmp_path):
     (tmp_path / "in").mkdir()
-    for name in ("a.txt", "b.csv", "c.csv", ".hidden"):
+    for name in ("a.txt", "b.pdf", "c.pdf", ".hidden"):
         (tmp_path / "in" / name).write_text("text")
     events = []
     result = make(
         [tmp_path / "in", tmp_path / "in" / "a.txt"], tmp_path / "out", listener=events.append
     )
-    notes = ["Left out of in: 2 .csv, 1 hidden.", "Named more than once, read once: a.txt."]
+    notes = ["Left out of in: 2 .pdf, 1 hidden.", "Named more than once, read once: a.txt."]
     assert [event.text for event in events[:2]] == notes
     assert result.notes == tuple(notes)
     assert json.loads((tmp_path / "out" / "report.json").read_text())["notes"] == notes
