@@ -22,6 +22,7 @@ MUST_BE_LIST = "JSON file must contain a list of objects"
 _KEYS_SHOWN = 8
 _KEY_BYTES = 1 << 16
 _LEAD = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
+_SCALAR_END = re.compile(rb"[,\]]")
 # In text whose quotes are out of step, what stood between strings reads as strings of its own.
 _STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 _BETWEEN = re.compile(rb"[\s\[\]{},:]*[,:][\s\[\]{},:]*")
@@ -186,8 +187,8 @@ class _List:
         if data[start : start + 1] == QUOTE:
             string = _STRING.match(data, start)
             return string.end() if string else None
-        ends = [at for at in (data.find(b",", start), data.find(b"]", start)) if at >= 0]
-        return min(ends) if ends else None
+        end = _SCALAR_END.search(data, start)
+        return end.start() if end else None
 
     def _add(self, found: Records, start: int, stop: int) -> None:
         text, record = self._text, self._record

@@ -43,12 +43,14 @@ class JsonText:
     def __init__(self, stream: PartStream) -> None:
         self.name, self.at = stream.source.name, 0
         self._stream = stream
-        self._offset, self._line, self._column = stream.position, 1, 1
+        self._offset = stream.position
+        self._first = 1, 1
         self.data = stream.read_up_to(_CHUNK)
         refuse_wide(self.name, self.data)
         if self.data.startswith(BOM):
             self.at = len(BOM)
-            self._column -= 1
+            self._first = 1, 0
+        self._known = 0, *self._first
 
     @property
     def offset(self) -> int:
@@ -65,12 +67,13 @@ class JsonText:
     def place(self, at: int | None = None) -> tuple[int, int]:
         """1-based line and column of a place in the window (default: where it stands)."""
         at = self.at if at is None else at
-        lines = self.data.count(b"\n", 0, at)
-        if not lines:
-            return self._line, self._column + _characters(self.data[:at])
-        return self._line + lines, 1 + _characters(
-            self.data[self.data.rfind(b"\n", 0, at) + 1 : at]
-        )
+        # From the last place that was asked for: there may be a bad record at every other byte.
+        known, line, column = self._known if self._known[0] <= at else (0, *self._first)
+        lines = self.data.count(b"\n", known, at)
+        begin = self.data.rfind(b"\n", known, at) + 1 if lines else known
+        place = line + lines, (1 if lines else column) + _characters(self.data[begin:at])
+        self._known = at, *place
+        return place
 
     def peek(self) -> bytes:
         """The next byte that is no white space, where the window now stands; empty at the end."""
@@ -146,7 +149,8 @@ class JsonText:
         return found.end() if found else self.at
 
     def _let_go(self) -> None:
-        self._line, self._column = self.place()
+        self._first = self.place()
+        self._known = 0, *self._first
         self._offset += self.at
         self.data, self.at = self.data[self.at :], 0
 

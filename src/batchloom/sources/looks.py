@@ -1,6 +1,7 @@
 """Looking at what files hold: files on disk, and members of archives while they are listed."""
 
 import io
+import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -107,7 +108,7 @@ def _judge_member(found: Found) -> Verdict:
     try:
         with closing(found.start()) as file:
             return judge(found.name, _Head(file).start)
-    except (Broken, EOFError, InputError):
+    except (Broken, EOFError, InputError, tarfile.TarError):
         return Verdict(None, None, "broken")
 
 

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import final
 
+import numpy as np
+
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
 from batchloom.sources.faults import SNIPPET_BYTES, missing_field, snippet, too_large
@@ -14,6 +16,7 @@ from batchloom.sources.streams import PartStream
 
 _CHUNK = 1 << 20
 _STRETCH_BYTES = 1 << 20
+_NEWLINE, _QUOTE = b'\n"'
 _DELIMITERS = ",;\t"
 
 
@@ -38,7 +41,7 @@ class _Lines:
         line: 1-based number of the next line.
         offset: of its first byte.
         over: whether the stream has ended.
-        pieces: the lines of the record so far.
+        start: the first bytes of the record.
         fault: why the record cannot be decoded, if so.
     """
 
@@ -48,13 +51,14 @@ class _Lines:
         self._at = 0
         self._carry = b""
         self.line, self.offset, self.over = 1, stream.position, False
-        self.pieces: list[bytes] = []
-        self._size = 0
+        self.start = b""
+        self._size = self._quotes = 0
+        self._ended = True
         self.fault = ""
 
     def begin(self) -> None:
         """A record begins with the next line."""
-        self.pieces, self._size, self.fault = [], 0, ""
+        self.start, self._size, self._quotes, self.fault = b"", 0, 0, ""
 
     def __iter__(self) -> "_Lines":
         return self
@@ -64,8 +68,11 @@ class _Lines:
         if not data:
             self.over = True
             raise StopIteration
-        self.pieces.append(data)
+        if len(self.start) < SNIPPET_BYTES:
+            self.start += data[:SNIPPET_BYTES]
         self._size += len(data)
+        self._quotes += data.count(b'"')
+        self._ended = data.endswith(b"\n")
         if self._size > self._most:
             raise _TooLargeError
         try:
@@ -94,15 +101,21 @@ class _Lines:
 
     def rest_of_record(self) -> bool:
         """Read through the rest of a record above the limit; False where the stream ends in it."""
-        quotes = sum(piece.count(b'"') for piece in self.pieces)
-        ended = self.pieces[-1].endswith(b"\n")
+        odd = self._quotes % 2
+        ended = not odd and self._ended
         self.begin()
-        while quotes % 2 or not ended:
-            data = self.bytes()
+        data = b"".join(self._ready[self._at :]) + self._carry
+        self._ready, self._at, self._carry = [], 0, data
+        while not ended:
+            data = self._carry or self._stream.read_up_to(_CHUNK)
             if not data:
-                return not quotes % 2
-            quotes += data.count(b'"')
-            ended = data.endswith(b"\n")
+                return not odd
+            end, odd = _record_end(data, odd)
+            ended = end > 0
+            end = end or len(data)
+            self.offset += end
+            self.line += data.count(b"\n", 0, end)
+            self._carry = data[end:]
         return True
 
     def _fill(self) -> None:
@@ -115,6 +128,19 @@ class _Lines:
         self._ready, self._at, self._carry = _lines(data), 0, b""
         if self._ready and not self._ready[-1].endswith(b"\n") and len(self._ready) > 1:
             self._carry = self._ready.pop()
+
+
+def _record_end(data: bytes, odd: int) -> tuple[int, int]:
+    """After which newline of ``data`` a record ends (0: none), and whether its quotes are odd.
+
+    Args:
+        data: goes on in a record.
+        odd: whether the record's quotes so far are odd in number: then a field is open.
+    """
+    array = np.frombuffer(data, np.uint8)
+    newlines, quotes = np.flatnonzero(array == _NEWLINE), np.flatnonzero(array == _QUOTE)
+    even = newlines[(np.searchsorted(quotes, newlines) + odd) % 2 == 0]
+    return (int(even[0]) + 1, 0) if len(even) else (0, (odd + len(quotes)) % 2)
 
 
 class _TooLargeError(Exception):
@@ -178,7 +204,7 @@ class _Reader:
     def _header(self) -> tuple[list[str], str]:
         lines = self._lines
         first = next(lines, "")
-        refuse_wide(self._name, lines.pieces[0] if lines.pieces else b"")
+        refuse_wide(self._name, lines.start)
         if "\r" in first.rstrip("\r\n"):
             raise InputError(
                 f"{self._name} ends its lines with CR alone; convert it with: tr '\\r' '\\n'"
@@ -216,11 +242,10 @@ class _Reader:
         return header.index(field)
 
     def _bad(self, offset: int, line: int, reason: str) -> BadRecord:
-        start = b"".join(self._lines.pieces)[:SNIPPET_BYTES]
-        return BadRecord(self._record, offset, None, reason, snippet(start), line)
+        return BadRecord(self._record, offset, None, reason, snippet(self._lines.start), line)
 
     def _too_large(self, offset: int, line: int) -> BadRecord:
-        start = b"".join(piece[:SNIPPET_BYTES] for piece in self._lines.pieces[:8])[:SNIPPET_BYTES]
+        start = self._lines.start
         if not self._lines.rest_of_record():
             raise InputError(self._unclosed(line))
         return too_large(self._record, offset, start, self._most, line)

@@ -354,7 +354,7 @@ def _named(source: Source) -> Iterator[None]:
     """Tell what pyarrow finds wrong with a file as an InputError that names it."""
     try:
         yield
-    except (InputError, UnicodeDecodeError):
+    except InputError:
         raise
     except (
         pa.ArrowException,
