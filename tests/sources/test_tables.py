@@ -192,3 +192,15 @@ def test_mixed_text_in_many_groups_has_one_memory(tmp_path):
         assert rows == 400_000
         assert peak < 350 * 1024
         path.unlink()
+
+
+def test_pyarrow_is_loaded_for_tables_only():
+    code = "import sys, batchloom.preparation.job; print({'pyarrow', 'lz4'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.stdout == "set()\n"

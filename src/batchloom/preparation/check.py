@@ -20,14 +20,14 @@ _SAMPLE = 200
 
 
 def check(path: str | os.PathLike[str], *, text_field: str = "text") -> Verdict:
-    """Verify a store, a bare Megatron prefix, or raw text and JSONL.
+    """Verify a store, a bare Megatron prefix, or raw input of any kind.
 
     A store: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
     sample, that tokens are not uniform noise. Raw input: that every record can be read.
 
     Args:
         path: what to check.
-        text_field: field of a raw JSONL record that holds the text.
+        text_field: field of a raw record that holds the text.
 
     Raises:
         InputMissingError: there is nothing at ``path``.
