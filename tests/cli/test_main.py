@@ -79,7 +79,7 @@ def test_check_of_raw_files(tmp_path, capsys):
     assert run(["check", str(bad)]) == 1
     out = capsys.readouterr().out
     assert "line 3" in out
-    assert "line 4, column" in out
+    assert "Invalid JSON on line 4 in bad.jsonl, column 13: " in out
     (tmp_path / "plain.txt").write_text("hello")
     assert run(["check", str(tmp_path / "plain.txt")]) == 0
     capsys.readouterr()

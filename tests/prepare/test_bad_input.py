@@ -42,7 +42,7 @@ def test_bad_records_go_aside_and_the_rest_goes_on(tmp_path):
         ("a.jsonl", 51, 9),
         ("b.txt", None, None),
     ]
-    assert set(aside[0]) == {"source", "line", "column", "offset", "reason", "snippet"}
+    assert set(aside[0]) == {"source", "line", "row", "column", "offset", "reason", "snippet"}
     assert aside[0]["offset"] == sum(len(line) + 1 for line in lines[:3])
     assert "did you mean --text-field 'txt'?" in aside[0]["reason"]
 
@@ -58,7 +58,10 @@ def test_the_budget_of_bad_records(tmp_path):
         make(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=1000)
     text = one_sentence(error)
     assert text.startswith("11 bad records in the first ")
-    assert "more than --max-bad 0.1% allows. The first: a.jsonl, line 2: not valid JSON: " in text
+    assert (
+        "more than --max-bad 0.1% allows. The first: Invalid JSON on line 2 in a.jsonl, column 1: "
+        in text
+    )
     assert "raise the budget, for example --max-bad 5%" in text
     assert not (tmp_path / "out" / "dataset_metadata.json").exists()
     # Raising the budget goes on with what was done.
@@ -150,13 +153,13 @@ def test_a_file_that_goes_while_it_is_prepared(tmp_path):
 
 def test_what_is_left_out_is_told_before_the_work(tmp_path):
     (tmp_path / "in").mkdir()
-    for name in ("a.txt", "b.csv", "c.csv", ".hidden"):
+    for name in ("a.txt", "b.pdf", "c.pdf", ".hidden"):
         (tmp_path / "in" / name).write_text("text")
     events = []
     result = make(
         [tmp_path / "in", tmp_path / "in" / "a.txt"], tmp_path / "out", listener=events.append
     )
-    notes = ["Left out of in: 2 .csv, 1 hidden.", "Named more than once, read once: a.txt."]
+    notes = ["Left out of in: 2 .pdf, 1 hidden.", "Named more than once, read once: a.txt."]
     assert [event.text for event in events[:2]] == notes
     assert result.notes == tuple(notes)
     assert json.loads((tmp_path / "out" / "report.json").read_text())["notes"] == notes

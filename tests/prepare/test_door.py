@@ -59,10 +59,10 @@ def test_python_stays_a_function_after_its_modules_are_loaded(tmp_path, text):
 
 def test_python_without_a_listener_logs_what_is_left_out(tmp_path, caplog):
     (tmp_path / "in").mkdir()
-    for name in ("a.txt", "b.csv"):
+    for name in ("a.txt", "b.pdf"):
         (tmp_path / "in" / name).write_text("text")
     batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes")
-    assert caplog.messages == ["Left out of in: 1 .csv."]
+    assert caplog.messages == ["Left out of in: 1 .pdf."]
 
 
 @pytest.mark.parametrize(("model", "lossy"), [({}, True), ({"unk_token": "a"}, False)])
@@ -116,7 +116,7 @@ def test_the_command_tells_what_went_in_and_came_out(tmp_path, text):
 
 
 def test_json_is_one_object_on_standard_output(tmp_path, text):
-    (tmp_path / "b.csv").write_text("x")
+    (tmp_path / "b.pdf").write_text("x")
     done = run(tmp_path, "--out", tmp_path / "out", "--tokenizer", "bytes", "--json")
     facts = json.loads(done.stdout)
     assert facts["counts"] == {
@@ -126,7 +126,7 @@ def test_json_is_one_object_on_standard_output(tmp_path, text):
         "quarantined": 1,
         "dropped": {"empty": 1},
     }
-    assert facts["notes"] == [f"Left out of {tmp_path.name}: 1 .csv."]
+    assert facts["notes"] == [f"Left out of {tmp_path.name}: 1 .pdf."]
     assert facts["notes"][0] in done.stderr
 
 
@@ -170,7 +170,7 @@ def test_plain_lines_tell_how_far_it_is(capsys, monkeypatch):
     from batchloom.cli import prepare as module
 
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0.0)
-    with module._Display() as display:
+    with module.Display() as display:
         display.show(Note("Left out: [bold]."))
         display.show(Progress("sample", 0, 10**6, 0, 0, 0, 0))
         display.show(Progress("tokenize", 25 * 10**5, 10**7, 0, 1234, 56_789, 2))

@@ -16,7 +16,7 @@ def read(path, rules=None):
     texts, bad, records = [], [], []
     with PartReader(Part(source, 0, source.size), rules or ReadRules()) as reader:
         for found in reader:
-            texts += found.texts
+            texts += found.values
             records += found.records
             bad += found.bad
     return texts, records, bad
@@ -154,3 +154,32 @@ def test_columns_of_enormous_names_are_cut_in_the_reason(tmp_path):
     (bad,) = read(path)[2]
     assert len(bad.reason) < 400
     assert bad.reason.endswith("did you mean --text-field 'texd'?")
+
+
+def test_without_a_text_field_a_record_is_its_whole_row(tmp_path):
+    rows = [
+        {"a": 1, "b": [None, {"c": 2.5}]},
+        {"a": "now text", "extra": {}},
+        {"a": ["and a list"]},
+    ]
+    path = write(tmp_path, *map(json.dumps, rows), "5", '{"a":1,"a":2}')
+    values, records, bad = read(path, ReadRules(text_field=None))
+    # Of two values under one key the last counts, as in json and everywhere.
+    assert values == [*rows, {"a": 2}]
+    assert records == [0, 1, 2, 4]
+    assert (bad[0].column, bad[0].reason) == (1, "a number, not a JSON object")
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ('{"x": NaN}', "write null instead"),
+        ('{"x": -Infinity}', "write null instead"),
+        ("{'x': 1}", "this is Python, not JSON"),
+        ('{"x": None}', "this is Python, not JSON"),
+    ],
+)
+def test_values_of_other_languages_come_with_the_remedy(tmp_path, line, remedy):
+    values, _, bad = read(write(tmp_path, line, "{}"), ReadRules(text_field=None))
+    assert values == [{}]
+    assert remedy in bad[0].reason

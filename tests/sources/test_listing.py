@@ -26,7 +26,8 @@ def corpus(tmp_path, monkeypatch):
         "corpus/empty.txt": b"",
         "corpus/image.png": b"\x89PNG\x00\x00",
         "corpus/table.csv": b"a,b",
-        "corpus/table2.csv": b"a,b",
+        "corpus/notes.docx": b"PK",
+        "corpus/more.docx": b"PK",
         "corpus/data.parquet": b"PAR1",
         "corpus/README": b"no ending, plain text",
         "corpus/records": b'{"text": "sniffed"}\n{"text": "two"}\n',
@@ -52,11 +53,13 @@ def test_a_folder_is_read_in_the_order_of_its_paths(corpus):
         ("corpus/a/z.jsonl", "jsonl"),
         ("corpus/a-b/c.md", "text"),
         ("corpus/b.txt", "text"),
+        ("corpus/data.parquet", "parquet"),
         ("corpus/records", "jsonl"),
+        ("corpus/table.csv", "csv"),
     ]
     (note,) = listing.notes
     assert note == (
-        "Left out of corpus: 2 .csv, 1 .parquet, 1 __pycache__, 1 binary .png, 1 empty, 2 hidden, 1 stores."
+        "Left out of corpus: 2 .docx, 1 __pycache__, 1 binary .png, 1 empty, 2 hidden, 1 stores."
     )
 
 
@@ -100,12 +103,14 @@ def test_globs(corpus):
         "corpus/a/z.jsonl",
         "corpus/a-b/c.md",
         "corpus/b.txt",
+        "corpus/data.parquet",
         "corpus/records",
+        "corpus/table.csv",
     ]
     with pytest.raises(InputMissingError, match=r"Nothing matches nothing\*; wanted are"):
         names("nothing*")
-    with pytest.raises(InputMissingError, match="matches no usable file, only 2 .csv"):
-        names("corpus/*.csv")
+    with pytest.raises(InputMissingError, match="matches no usable file, only 2 .docx"):
+        names("corpus/*.docx")
 
 
 def test_a_name_with_brackets_is_a_file_where_there_is_one(corpus):
@@ -150,9 +155,13 @@ def test_the_output_is_no_input(corpus):
     [
         ("missing.txt", "There is no file or folder corpus/missing.txt: name files"),
         ("empty.txt", "corpus/empty.txt is empty: it has 0 bytes."),
-        ("table.csv", r"corpus/table.csv is not read yet \(.csv\): convert it to JSON Lines"),
-        ("data.parquet", r"not read yet \(.parquet\)"),
-        ("image.png", r"not read yet \(binary .png\): only text, code and JSON Lines are read"),
+        ("missing.jsonl", "JSONL file not found: corpus/missing.jsonl"),
+        ("missing.parquet", "Parquet file not found: corpus/missing.parquet"),
+        ("notes.docx", r"corpus/notes.docx is not read yet \(.docx\): extract its text first"),
+        (
+            "image.png",
+            r"not read yet \(binary .png\): only text, code, JSON, CSV and tables are read",
+        ),
         ("pipe", "neither a file nor a folder"),
     ],
 )
@@ -166,8 +175,8 @@ def test_a_folder_without_usable_files_is_an_error(corpus):
     (corpus / "nothing").mkdir()
     with pytest.raises(InputMissingError, match="corpus/nothing holds no files; wanted are"):
         names("corpus/nothing")
-    (corpus / "nothing" / "x.csv").write_text("a")
-    with pytest.raises(InputMissingError, match="holds no usable file, only 1 .csv"):
+    (corpus / "nothing" / "x.pdf").write_text("a")
+    with pytest.raises(InputMissingError, match="holds no usable file, only 1 .pdf"):
         names("corpus/nothing")
 
 
@@ -184,15 +193,84 @@ def test_what_a_packed_file_is_is_told_by_what_it_holds(corpus):
     (corpus / "x.jsonl.gz").write_bytes(gzip.compress(b'{"text":"a"}'))
     (corpus / "dump.gz").write_bytes(gzip.compress(b"plain text"))
     (corpus / "long.gz").write_bytes(gzip.compress(b'{"text":"' + b"x" * 20_000 + b'"}\n'))
-    (corpus / "a.tar.gz").write_bytes(gzip.compress(b"tar"))
-    found = list_sources(["corpus/x.jsonl.gz", "corpus/dump.gz", "corpus/long.gz"]).sources
+    (corpus / "packed").write_bytes(gzip.compress(b'{"text":"told by its first bytes"}\n'))
+    found = list_sources(
+        [f"corpus/{name}" for name in ("x.jsonl.gz", "dump.gz", "long.gz", "packed")]
+    ).sources
     assert [(source.kind, source.compression) for source in found] == [
         ("jsonl", "gzip"),
         ("text", "gzip"),
         ("jsonl", "gzip"),
+        ("jsonl", "gzip"),
     ]
-    with pytest.raises(InputError, match="unpack it first"):
-        names("corpus/a.tar.gz")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.json", '[{"a":1},\n{"a":2}]', "json"),
+        ("a.json", ' {\n "data": [{"a":1}]}', "json"),
+        ("a.json", '{"version":1,"data":[{"a":1}]}', "json"),
+        ("a.json", '{"data":"no list"}', "jsonl"),
+        ("a.json", '{"a":1}\n{"a":2}\n', "jsonl"),
+        ("a.json", '\ufeff{"a":1}\n', "jsonl"),
+        ("a.json", "[1]\n[2]\n", "jsonl"),
+        ("a.json", '{"a":\n{"a":2}\n', "jsonl"),
+        ("a.json", "nonsense", "json"),
+        ("a.json", '{"v":1,"data":[{"text":"' + "x" * 2_000_000 + '"}]}', "json"),
+        ("a.json", '{"text":"' + "x" * 2_000_000 + '"}', "jsonl"),
+        ("a.jsonl", '[{"a":1},\n{"a":2}]', "json"),
+        ("a.jsonl", '[{"a":1}]\n[{"a":2}]\n', "jsonl"),
+        ("a.jsonl", '{"data":[{}]}', "jsonl"),
+        ("a.jsonl", "nonsense", "jsonl"),
+        ("a", '[\n{"a":1}]', "json"),
+        ("a.json", "[1, 2]", "json"),
+        ("a.json", '{\n"a": 1}', "json"),
+        ("a.json", '{"a": 1}', "jsonl"),
+        ("a", "[1, 2]", "text"),
+        ("a", "PAR1", "parquet"),
+        ("a.arrow", "PAR1", "parquet"),
+        ("a.parquet", "nonsense", "parquet"),
+        ("a", "ARROW1", "arrow"),
+    ],
+)
+def test_what_a_file_holds_decides_between_lines_and_lists(tmp_path, name, content, kind):
+    (tmp_path / name).write_bytes(content.encode())
+    listing = list_sources([str(tmp_path / name)])
+    assert listing.sources[0].kind == kind
+    expected = {"a": None, "a.json": "json", "a.jsonl": "jsonl", "a.arrow": "arrow"}
+    otherwise = expected.get(name, kind) not in (None, kind)
+    assert bool(listing.notes) == otherwise
+    assert not otherwise or f"Read as what it holds: {name} as " in listing.notes[0]
+
+
+def test_json_of_no_records_is_left_out_of_folders_and_globs(tmp_path):
+    for name, content in {
+        "package.json": '{\n  "name": "x"\n}',
+        "small.json": '{"compilerOptions": {}}',
+        "numbers.json": "[1, 2]",
+        "rows.json": '[\n  {"text": "a"}]',
+        "more.json": '{\n  "version": 1, "data": [{"text": "a"}]}',
+        "lines.json": '{"text": "a"}\n{"text": "b"}',
+    }.items():
+        (tmp_path / name).write_text(content)
+    listing = list_sources([str(tmp_path)])
+    assert {source.name.split("/")[1] for source in listing.sources} == {
+        "rows.json",
+        "more.json",
+        "lines.json",
+    }
+    assert "3 JSON of no records" in listing.notes[0]
+    assert len(list_sources([str(tmp_path / "*.json")]).sources) == 3
+
+
+def test_feather_of_version_1_and_packed_tables_are_refused(tmp_path):
+    (tmp_path / "a.feather").write_bytes(b"FEA1")
+    (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
+    with pytest.raises(InputError, match="Feather of version 1.*write_feather"):
+        names(tmp_path / "a.feather")
+    with pytest.raises(InputError, match="unpack it first: tables need random access"):
+        names(tmp_path / "a.parquet.gz")
 
 
 def test_a_name_that_is_no_utf8_can_be_written_down(corpus):

@@ -24,8 +24,8 @@ def read(path, rules, unit_bytes=None):
     for part in parts_of(source, rules, unit_bytes or 1 << 40):
         with PartReader(part, rules, bounds) as reader:
             for found in reader:
-                assert len(found.texts) == len(found.records) == len(found.offsets)
-                texts += zip(found.texts, found.offsets, strict=True)
+                assert len(found.values) == len(found.records) == len(found.offsets)
+                texts += zip(found.values, found.offsets, strict=True)
                 bad += found.bad
                 seen += found.seen
             reader.finish()

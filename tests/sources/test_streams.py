@@ -1,8 +1,11 @@
 """Bytes as they come from disk: packed, broken, changed."""
 
+import bz2
 import gzip
+import lzma
 import os
 
+import lz4.frame
 import pytest
 import zstandard
 
@@ -30,10 +33,16 @@ def unpack(path, size=10_000):
 
 
 def packed(kind, data):
-    return gzip.compress(data) if kind == "gz" else zstandard.compress(data)
+    if kind == "lz4":
+        return lz4.frame.compress(data, content_checksum=True)
+    makers = {"gz": gzip, "zst": zstandard, "bz2": bz2, "xz": lzma}
+    return makers[kind].compress(data)
 
 
-@pytest.mark.parametrize("kind", ["gz", "zst"])
+KINDS = ["gz", "zst", "bz2", "xz", "lz4"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_packed_files_of_one_or_several_members(tmp_path, kind):
     path = tmp_path / f"a.txt.{kind}"
     path.write_bytes(packed(kind, TEXT))
@@ -50,7 +59,7 @@ def test_streaming_zstd_without_a_stated_size(tmp_path):
 
 
 def test_a_small_file_that_unpacks_to_a_large_one_comes_in_pieces(tmp_path):
-    for kind in ("gz", "zst"):
+    for kind in KINDS:
         path = tmp_path / f"a.txt.{kind}"
         path.write_bytes(packed(kind, bytes(50 << 20)))
         with PartStream(source_of_text(path)) as stream:
@@ -62,7 +71,7 @@ def source_of_text(path):
     return source_of(path)
 
 
-@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("left", [3, 20, 0.5, 0.999])
 def test_a_packed_file_cut_short_names_the_file_and_the_byte(tmp_path, kind, left):
     path = tmp_path / f"a.txt.{kind}"
@@ -75,7 +84,7 @@ def test_a_packed_file_cut_short_names_the_file_and_the_byte(tmp_path, kind, lef
         unpack(path)
 
 
-@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_broken_packed_file_names_the_file_and_the_byte(tmp_path, kind):
     path = tmp_path / f"a.txt.{kind}"
     path.write_bytes(b"this was never packed")
@@ -83,11 +92,8 @@ def test_a_broken_packed_file_names_the_file_and_the_byte(tmp_path, kind):
         InputError, match=rf"^a.txt.{kind} is broken \(.+\): its \w+ data ends or fails at byte"
     ):
         unpack(path)
-    data = bytearray(
-        gzip.compress(TEXT)
-        if kind == "gz"
-        else zstandard.ZstdCompressor(write_checksum=True).compress(TEXT)
-    )
+    checked = zstandard.ZstdCompressor(write_checksum=True)
+    data = bytearray(checked.compress(TEXT) if kind == "zst" else packed(kind, TEXT))
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(InputError, match="is broken|is cut short"):
@@ -120,3 +126,22 @@ def test_a_wrong_checksum_is_called_by_its_name(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(data)
     with pytest.raises(InputError, match=r"a.txt.gz is broken \(CRC check failed"):
         unpack(tmp_path / "a.txt.gz")
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst", "bz2", "xz"])
+def test_a_zip_bomb_is_named_and_sound_files_of_any_ratio_are_not(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr("batchloom.sources.streams.BOMB_BYTES", 32 << 20)
+    monkeypatch.setattr("batchloom.sources.streams.BOMB_RATIO", 500)
+    path = tmp_path / f"a.txt.{kind}"
+    path.write_bytes(packed(kind, bytes(31 << 20)))
+    with PartStream(source_of(path)) as stream:
+        stream.finish()
+    path.write_bytes(packed(kind, bytes(64 << 20)))
+    with PartStream(source_of(path)) as stream, pytest.raises(InputError, match="a zip bomb"):
+        stream.finish()
+
+
+def test_xz_with_padding_between_its_streams(tmp_path):
+    path = tmp_path / "a.txt.xz"
+    path.write_bytes(packed("xz", b"one") + bytes(8) + packed("xz", b"two") + bytes(4))
+    assert unpack(path) == b"onetwo"

@@ -4,7 +4,12 @@ Every class also derives from the built-in people already catch, so that
 ``except FileNotFoundError`` and ``except ValueError`` keep working.
 """
 
+import json
 from collections.abc import Sequence
+from typing import Any
+
+# How the reason begins where a record is no JSON.
+INVALID_JSON = "not valid JSON: "
 
 
 class BatchloomError(Exception):
@@ -24,17 +29,69 @@ class RecordError(InputError):
 
     Attributes:
         file: the input as the user named it.
-        line: 1-based line of the record, None where lines have no meaning.
+        line: 1-based line of the fault, None where lines have no meaning.
         column: 1-based column of the fault, None where it is the record as a whole.
         reason: what is wrong and how to mend it.
+        row: 1-based row of the record, where people count rows; else None.
     """
 
-    def __init__(self, file: str, line: int | None, column: int | None, reason: str) -> None:
+    def __init__(
+        self,
+        file: str,
+        line: int | None,
+        column: int | None,
+        reason: str,
+        row: int | None = None,
+    ) -> None:
+        Exception.__init__(self, self._sentence(file, line, column, reason, row))
+        self.file, self.line, self.column, self.reason = file, line, column, reason
+        self.row = row
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.file, self.line, self.column, self.reason, self.row)
+
+    @staticmethod
+    def _sentence(
+        file: str, line: int | None, column: int | None, reason: str, row: int | None
+    ) -> str:
         place = f"{file}, line {line}" if line is not None else file
+        if line is None and row is not None:
+            place += f", row {row}"
         if column is not None:
             place += f", column {column}"
-        super().__init__(f"{place}: {reason}")
-        self.file, self.line, self.column, self.reason = file, line, column, reason
+        return f"{place}: {reason}"
+
+
+class InvalidJsonError(RecordError, json.JSONDecodeError):
+    """One record of an input is no JSON; also a ``json.JSONDecodeError``."""
+
+    def __init__(
+        self,
+        file: str,
+        line: int | None,
+        column: int | None,
+        reason: str,
+        row: int | None = None,
+    ) -> None:
+        super().__init__(file, line, column, reason, row)
+        self.msg, self.doc, self.pos = reason.removeprefix(INVALID_JSON), "", 0
+        self.lineno, self.colno = line or 1, column or 1
+
+    @staticmethod
+    def _sentence(
+        file: str, line: int | None, column: int | None, reason: str, row: int | None
+    ) -> str:
+        place = f"on line {line}" if line is not None else f"in row {row}"
+        where = f", column {column}" if column is not None else ""
+        return f"Invalid JSON {place} in {file}{where}: {reason.removeprefix(INVALID_JSON)}"
+
+
+def record_error(
+    file: str, line: int | None, column: int | None, reason: str, row: int | None = None
+) -> RecordError:
+    """The error of a bad record, of the class that its reason asks for."""
+    kind = InvalidJsonError if reason.startswith(INVALID_JSON) else RecordError
+    return kind(file, line, column, reason, row)
 
 
 class UnusableRecordError(InputError):

@@ -11,7 +11,8 @@ from batchloom.preparation.units import plan_units
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import list_sources
 from batchloom.sources.parts import PartReader
-from batchloom.sources.rules import Limits, Part
+from batchloom.sources.places import error_of
+from batchloom.sources.rules import Limits, Part, ReadRules
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.verify import Verdict, verify_prefix, verify_store
 
@@ -22,14 +23,14 @@ _SAMPLE = 200
 def check(
     path: str | os.PathLike[str], *, text_field: str = "text", vocab_size: int | None = None
 ) -> Verdict:
-    """Verify a store, a bare Megatron prefix, or raw text and JSONL.
+    """Verify a store, a bare Megatron prefix, or raw input of any kind.
 
     A store: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
     sample, that tokens are not uniform noise. Raw input: that every record can be read.
 
     Args:
         path: what to check.
-        text_field: field of a raw JSONL record that holds the text.
+        text_field: field of a raw record that holds the text.
         vocab_size: every id of a bare prefix must be below it; a store knows its own.
 
     Raises:
@@ -79,13 +80,13 @@ def _check_raw(path: Path, text_field: str) -> Verdict:
             try:
                 with PartReader(part, rules, bounds) as reader:
                     for batch in reader:
-                        empty += sum(not text.strip() for text in batch.texts)
-                        documents += len(batch.texts)
+                        empty += sum(not text.strip() for text in batch.values)
+                        documents += len(batch.values)
                         seen += batch.seen
                         bad += len(batch.bad)
-                        _note(verdict, part, batch.bad, before)
-                        if not verdict.sample and batch.texts:
-                            verdict.sample = batch.texts[0][:_SAMPLE]
+                        _note(verdict, part, rules, batch.bad, before)
+                        if not verdict.sample and batch.values:
+                            verdict.sample = batch.values[0][:_SAMPLE]
                     reader.finish()
             except InputError as error:
                 verdict.faults.append(str(error))
@@ -102,12 +103,8 @@ def _check_raw(path: Path, text_field: str) -> Verdict:
     return verdict
 
 
-def _note(verdict: Verdict, part: Part, bad: list[BadRecord], before: int) -> None:
+def _note(
+    verdict: Verdict, part: Part, rules: ReadRules, bad: list[BadRecord], before: int
+) -> None:
     for record in bad[: max(0, _SHOWN - len(verdict.faults))]:
-        place = (
-            f"line {before + record.record + 1}"
-            if part.source.kind == "jsonl"
-            else f"byte {record.offset}"
-        )
-        column = f", column {record.column}" if record.column else ""
-        verdict.faults.append(f"{part.source.name}, {place}{column}: {record.reason}")
+        verdict.faults.append(str(error_of(part.source, rules, before, record)))

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import xxhash
 
+from batchloom.core.document import BadRecord
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
-from batchloom.preparation.tokenize import line_of
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import Decision, PartCounts, UnitFacts, WorkFolder
+from batchloom.sources.places import place_of
 from batchloom.sources.rules import ReadRules, Source
 from batchloom.store.format import (
     FORMAT_VERSION,
@@ -204,21 +205,23 @@ def _write_quarantine(work: WorkFolder, done: Finished) -> None:
                 for part, counts in zip(unit.parts, facts.parts, strict=True):
                     starts.append(before.get(part.source.path, 0))
                     before[part.source.path] = starts[-1] + counts.records
-                for bad in work.bad_records(unit.number):
-                    file.write(_quarantine_line(bad, unit, starts, done.rules))
+                for number, record in work.bad_records(unit.number):
+                    source = unit.parts[number].source
+                    place = place_of(source, done.rules, starts[number], record)
+                    file.write(_quarantine_line(source, place, record))
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
 
 
-def _quarantine_line(bad: dict[str, Any], unit: Unit, starts: list[int], rules: ReadRules) -> bytes:
-    source = unit.parts[bad["part"]].source
+def _quarantine_line(source: Source, place: tuple[int | None, int | None], bad: BadRecord) -> bytes:
     line = {
         "source": source.name,
-        "line": line_of(source, rules, starts[bad["part"]], bad["record"]),
-        "column": bad["column"],
-        "offset": bad["offset"],
-        "reason": bad["reason"],
-        "snippet": bad["snippet"],
+        "line": place[0],
+        "row": place[1],
+        "column": bad.column,
+        "offset": bad.offset,
+        "reason": bad.reason,
+        "snippet": bad.snippet,
     }
     return msgspec.json.encode(line) + b"\n"

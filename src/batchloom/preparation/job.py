@@ -45,14 +45,14 @@ def prepare(
     max_bad: int | str = "0.1%",
     progress: Callable[[Note | Progress], None] | None = None,
 ) -> PrepareResult:
-    """Make a store of text, code and JSON Lines files.
+    """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
 
     Streams: memory stays below 500 MiB for an input of any size. What was finished when a run
     ended, however it ended, is found by the next one with the same arguments. On a finished
     store the same arguments succeed at once.
 
     Args:
-        inputs: one or several files, folders and globs; also ``.gz`` and ``.zst``.
+        inputs: one or several files, folders, globs and archives; also packed (``.gz``, ``.zst`` ...).
         out: the store's folder.
         tokenizer: see :class:`Recipe`, like all arguments up to ``max_bad``.
         end_token: see :class:`Recipe`.

@@ -37,7 +37,7 @@ class Recipe:
         inputs: files, folders and globs, in the order they are read.
         tokenizer: ``bytes``, ``gpt2``, ``train:N``, ``tiktoken:NAME``, a path or a Hub id.
         end_token: the end-of-document token, where the tokenizer does not say.
-        text_field: field of a JSONL record that holds the text.
+        text_field: field of a record, or column of a table, that holds the text.
         split_on: what a document of a text file is: ``auto`` (a file; a plain-text file above
             1 MiB is cut into documents of about 64 KiB), ``file``, ``line``, ``paragraph``, or
             a marker: any other string, at which texts are cut and which is removed.

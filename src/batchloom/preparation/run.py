@@ -31,12 +31,13 @@ from batchloom.preparation.sample import (
 )
 from batchloom.preparation.shards import ShardTask, decide, decided_membership, write_unit
 from batchloom.preparation.subsets import Membership
-from batchloom.preparation.tally import FirstBad, Listener, Note, Progress, Tally
-from batchloom.preparation.tokenize import Task, line_of, tokenize_unit
+from batchloom.preparation.tally import Listener, Note, Progress, Tally
+from batchloom.preparation.tokenize import Task, tokenize_unit
 from batchloom.preparation.units import Unit, plan_units
 from batchloom.preparation.work import Decision, UnitFacts, WorkFolder
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import Listing
+from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits
 from batchloom.store.format import TOKEN_DTYPES, token_dtype
 from batchloom.store.manifest import Manifest, read_manifest
@@ -197,8 +198,8 @@ class Job:
     def _count_found(
         self, unit: Unit, found: UnitFacts, tally: Tally, before: dict[str, int]
     ) -> None:
-        if found.first_bad and tally.first is None:
-            number, record, reason = found.first_bad
+        if found.first_bad and not tally.first:
+            number, bad = found.first_bad
             source = unit.parts[number].source
             earlier = before.get(source.path, 0)
             earlier += sum(
@@ -206,9 +207,7 @@ class Job:
                 for part, counts in zip(unit.parts[:number], found.parts[:number], strict=True)
                 if part.source.path == source.path
             )
-            tally.first = FirstBad(
-                source.name, line_of(source, self._rules, earlier, record), reason
-            )
+            tally.first = str(error_of(source, self._rules, earlier, bad))
         for part, counts in zip(unit.parts, found.parts, strict=True):
             before[part.source.path] = before.get(part.source.path, 0) + counts.records
         tally.found_done(
@@ -221,11 +220,9 @@ class Job:
 
     def _no_documents(self, tally: Tally) -> str:
         fact = f"No document came of {tally.records:,} records: {tally.quarantined:,} are bad, the rest is empty."
-        if tally.first is None:
+        if not tally.first:
             return f"{fact} Name other inputs."
-        line = f", line {tally.first.line}" if tally.first.line else ""
-        first = f"The first bad one: {tally.first.source}{line}: {tally.first.reason}."
-        return f"{fact} {first} Mend the input, or name another."
+        return f"{fact} The first bad one: {tally.first}. Mend the input, or name another."
 
     def _write(self, task: ShardTask, facts: list[UnitFacts], decision: Decision) -> list[Any]:
         """Phase C over all units."""

@@ -2,13 +2,14 @@
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from batchloom.core.fingerprint import key128
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
-from batchloom.sources.rules import Part, ReadRules, Source, splittable
+from batchloom.sources.rules import Part, ReadRules, Source, splittable, way_of
 from batchloom.text.normalize import normalize
 
 TRAIN_BYTES, TRAIN_PROBE = 32 << 20, 1 << 20
@@ -71,18 +72,19 @@ def learning_texts(texts: Iterable[str]) -> Iterator[str]:
 
 
 def check_beginnings(sources: Sequence[Source], rules: ReadRules) -> None:
-    """Look at the first records of JSONL sources, before hours of work go into them.
+    """Look at the first records of sources that have records, before hours of work go into them.
 
     Raises:
         RecordError: the first records of a source all lack the text field.
         InputError: a source cannot be read.
     """
-    for source in [source for source in sources if source.kind == "jsonl"][:_FIRST_LOOKS]:
+    records = [source for source in sources if source.kind not in ("text", "code")]
+    for source in records[:_FIRST_LOOKS]:
         seen = 0
         with PartReader(Part(source, 0, source.size), rules) as reader:
             for found in reader:
                 seen += found.seen
-                if found.texts or seen >= _LOOK_RECORDS:
+                if found.values or seen >= _LOOK_RECORDS:
                     break
 
 
@@ -127,6 +129,9 @@ def _probe_source(
                 return
         return
     bounds, read_to = RecordBounds(rules), 0
+    if way_of(source, rules) == "table":
+        yield from _probe_table(source, rules, bounds.starts(source), list(offsets), probe)
+        return
     for offset in offsets:
         start = _bound(bounds, source, max(offset, read_to), probe)
         if start is None:
@@ -135,6 +140,20 @@ def _probe_source(
         if stop is not None:
             read_to = stop
             yield from _read(Part(source, start, stop), rules)
+
+
+def _probe_table(
+    source: Source, rules: ReadRules, starts: Sequence[int], offsets: Sequence[int], probe: int
+) -> Iterator[str]:
+    """The beginnings of the groups of rows that hold the places, a probe for each place."""
+    hits = Counter(max(0, bisect_right(starts, offset) - 1) for offset in offsets)
+    for group, times in sorted(hits.items()):
+        left = probe * times
+        for text in _read(Part(source, starts[group], starts[group] + 1), rules):
+            yield text[:left]
+            left -= len(text)
+            if left <= 0:
+                break
 
 
 def _bound(bounds: RecordBounds, source: Source, place: int, probe: int) -> int | None:
@@ -146,4 +165,4 @@ def _bound(bounds: RecordBounds, source: Source, place: int, probe: int) -> int 
 def _read(part: Part, rules: ReadRules) -> Iterator[str]:
     with PartReader(part, rules) as reader:
         for found in reader:
-            yield from found.texts
+            yield from found.values

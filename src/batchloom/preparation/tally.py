@@ -47,15 +47,6 @@ class Progress:
 Listener = Callable[[Note | Progress], None]
 
 
-@dataclass(frozen=True, slots=True)
-class FirstBad:
-    """The first bad record, for the message when there are too many."""
-
-    source: str
-    line: int | None
-    reason: str
-
-
 @final
 class Tally:
     """Counts of a running job; tells the listener, and stops the job that is beyond saving.
@@ -65,14 +56,14 @@ class Tally:
         documents: documents that came of them.
         tokens: tokens of those.
         quarantined: bad records.
-        first: the first bad record seen.
+        first: what is said of the first bad record seen.
     """
 
     def __init__(self, listener: Listener, max_bad: int | str, bytes_total: int) -> None:
         self._listener, self._max_bad, self._total = listener, max_bad, bytes_total
         self._done = self._found = 0
         self.records = self.documents = self.tokens = self.quarantined = 0
-        self.first: FirstBad | None = None
+        self.first = ""
 
     def found_done(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
         """Count a unit that an earlier run finished."""
@@ -104,8 +95,8 @@ class Tally:
             )
         )
 
-    def bad(self, first: FirstBad, count: int) -> None:
-        """Count bad records, of which ``first`` is the first.
+    def bad(self, first: str, count: int) -> None:
+        """Count bad records, of which ``first`` says what is wrong with the first.
 
         Raises:
             TooManyBadRecordsError: there are more than the whole job can possibly allow.
@@ -126,10 +117,7 @@ class Tally:
             raise self._too_many(f"{self.quarantined:,} of {self.records:,} records are bad")
 
     def _too_many(self, fact: str) -> TooManyBadRecordsError:
-        first = ""
-        if self.first:
-            line = f", line {self.first.line:,}" if self.first.line else ""
-            first = f" The first: {self.first.source}{line}: {self.first.reason}."
+        first = f" The first: {self.first}." if self.first else ""
         return TooManyBadRecordsError(
             f"{fact}, more than --max-bad {self._max_bad} allows.{first} "
             "Mend the input, or raise the budget, for example --max-bad 5%."

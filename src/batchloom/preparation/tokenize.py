@@ -9,15 +9,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.document import Documents
+from batchloom.core.document import BadRecord, Records
 from batchloom.preparation.subsets import Membership, Smallest
-from batchloom.preparation.tally import FirstBad, Tally
+from batchloom.preparation.tally import Tally
 from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles, hash_texts, with_control
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import PartCounts, UnitFacts
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
-from batchloom.sources.rules import Part, ReadRules, Source, way_of
+from batchloom.sources.places import error_of
+from batchloom.sources.rules import Part, ReadRules, Source
 from batchloom.store.writer import make_folder, sync_folder, write_file
 from batchloom.text.normalize import normalize
 from batchloom.tokens import Tokenizer
@@ -94,11 +95,6 @@ def _encode(task: Task, texts: list[str]) -> Encoded:
     return with_control(plain, bounds, task.tokenizer), lengths.astype(np.uint32)
 
 
-def line_of(source: Source, rules: ReadRules, before: int, record: int) -> int | None:
-    """The 1-based line of a record of a part, where records are lines."""
-    return before + record + 1 if way_of(source, rules) in ("jsonl", "line") else None
-
-
 @dataclass(slots=True)
 class _Batch:
     """Documents waiting to be tokenized, of one part or of several."""
@@ -143,7 +139,7 @@ class _UnitRun:
         self._batch = _Batch()
         self._encoding: tuple[_Batch, NDArray[np.void], Future[Encoded]] | None = None
         self._smallest = Smallest()
-        self._first_bad: tuple[int, int, str] | None = None
+        self._first_bad: tuple[int, BadRecord] | None = None
 
     def read(self, number: int, part: Part, records_before: dict[str, int]) -> None:
         """Read one part to its end."""
@@ -165,17 +161,17 @@ class _UnitRun:
         self._tally.read(part.stop - part.start - consumed, 0)
         records_before[part.source.path] = before + counts.records
 
-    def _keep_aside(self, number: int, source: Source, before: int, found: Documents) -> None:
+    def _keep_aside(self, number: int, source: Source, before: int, found: Records) -> None:
         first = found.bad[0]
         self._parts[number].bad += len(found.bad)
         self._files.add_bad(number, found)
         if self._first_bad is None:
-            self._first_bad = (number, first.record, first.reason)
-        line = line_of(source, self._task.rules, before, first.record)
-        self._tally.bad(FirstBad(source.name, line, first.reason), len(found.bad))
+            self._first_bad = (number, first)
+        sentence = str(error_of(source, self._task.rules, before, first))
+        self._tally.bad(sentence, len(found.bad))
 
-    def _add(self, number: int, found: Documents) -> None:
-        texts, found.texts = found.texts, []
+    def _add(self, number: int, found: Records) -> None:
+        texts, found.values = found.values, []
         if self._task.normalize:
             # Most stretches need nothing, and a look at each text would show.
             together = "".join(texts)

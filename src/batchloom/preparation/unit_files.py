@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchloom.core.document import Documents
+from batchloom.core.document import Records
 from batchloom.store.format import SUBSETS
 from batchloom.store.writer import writing
 from batchloom.tokens import Tokenizer
@@ -108,19 +108,11 @@ class UnitFiles:
         with writing(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
 
-    def add_bad(self, part: int, found: Documents) -> None:
+    def add_bad(self, part: int, found: Records) -> None:
         """Append bad records."""
         with writing(self._folder):
             for bad in found.bad:
-                line = {
-                    "part": part,
-                    "record": bad.record,
-                    "offset": bad.offset,
-                    "column": bad.column,
-                    "reason": bad.reason,
-                    "snippet": bad.snippet,
-                }
-                self._open[BAD_NAME].write(msgspec.json.encode(line) + b"\n")
+                self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
 
     def sync(self) -> None:
         """Make what was written outlast a power cut."""

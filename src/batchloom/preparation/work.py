@@ -10,6 +10,7 @@ from typing import IO, Any, Self, TypeVar, final
 
 import msgspec
 
+from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
 from batchloom.core.files import NOT_JSON, because, open_regular, read_regular
 from batchloom.preparation.unit_files import BAD_NAME, FACTS_NAME, SHARDS_NAME
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 WORK_NAME = ".work"
 # Of the temporary files; a job begun by another version is begun anew.
-WORK_VERSION = 1
+WORK_VERSION = 2
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ class UnitFacts(msgspec.Struct, frozen=True):
     """``unit.json``: written when a unit's temporary files are complete.
 
     ``smallest`` holds the few smallest distinct hashes of each subset; ``first_bad`` the
-    part, record (inside it) and reason of the first bad record; ``checksums`` the XXH3-128 of
+    part and the first bad record in it; ``checksums`` the XXH3-128 of
     the token file of each subset.
     """
 
@@ -49,7 +50,7 @@ class UnitFacts(msgspec.Struct, frozen=True):
     documents: int
     tokens: int
     smallest: dict[str, list[str]]
-    first_bad: tuple[int, int, str] | None
+    first_bad: tuple[int, BadRecord] | None
     checksums: dict[str, str]
 
 
@@ -180,12 +181,12 @@ class WorkFolder:
         """What came of a unit; None where its first phase is not finished."""
         return self._read(self.unit(number) / FACTS_NAME, UnitFacts)
 
-    def bad_records(self, number: int) -> Iterator[dict[str, Any]]:
-        """What a unit kept aside, as its temporary files say it."""
+    def bad_records(self, number: int) -> Iterator[tuple[int, BadRecord]]:
+        """What a unit kept aside, as its temporary files say it, each with the number of its part."""
         path = self.unit(number) / BAD_NAME
         with reading(path), open_regular(path) as file:
             for line in file:
-                yield msgspec.json.decode(line, type=dict[str, Any])
+                yield msgspec.json.decode(line, type=tuple[int, BadRecord])
 
     def shards(self, number: int) -> dict[str, list[ShardEntry]] | None:
         """A unit's shards by subset; None where they are not written."""

@@ -5,11 +5,12 @@ order, by anybody, and give the same documents.
 """
 
 import re
+from bisect import bisect_left
 from typing import BinaryIO, final
 
 from batchloom.sources.delimiters import delimiter_of
 from batchloom.sources.rules import Limits, ReadRules, Source, Way, way_of
-from batchloom.sources.streams import open_source
+from batchloom.sources.streams import open_source, open_table
 
 _BLANK_LINE = re.compile(rb"\n(?:[ \t\r]*\n)++")
 _FIRST_LOOK = 64 << 10
@@ -69,11 +70,15 @@ class RecordBounds:
     def __init__(self, rules: ReadRules) -> None:
         self._rules = rules
         self._gap: tuple[str, int, int] = ("", 0, 0)
+        self._starts: tuple[str, list[int]] = ("", [])
 
     def at(self, source: Source, nominal: int) -> int:
         """The true bound for a nominal one; the source's size where no record begins after it."""
         if nominal <= 0 or nominal >= source.size:
             return max(0, min(nominal, source.size))
+        if way_of(source, self._rules) == "table":
+            found = self.within(source, nominal, source.size)
+            return source.size if found is None else found
         path, start, stop = self._gap
         # Near the ends of the gap the bytes outside it count too: there it is looked up again.
         reach = self._rules.limits.reach_bytes
@@ -87,10 +92,23 @@ class RecordBounds:
 
     def within(self, source: Source, nominal: int, limit: int) -> int | None:
         """The same, looked for no further than byte ``limit``; None where none was found."""
+        if way_of(source, self._rules) == "table":
+            starts = self.starts(source)
+            at = bisect_left(starts, nominal)
+            return starts[at] if at < len(starts) and starts[at] < limit else None
         with open_source(source) as file:
             if way_of(source, self._rules) == "cut":
                 return self._cut(file, nominal)
             return self._record(file, source, nominal, limit)
+
+    def starts(self, source: Source) -> list[int]:
+        """Where the groups of rows of a columnar source begin."""
+        path, starts = self._starts
+        if path != source.path:
+            with open_table(source) as table:
+                starts = table.starts
+            self._starts = (source.path, starts)
+        return starts
 
     def _cut(self, file: BinaryIO, nominal: int) -> int:
         file.seek(nominal)

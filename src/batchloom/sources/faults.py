@@ -8,6 +8,7 @@ import msgspec
 import orjson
 
 from batchloom.core.document import BadRecord
+from batchloom.core.errors import INVALID_JSON
 from batchloom.core.spec import nearest, shown
 from batchloom.core.values import kind_of
 
@@ -31,11 +32,13 @@ def snippet(record: bytes) -> str:
     return record[:SNIPPET_BYTES].decode("utf-8", "replace").strip()
 
 
-def too_large(record: int, offset: int, start: bytes, most: int) -> BadRecord:
+def too_large(
+    record: int, offset: int, start: bytes, most: int, line: int | None = None
+) -> BadRecord:
     """A record above the limit of ``most`` bytes, of which only the start was kept."""
     size = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
     reason = f"record larger than {size}; cut it into documents (text files: --split-on line|paragraph|MARKER)"
-    return BadRecord(record, offset, None, reason, snippet(start))
+    return BadRecord(record, offset, None, reason, snippet(start), line)
 
 
 def undecodable(record: int, offset: int, data: bytes, error: UnicodeDecodeError) -> BadRecord:
@@ -64,8 +67,10 @@ def wide(start: bytes) -> str | None:
     return None
 
 
-def diagnose(line: bytes, text_field: str) -> tuple[int | None, str]:
-    """Why a JSONL line gives no text: 1-based column (None: the whole line) and the reason.
+def diagnose(line: bytes, text_field: str | None) -> tuple[int | None, str]:
+    """Why a JSON value gives no record: the character of the fault and the reason.
+
+    The character is 0-based; None stands for the value as a whole.
 
     Raises:
         MissingField: a JSON object without the field.
@@ -73,20 +78,32 @@ def diagnose(line: bytes, text_field: str) -> tuple[int | None, str]:
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        column = len(line[: error.start].decode()) + 1
-        return column, f"byte 0x{line[error.start]:02x} is not valid UTF-8"
+        at = len(line[: error.start].decode())
+        return at, f"byte 0x{line[error.start]:02x} is not valid UTF-8"
     try:
         value: Any = orjson.loads(text)
     except json.JSONDecodeError as error:
-        return error.colno, f"not valid JSON: {error.msg}"
+        return error.pos, INVALID_JSON + error.msg + _json_remedy(text, error.pos)
     if not isinstance(value, dict):
-        return 1, f"{kind_of(value)}, not a JSON object with a field {text_field!r}"
+        wanted = f" with a field {text_field!r}" if text_field else ""
+        return 0, f"{kind_of(value)}, not a JSON object{wanted}"
+    if text_field is None:
+        return None, "not readable as a JSON object"
     if text_field not in value:
         raise MissingField(missing_field(text_field, list(value)))
     found = value[text_field]
     if not isinstance(found, str):
         return None, f"field {text_field!r} holds {kind_of(found)}, not text"
     return None, "not readable as JSON with one text field"
+
+
+def _json_remedy(text: str, at: int) -> str:
+    """What to do about the commonest faults at character ``at``; empty where it is another."""
+    if text.startswith(("NaN", "Infinity", "-Infinity"), at) or text.startswith("Infinity", at - 1):
+        return "; NaN and Infinity are no JSON: write null instead (Python: json.dumps(..., allow_nan=False))"
+    if text.startswith(("'", "True", "False", "None"), at):
+        return "; this is Python, not JSON: write it with json.dumps"
+    return ""
 
 
 def missing_field(text_field: str, columns: list[str]) -> str:

@@ -8,19 +8,51 @@ from typing import Literal
 import msgspec
 
 from batchloom.core.files import NOT_JSON
+from batchloom.sources.json_shape import begins_list, shape_of
+from batchloom.sources.unpack import Compression
 
-Kind = Literal["jsonl", "text", "code"]
-Compression = Literal["gzip", "zstd"]
+Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "text", "code"]
 
-COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS: dict[str, Compression] = {
+    ".gz": "gzip",
+    ".zst": "zstd",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".lz4": "lz4",
+}
+_PACKED: dict[bytes, Compression] = {
+    b"\x1f\x8b\x08": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+_TABLES: dict[bytes, Kind] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
+_FEATHER_1 = b"FEA1"
+COLUMNAR: tuple[Kind, ...] = ("parquet", "arrow")
+# What these hold is looked at even where their names say it.
+_LOOKED_AT: tuple[Kind, ...] = ("jsonl", "json", *COLUMNAR)
 SNIFF_BYTES = 8192
+FIRST_LINE_BYTES = 1 << 20
 
 
 def _endings(words: str) -> frozenset[str]:
     return frozenset(f".{word}" for word in words.split())
 
 
-_JSONL = _endings("jsonl ndjson")
+_RECORDS: dict[str, Kind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".ipc": "arrow",
+    ".feather": "arrow",
+}
 _TEXT = _endings("txt text md markdown mdx rst log tex asc adoc org wiki")
 _CODE = _endings("""
     py pyi pyx js mjs cjs jsx ts tsx vue svelte java kt kts scala groovy gradle c h cc cpp cxx hpp
@@ -31,16 +63,15 @@ _CODE = _endings("""
 """)
 _CODE_NAMES = frozenset(["makefile", "dockerfile", "rakefile", "gemfile", "jenkinsfile"])
 
+_FEATHER_REMEDY = "write it anew with pyarrow.feather.write_feather(table, path)"
 _TO_JSONL = "convert it to JSON Lines (one object with a text field a line) first"
-_UNPACK = "unpack it first, then name the folder"
-_REPACK = "compress it with gzip or zstd instead"
 _NOT_READ = {
-    ".json": "make JSON Lines of it first, an array for example with: jq -c '.[]'",
-    **dict.fromkeys(_endings("ipynb parquet csv tsv arrow feather orc avro xlsx db"), _TO_JSONL),
+    **dict.fromkeys(_endings("ipynb orc avro xlsx xls db sqlite pkl pickle pt npz"), _TO_JSONL),
     **dict.fromkeys(_endings("pdf docx doc odt epub rtf"), "extract its text first"),
-    **dict.fromkeys(_endings("tar tgz zip 7z rar"), _UNPACK),
-    **dict.fromkeys(_endings("bz2 xz lz4 br"), _REPACK),
+    **dict.fromkeys(_endings("7z rar"), "unpack it first, then name the folder"),
+    ".br": "compress it with gzip or zstd instead",
 }
+_PLAIN_TABLE = "unpack it first: tables need random access, and are compressed inside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +83,14 @@ class Verdict:
         compression: what it is packed with, None for a plain file.
         label: what to call a file that is not read when counting such files (``.csv``, ``binary``).
         remedy: what to do about a file that is not read.
+        sure: whether it seems to hold records or text; where not, it is read when named itself.
     """
 
     kind: Kind | None
     compression: Compression | None = None
     label: str = ""
     remedy: str = ""
+    sure: bool = True
 
 
 def kind_by_name(name: str) -> Verdict | None:
@@ -69,8 +102,11 @@ def kind_by_name(name: str) -> Verdict | None:
     suffix = path.suffix
     if suffix in _NOT_READ:
         return Verdict(None, compression, suffix, _NOT_READ[suffix])
-    if suffix in _JSONL:
-        return Verdict("jsonl", compression)
+    kind = _RECORDS.get(suffix)
+    if kind in COLUMNAR and compression:
+        return Verdict(None, compression, suffix + PurePath(name.lower()).suffix, _PLAIN_TABLE)
+    if kind:
+        return Verdict(kind, compression)
     if suffix in _TEXT:
         return Verdict("text", compression)
     if suffix in _CODE or path.name in _CODE_NAMES:
@@ -83,18 +119,66 @@ def compression_by_name(name: str) -> Compression | None:
     return COMPRESSIONS.get(PurePath(name.lower()).suffix)
 
 
-def kind_by_content(name: str, start: bytes) -> Verdict:
-    """What the file is by its first ``SNIFF_BYTES`` bytes (decompressed): JSONL, text or binary."""
-    compression = compression_by_name(name)
+def must_look(named: Verdict | None) -> bool:
+    """Whether what a file holds decides, whatever its name says."""
+    return named is None or named.kind in _LOOKED_AT
+
+
+def compression_by_content(start: bytes) -> Compression | None:
+    """What the file is packed with, by its first bytes."""
+    return next((one for magic, one in _PACKED.items() if start.startswith(magic)), None)
+
+
+def kind_by_content(
+    named: Verdict | None, name: str, start: bytes, compression: Compression | None
+) -> Verdict:
+    """What the file is by its first bytes, decompressed: at least ``SNIFF_BYTES``, and a line.
+
+    Args:
+        named: what its name says.
+        name: its name.
+        start: the first bytes, all of them where the file is shorter.
+        compression: what it is packed with.
+    """
+    if named is None or named.kind in COLUMNAR:
+        table = _columnar(start, compression) or named
+        if table is not None:
+            return table
+    if named is not None:
+        return _json(start, compression, lines=named.kind == "jsonl")
     text = _as_text(start)
     if text is None:
         label = PurePath(name).suffix.lower() or "no ending"
         return Verdict(
-            None, compression, f"binary {label}", "only text, code and JSON Lines are read"
+            None, compression, f"binary {label}", "only text, code, JSON, CSV and tables are read"
         )
     if text.startswith("{") and _is_object(text.splitlines()[0]):
         return Verdict("jsonl", compression)
+    if begins_list(start) and text[1:].lstrip().startswith("{"):
+        return _json(start, compression)
     return Verdict("text", compression)
+
+
+def _json(start: bytes, compression: Compression | None, *, lines: bool = False) -> Verdict:
+    """Records line by line or in a list; ``lines``: the name says line by line."""
+    shape = shape_of(start, cut=len(start) >= FIRST_LINE_BYTES)
+    if lines:
+        return Verdict("json" if begins_list(start) and shape != "lines" else "jsonl", compression)
+    if shape in ("list", "lines"):
+        return Verdict("json" if shape == "list" else "jsonl", compression)
+    return Verdict(
+        "jsonl" if shape == "line" else "json", compression, "JSON of no records", sure=False
+    )
+
+
+def _columnar(start: bytes, compression: Compression | None) -> Verdict | None:
+    """What a columnar file is; None where it is none."""
+    if start.startswith(_FEATHER_1):
+        return Verdict(None, compression, "Feather of version 1", _FEATHER_REMEDY)
+    kind = next((kind for magic, kind in _TABLES.items() if start.startswith(magic)), None)
+    if kind and compression:
+        return Verdict(None, compression, f"packed {kind}", _PLAIN_TABLE)
+    return Verdict(kind) if kind else None
 
 
 def _as_text(start: bytes) -> str | None:

@@ -11,19 +11,21 @@ from typing import final
 
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import because, nearest_path, printable
-from batchloom.sources.kinds import (
-    SNIFF_BYTES,
-    Verdict,
-    compression_by_name,
-    kind_by_content,
-    kind_by_name,
-)
+from batchloom.sources.archives import Archive, archive_by_name
+from batchloom.sources.kinds import Verdict, kind_by_name
+from batchloom.sources.looks import archive_sources, judge_file
 from batchloom.sources.rules import Source
-from batchloom.sources.streams import PartStream
+from batchloom.sources.saved import saved_files, saved_split
 
 # A folder with this file is a store, which is no text.
 STORE_MARK = "dataset_metadata.json"
-_FIRST_LINE_BYTES = 1 << 20
+# What messages call a kind that was not to be expected from the name.
+_CALLED = {
+    "json": "a list of JSON objects",
+    "jsonl": "JSON Lines",
+    "parquet": "Parquet",
+    "arrow": "Arrow",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class Listing:
 def list_sources(inputs: Sequence[str], *, exclude: Path | None = None) -> Listing:
     """List the files of ``inputs`` in the order given, inside a folder sorted by path.
 
-    Hidden files, ``__pycache__``, stores, empty files, and what is no text, code or JSONL are
-    left out of folders and globs, and counted in the notes. A file named twice is listed once.
+    Hidden files, ``__pycache__``, stores, empty files, and what is of no kind that is read are
+    left out of folders, globs and archives, and counted in the notes. A file named twice is listed once.
 
     Args:
         inputs: files, folders and globs.
@@ -136,19 +138,18 @@ class _Lister:
         self._folders: set[tuple[int, int]] = set()
         self._left: Counter[str] = Counter()
         self._twice: list[str] = []
+        self._otherwise: list[str] = []
+        self._asked = ("", False)
 
     def add(self, given: str, label: str) -> None:
-        self._left, self._twice = Counter(), []
+        self._left, self._twice, self._otherwise = Counter(), [], []
         self._folders = set()
         before = len(self.sources)
         found = self._stat(given)
         if found is None and glob.has_magic(given):
             self._add_glob(given, label)
         elif found is None:
-            raise InputMissingError(
-                f"There is no file or folder {given}: name files, folders or quoted globs that exist"
-                f"{nearest_path(given)}"
-            )
+            raise InputMissingError(_not_found(given))
         elif stat.S_ISDIR(found.st_mode):
             if os.path.exists(f"{given}/{STORE_MARK}"):  # noqa: PTH110
                 raise InputError(f"{given} is a store already; name the text files it was made of.")
@@ -163,6 +164,9 @@ class _Lister:
         if self._left:
             counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
             self.notes.append(printable(f"Left out of {label}: {counts}."))
+        if self._otherwise:
+            more = f" and {len(self._otherwise) - 1:,} more" if len(self._otherwise) > 1 else ""
+            self.notes.append(f"Read as what it holds: {self._otherwise[0]}{more}.")
         if self._twice:
             more = f" and {len(self._twice) - 1:,} more" if len(self._twice) > 1 else ""
             self.notes.append(f"Named more than once, read once: {self._twice[0]}{more}.")
@@ -181,7 +185,7 @@ class _Lister:
                 if counts
                 else f"{given} holds no files"
             )
-        return f"{there}; wanted are text, code or JSON Lines (.txt, .md, .py, .jsonl, ..., also .gz and .zst)."
+        return f"{there}; wanted are text, code, JSON, CSV, Parquet or Arrow (.txt, .py, .jsonl, ..., also packed)."
 
     def _add_glob(self, pattern: str, label: str) -> None:
         matches = sorted(glob.glob(pattern, recursive=True), key=lambda path: path.split("/"))  # noqa: PTH207
@@ -196,6 +200,8 @@ class _Lister:
                 # After ** the files below come as matches of their own.
                 if not pattern.endswith(("**", "**/", "**/*")):
                     self._add_folder(path, name, found)
+            elif self._in_store(path):
+                self._left["files of stores"] += 1
             else:
                 self._add_file(path, name, found)
 
@@ -206,9 +212,16 @@ class _Lister:
             path, label, status = stack.pop()
             if stat.S_ISDIR(status.st_mode):
                 if not self._entered(path, status):
-                    stack += reversed(self._entries(path, label))
+                    stack += reversed(self._saved(path, label) or self._entries(path, label))
             else:
                 self._add_file(path, label, status)
+
+    def _in_store(self, path: str) -> bool:
+        """Whether a file lies in the folder of a store; the last answer is remembered."""
+        folder = os.path.dirname(path)  # noqa: PTH120
+        if self._asked[0] != folder:
+            self._asked = folder, os.path.exists(f"{folder}/{STORE_MARK}")  # noqa: PTH110
+        return self._asked[1]
 
     def _entered(self, path: str, status: os.stat_result) -> bool:
         """Whether a folder is not to be walked: seen on the way here, the output, or a store."""
@@ -221,6 +234,28 @@ class _Lister:
             self._left["stores"] += 1
             return True
         return False
+
+    def _saved(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]] | None:
+        """The files of a dataset that was saved in a folder; None where none was."""
+        split = saved_split(folder)
+        if split is not None:
+            chosen, note = split
+            self.notes.append(note)
+            files: list[str] | None = [chosen]
+        else:
+            files = saved_files(folder)
+        if files is None:
+            return None
+        found = [(path, self._stat(path)) for path in files]
+        for path, status in found:
+            if status is None:
+                raise InputMissingError(f"{path} is missing: the saved dataset {folder} names it.")
+        prefix = "" if label in ("", ".") else f"{label}/"
+        return [
+            (path, prefix + path.rpartition("/")[2], status)
+            for path, status in found
+            if status is not None
+        ]
 
     def _entries(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]]:
         prefix = "" if label in ("", ".") else f"{label}/"
@@ -246,9 +281,11 @@ class _Lister:
             self._left["special files"] += 1
         elif found.st_size == 0:
             self._left["empty"] += 1
+        elif archive_by_name(path):
+            self._add_archive(path, name, found)
         else:
             verdict = self._verdict(path, name, found)
-            if verdict.kind is None:
+            if verdict.kind is None or not verdict.sure:
                 self._left[verdict.label] += 1
             else:
                 self._append(path, name, found, verdict)
@@ -261,41 +298,52 @@ class _Lister:
             )
         if found.st_size == 0:
             raise InputMissingError(f"{path} is empty: it has 0 bytes.")
+        if archive_by_name(path):
+            self._add_archive(path, name, found)
+            return
         verdict = self._verdict(path, name, found)
         if verdict.kind is None:
             raise InputError(f"{path} is not read yet ({verdict.label}): {verdict.remedy}.")
         self._append(path, name, found, verdict)
 
-    def _append(self, path: str, name: str, found: os.stat_result, verdict: Verdict) -> None:
-        if verdict.kind is None:
-            raise AssertionError("only files of a kind that is read are listed")
+    def _add_archive(self, path: str, name: str, found: os.stat_result) -> None:
+        kind = archive_by_name(path)
+        if kind is None:
+            raise AssertionError("only archives are opened as such")
+        if self._listed(name, found):
+            return
+        archive = Archive(self._names.fresh(name), path, *kind, found.st_size, found.st_mtime_ns)
+        self.sources += archive_sources(archive, self._left, self._tell_kind)
+
+    def _tell_kind(self, name: str, verdict: Verdict) -> None:
+        """Remember a file that is read as another kind than its name says."""
+        named = kind_by_name(name)
+        if named is not None and named.kind != verdict.kind and verdict.kind is not None:
+            self._otherwise.append(f"{name} as {_CALLED.get(verdict.kind, verdict.kind)}")
+
+    def _listed(self, name: str, found: os.stat_result) -> bool:
+        """Whether the file is in the list already; now it counts as listed."""
         identity = (found.st_dev, found.st_ino)
         if identity in self._files:
             self._twice.append(printable(name))
-            return
+            return True
         self._files.add(identity)
+        return False
+
+    def _append(self, path: str, name: str, found: os.stat_result, verdict: Verdict) -> None:
+        if verdict.kind is None:
+            raise AssertionError("only files of a kind that is read are listed")
+        if self._listed(name, found):
+            return
         name = self._names.fresh(name)
+        self._tell_kind(name, verdict)
         self.sources.append(
             Source(name, path, verdict.kind, verdict.compression, found.st_size, found.st_mtime_ns)
         )
 
     def _verdict(self, path: str, name: str, found: os.stat_result) -> Verdict:
-        verdict = kind_by_name(path)
-        if verdict is not None:
-            return verdict
-        look = Source(
-            printable(name),
-            path,
-            "text",
-            compression_by_name(path),
-            found.st_size,
-            found.st_mtime_ns,
-        )
-        with PartStream(look) as stream:
-            start = stream.read_up_to(SNIFF_BYTES)
-            if start.startswith(b"{") and b"\n" not in start:
-                start += stream.read_up_to(_FIRST_LINE_BYTES)
-        return kind_by_content(path, start)
+        look = Source(printable(name), path, "text", None, found.st_size, found.st_mtime_ns)
+        return judge_file(look)
 
     def _stat(self, path: str) -> os.stat_result | None:
         try:
@@ -315,3 +363,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _not_found(given: str) -> str:
+    """The sentence for an input that is not there, by what its name says it is."""
+    named = kind_by_name(given)
+    called = {"jsonl": "JSONL", "json": "JSON", "csv": "CSV", "parquet": "Parquet"}
+    kind = called.get(named.kind or "") if named else None
+    fact = f"{kind} file not found: {given}" if kind else f"There is no file or folder {given}"
+    return f"{fact}: name files, folders or quoted globs that exist{nearest_path(given)}"

@@ -1,15 +1,18 @@
-"""Reading one part of a source as documents."""
+"""Reading one part of a source as records."""
 
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Self, final
 
-from batchloom.core.document import Documents
+from batchloom.core.document import Records
+from batchloom.core.errors import InputError
 from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.json_list import read_json
 from batchloom.sources.jsonl import read_jsonl
 from batchloom.sources.plain import read_cut, read_delimited, read_whole
 from batchloom.sources.rules import Part, ReadRules, Source, splittable, way_of
-from batchloom.sources.streams import PartStream
+from batchloom.sources.separated import read_csv
+from batchloom.sources.streams import PartStream, open_table
 
 
 def parts_of(source: Source, rules: ReadRules, unit_bytes: int) -> list[Part]:
@@ -22,11 +25,11 @@ def parts_of(source: Source, rules: ReadRules, unit_bytes: int) -> list[Part]:
 
 @final
 class PartReader:
-    """Opens a part and gives its documents, in order; use as a context manager.
+    """Opens a part and gives its records, in order; use as a context manager.
 
     Args:
         part: the stretch to read.
-        rules: how documents are found in it.
+        rules: how records are found in it.
         bounds: moves the ends of a nominal part to where records begin; None where they do.
 
     Attributes:
@@ -43,27 +46,44 @@ class PartReader:
         self.start, self.stop = part.start, part.stop
         if bounds is not None and splittable(source, rules):
             self.start, self.stop = bounds.at(source, part.start), bounds.at(source, part.stop)
-        self._stream = PartStream(source, self.start, self.stop)
+        # The bytes of a table are hashed by the stream; what reads it jumps about in them.
+        self._table = open_table(source) if self._way == "table" else None
+        try:
+            self._stream = PartStream(source, self.start, self.stop)
+        except InputError:
+            self._close_table()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stream.__exit__(*exc)
+        self._close_table()
 
-    def __iter__(self) -> Iterator[Documents]:
+    def __iter__(self) -> Iterator[Records]:
         if self._way == "jsonl":
             return read_jsonl(self._stream, self._rules)
+        if self._table is not None:
+            return self._table.read(self.start, self.stop, self._rules)
+        if self._way == "csv":
+            return read_csv(self._stream, self._rules)
+        if self._way == "json":
+            return read_json(self._stream, self._rules)
         if self._way == "file":
             return read_whole(self._stream, self._rules)
         if self._way == "cut":
             return read_cut(self._stream, self._rules)
         return read_delimited(self._stream, self._rules, self._way)
 
+    def _close_table(self) -> None:
+        if self._table is not None:
+            self._table.close()
+
     @property
     def consumed(self) -> int:
         """Bytes of the listed file that were read so far."""
-        return self._stream.consumed
+        return self._stream.consumed if self._table is None else self._table.consumed
 
     def finish(self) -> bytes:
         """Read what is left; the XXH3-128 of the part's bytes after decompression, 16 bytes.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from batchloom.core.document import Documents
+from batchloom.core.document import Records
 from batchloom.sources.cuts import document_end
 from batchloom.sources.delimiters import Delimiter, delimiter_of
 from batchloom.sources.faults import SNIPPET_BYTES, too_large, undecodable
@@ -11,13 +11,13 @@ from batchloom.sources.rules import BOM, ReadRules, Way
 from batchloom.sources.streams import PartStream
 
 
-def read_whole(stream: PartStream, rules: ReadRules) -> Iterator[Documents]:
+def read_whole(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     """The one document of a file; a file above ``record_bytes`` is a bad record."""
     yield _whole(stream.read_up_to(rules.limits.record_bytes + 1), rules.limits.record_bytes)
 
 
-def _whole(data: bytes, most: int) -> Documents:
-    found = Documents()
+def _whole(data: bytes, most: int) -> Records:
+    found = Records()
     if len(data) > most:
         found.bad.append(too_large(0, 0, data[:SNIPPET_BYTES], most))
         found.seen = 1
@@ -26,7 +26,7 @@ def _whole(data: bytes, most: int) -> Documents:
     return found
 
 
-def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Documents]:
+def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     """A long text cut into documents of about ``document_bytes``; nothing is lost between them."""
     limits = rules.limits
     compressed = stream.source.compression is not None
@@ -39,7 +39,7 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Documents]:
         data = stream.read_up_to(max(limits.chunk_bytes, 2 * limits.document_bytes + 1))
         buffer += data
         over = not data
-        found, start = Documents(), 0
+        found, start = Records(), 0
         while start < len(buffer) and (over or len(buffer) - start > 2 * limits.document_bytes):
             end = document_end(buffer, start, limits)
             _add(found, record, offset + start, buffer[start:end])
@@ -48,7 +48,7 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Documents]:
         yield found
 
 
-def read_delimited(stream: PartStream, rules: ReadRules, way: Way) -> Iterator[Documents]:
+def read_delimited(stream: PartStream, rules: ReadRules, way: Way) -> Iterator[Records]:
     """Text whose documents are lines, paragraphs or the stretches between markers."""
     delimiter, record = delimiter_of(way, rules), 0
     for block in record_blocks(stream, delimiter, rules.limits):
@@ -59,11 +59,11 @@ def read_delimited(stream: PartStream, rules: ReadRules, way: Way) -> Iterator[D
         yield found
 
 
-def _split(block: Block, record: int, delimiter: Delimiter, way: Way, most: int) -> Documents:
-    """The documents of a block whose first record has this number."""
+def _split(block: Block, record: int, delimiter: Delimiter, way: Way, most: int) -> Records:
+    """The records of a block whose first record has this number."""
     if block.oversize:
-        return Documents(bad=[too_large(record, block.offset, block.data, most)], seen=1)
-    found = Documents()
+        return Records(bad=[too_large(record, block.offset, block.data, most)], seen=1)
+    found = Records()
     pieces, starts = delimiter.split(block.data)
     for number, (piece, start) in enumerate(zip(pieces, starts, strict=True), record):
         line = piece.removesuffix(b"\r") if way == "line" else piece
@@ -75,13 +75,13 @@ def _split(block: Block, record: int, delimiter: Delimiter, way: Way, most: int)
     return found
 
 
-def _add(found: Documents, record: int, offset: int, data: bytes) -> None:
+def _add(found: Records, record: int, offset: int, data: bytes) -> None:
     """Decode one document, or note why it cannot be."""
     found.seen += 1
     if offset == 0 and data.startswith(BOM):
         data, offset = data[len(BOM) :], len(BOM)
     try:
-        found.texts.append(data.decode())
+        found.values.append(data.decode())
     except UnicodeDecodeError as error:
         found.bad.append(undecodable(record, offset, data, error))
     else:

@@ -3,11 +3,24 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.sources.kinds import Compression, Kind
+from batchloom.sources.archives import Member
+from batchloom.sources.kinds import Kind
+from batchloom.sources.unpack import Compression
 
-Way = Literal["jsonl", "file", "cut", "line", "paragraph", "marker"]
+Way = Literal["jsonl", "json", "csv", "table", "file", "cut", "line", "paragraph", "marker"]
 
 BOM = b"\xef\xbb\xbf"
+# Kinds whose records are told apart in one way, whatever the rules.
+_RECORD_WAYS: dict[Kind, Way] = {
+    "jsonl": "jsonl",
+    "json": "json",
+    "csv": "csv",
+    "tsv": "csv",
+    "parquet": "table",
+    "arrow": "table",
+}
+# Ways in which a record cannot be found without all that comes before it.
+_WHOLE = ("file", "json", "csv")
 SPLIT_WORDS = ("auto", "file", "line", "paragraph")
 
 
@@ -32,9 +45,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ReadRules:
-    """Which field of a JSONL record is the text, and what a document of a text file is."""
+    """Which field of a record is the text, and what a document of a text file is.
 
-    text_field: str = "text"
+    Attributes:
+        text_field: the field of a record (a column of a table) that is the text; None for whole
+            rows.
+        split_on: what a document of a text file is; see ``Recipe``.
+        limits: the sizes that decide documents.
+    """
+
+    text_field: str | None = "text"
     split_on: str = "auto"
     limits: Limits = Limits()
 
@@ -46,10 +66,11 @@ class Source:
     Attributes:
         name: its name under the inputs, as the manifest and messages give it.
         path: where it lies.
-        kind: ``jsonl``, ``text`` or ``code``.
-        compression: ``gzip``, ``zstd`` or None.
-        size: bytes on disk.
-        mtime_ns: its modification time.
+        kind: how it is read.
+        compression: what it is packed with; None for a plain file.
+        size: bytes on disk; of a member of an archive, its own bytes unpacked.
+        mtime_ns: its modification time; of a member, the archive's.
+        member: where it lies inside an archive, whose path ``path`` begins with; else None.
     """
 
     name: str
@@ -58,6 +79,7 @@ class Source:
     compression: Compression | None
     size: int
     mtime_ns: int
+    member: Member | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +93,8 @@ class Part:
 
 def way_of(source: Source, rules: ReadRules) -> Way:
     """How documents are found in this source."""
-    if source.kind == "jsonl":
-        return "jsonl"
+    if source.kind in _RECORD_WAYS:
+        return _RECORD_WAYS[source.kind]
     if rules.split_on == "auto":
         large = source.compression is not None or source.size > rules.limits.whole_text_bytes
         return "cut" if source.kind == "text" and large else "file"
@@ -85,4 +107,5 @@ def way_of(source: Source, rules: ReadRules) -> Way:
 
 def splittable(source: Source, rules: ReadRules) -> bool:
     """Whether parts of this source can be read apart from each other."""
-    return source.compression is None and way_of(source, rules) != "file"
+    direct = source.compression is None and (source.member is None or source.member.direct)
+    return direct and way_of(source, rules) not in _WHOLE

@@ -1,19 +1,18 @@
-"""The bytes of a part: plain, gzip or zstd, hashed as they pass, in bounded memory."""
+"""The bytes of a part, unpacked and hashed as they pass, in bounded memory."""
 
 import os
-from gzip import BadGzipFile
-from typing import Any, BinaryIO, Self, final
+from typing import TYPE_CHECKING, BinaryIO, Self, final
 
 import xxhash
-import zstandard
-from isal import igzip, isal_zlib
 
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import because, mid_sentence
+from batchloom.core.files import because
+from batchloom.sources.archives import BOMB_BYTES, BOMB_RATIO, open_member
 from batchloom.sources.rules import Source
+from batchloom.sources.unpack import Broken, Unpacker, unpacker
 
-# A zstd block of 4 bytes may unpack to 128 KiB: feeding this much at a time bounds what comes out.
-_ZSTD_FEED = 1024
+if TYPE_CHECKING:
+    from batchloom.sources.tables import Table
 
 
 @final
@@ -34,13 +33,10 @@ class PartStream:
         self._start, self._stop = start, source.size if stop is None else stop
         self._hash = xxhash.xxh3_128()
         self._file = open_source(source)
-        self._gzip: Any = None
-        self._frames: _ZstdFrames | None = None
-        if source.compression == "gzip":
-            self._gzip = igzip.IGzipFile(fileobj=self._file, mode="rb")  # type: ignore[no-untyped-call]
-        elif source.compression == "zstd":
-            self._frames = _ZstdFrames(self._file)
-        else:
+        self._unpacker: Unpacker | None = None
+        if source.compression is not None:
+            self._unpacker = unpacker(source.compression, self._file)
+        elif start:
             self._file.seek(start)
 
     def __enter__(self) -> Self:
@@ -63,14 +59,17 @@ class PartStream:
             InputError: the compressed data is broken or cut short, or the file changed.
         """
         try:
-            if self._gzip is not None:
-                data = self._read_gzip(size)
-            elif self._frames is not None:
-                data = self._read_zstd(size, self._frames)
+            if self._unpacker is not None:
+                data = self._unpacker.read(size)
+                self._check_ratio(len(data))
             else:
                 data = self._read_plain(size)
+        except EOFError as error:
+            raise self._fault("is cut short") from error
+        except Broken as error:
+            raise self._fault(f"is broken ({error})") from error
         except OSError as error:
-            raise self._fault(because(error), "") from error
+            raise InputError(f"{self.source.name} cannot be read: {because(error)}.") from error
         self._hash.update(data)
         self.position += len(data)
         return data
@@ -101,75 +100,20 @@ class PartStream:
             raise InputError(_changed(self.source))
         return data
 
-    def _read_gzip(self, size: int) -> bytes:
-        try:
-            data: bytes = self._gzip.read(size)
-        except EOFError as error:
-            raise self._fault("is cut short", "gzip") from error
-        except (BadGzipFile, isal_zlib.error) as error:  # type: ignore[misc]
-            raise self._fault(f"is broken ({mid_sentence(str(error))})", "gzip") from error
-        return data
-
-    def _read_zstd(self, size: int, frames: "_ZstdFrames") -> bytes:
-        try:
-            return frames.read(size)
-        except EOFError as error:
-            raise self._fault("is cut short", "zstd") from error
-        except zstandard.ZstdError as error:
-            reason = (
-                mid_sentence(str(error))
-                .removeprefix("zstd decompressor error: ")
-                .removeprefix("zstd decompress error: ")
+    def _check_ratio(self, size: int) -> None:
+        position, packed = self.position + size, max(self._file.tell(), 1)
+        if position > BOMB_BYTES and position > BOMB_RATIO * packed:
+            raise InputError(
+                f"{self.source.name} unpacks to more than {BOMB_RATIO:,} times its size ({position:,} bytes from "
+                f"{packed:,}): this is taken for a zip bomb; unpack it yourself if it is none."
             )
-            if "too much memory" in reason:
-                reason += "; compress it anew without --long"
-            raise self._fault(f"is broken ({reason})", "zstd") from error
 
-    def _fault(self, what: str, packing: str) -> InputError:
-        if not packing:
-            return InputError(f"{self.source.name} cannot be read: {what}.")
+    def _fault(self, what: str) -> InputError:
+        packing = self.source.compression or "archived"
         return InputError(
             f"{self.source.name} {what}: its {packing} data ends or fails at byte {self._file.tell():,} of "
             f"{self.source.size:,}; fetch or compress the file anew, or leave it out."
         )
-
-
-@final
-class _ZstdFrames:
-    """All frames of a zstd file one after the other, at most a feed's worth ahead."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._decoder = zstandard.ZstdDecompressor()
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._fed = b""
-        self._ready = b""
-
-    def read(self, size: int) -> bytes:
-        """At most ``size`` decompressed bytes; empty at the end of the last frame."""
-        pieces, have = [self._ready], len(self._ready)
-        while have < size and (piece := self._next()) is not None:
-            pieces.append(piece)
-            have += len(piece)
-        data = b"".join(pieces)
-        self._ready = data[size:]
-        return data[:size]
-
-    def _next(self) -> bytes | None:
-        if not self._fed:
-            self._fed = self._file.read(_ZSTD_FEED)
-        if not self._fed:
-            if self._frame is not None:
-                raise EOFError
-            return None
-        if self._frame is None:
-            self._frame = self._decoder.decompressobj()
-        data = self._frame.decompress(self._fed)
-        self._fed = b""
-        if self._frame.eof:
-            self._fed = self._frame.unused_data
-            self._frame = None
-        return data
 
 
 def open_source(source: Source) -> BinaryIO:
@@ -180,7 +124,15 @@ def open_source(source: Source) -> BinaryIO:
         InputError: it cannot be read, or has changed.
     """
     try:
-        file = open(source.path, "rb")  # noqa: PTH123, SIM115 - one call a small file; the caller closes it
+        if source.member is None:
+            # One call a small file; the caller closes it.
+            file: BinaryIO = open(source.path, "rb")  # noqa: PTH123, SIM115
+        else:
+            file = open_member(source.member)
+    except (EOFError, Broken) as error:
+        raise InputError(
+            f"{source.name} cannot be read: {str(error) or 'the archive is cut short'}; fetch or pack the archive anew."
+        ) from error
     except FileNotFoundError as error:
         raise InputMissingError(
             f"{source.name} is gone: it was listed and cannot be found now."
@@ -195,9 +147,21 @@ def open_source(source: Source) -> BinaryIO:
     return file
 
 
+def open_table(source: Source) -> "Table":
+    """Open a columnar source; what reads it is loaded with the first one.
+
+    Raises:
+        InputError: it cannot be read, or is not sound.
+    """
+    from batchloom.sources.tables import Table  # noqa: PLC0415 - pyarrow takes half a second
+
+    return Table(source)
+
+
 def check_unchanged(source: Source, now: os.stat_result) -> None:
     """Raise InputError where the file is not the one that was listed any more."""
-    if (now.st_size, now.st_mtime_ns) != (source.size, source.mtime_ns):
+    size = source.size if source.member is None else source.member.archive.size
+    if (now.st_size, now.st_mtime_ns) != (size, source.mtime_ns):
         raise InputError(_changed(source))
 
 

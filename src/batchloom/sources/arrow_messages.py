@@ -1,0 +1,81 @@
+"""Where the messages of an Arrow IPC file or stream lie, read from their headers alone.
+
+The layout is that of Arrow's "Serialization and Interprocess Communication" page: a marker of
+four bytes 0xFF, the i32 length of a flatbuffer ``Message`` (fields: version, header type, header,
+body length), the flatbuffer, then its body.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import BinaryIO
+
+FILE_MAGIC = b"ARROW1"
+DICTIONARY, BATCH = 2, 3
+_CONTINUES = 0xFFFFFFFF
+_MOST_METADATA = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message: its kind, where it begins and ends, and the bytes of its body."""
+
+    kind: int
+    start: int
+    stop: int
+    body: int
+
+
+def messages(file: BinaryIO, size: int) -> list[Message]:
+    """All messages up to the end mark.
+
+    Args:
+        file: an IPC file or stream.
+        size: its bytes.
+
+    Raises:
+        ValueError: it is cut short or no such file.
+    """
+    file.seek(0)
+    at = 8 if file.read(len(FILE_MAGIC)) == FILE_MAGIC else 0
+    found: list[Message] = []
+    while at < size:
+        file.seek(at)
+        head = file.read(8)
+        if len(head) < 4:
+            raise ValueError("it is cut short")
+        length, prefix = struct.unpack("<i", head[:4])[0], 4
+        if length & 0xFFFFFFFF == _CONTINUES:
+            if len(head) < 8:
+                raise ValueError("it is cut short")
+            length, prefix = struct.unpack("<i", head[4:])[0], 8
+        if length == 0:
+            break
+        if not 0 < length <= _MOST_METADATA:
+            raise ValueError(f"a message of {length} bytes at byte {at}")
+        file.seek(at + prefix)
+        kind, body = _header(file.read(length))
+        stop = at + prefix + length + body
+        if body < 0 or stop > size:
+            raise ValueError("it is cut short")
+        found.append(Message(kind, at, stop, body))
+        at = stop
+    return found
+
+
+def _header(data: bytes) -> tuple[int, int]:
+    """Header type and body length of a flatbuffer Message."""
+    try:
+        (root,) = struct.unpack_from("<I", data, 0)
+        (back,) = struct.unpack_from("<i", data, root)
+        table = root - back
+        (size,) = struct.unpack_from("<H", data, table)
+        # Slots 1 and 3 of the table; an absent field has its default, 0.
+        places = [
+            struct.unpack_from("<H", data, table + 4 + 2 * slot)[0] if size >= 6 + 2 * slot else 0
+            for slot in (1, 3)
+        ]
+        kind = struct.unpack_from("<B", data, root + places[0])[0] if places[0] else 0
+        body = struct.unpack_from("<q", data, root + places[1])[0] if places[1] else 0
+    except struct.error as error:
+        raise ValueError("a message without a sound header") from error
+    return kind, body

@@ -1,0 +1,126 @@
+"""JSON values as records: one at a time with their faults, or many at once where there is none."""
+
+from typing import Any, final
+
+import msgspec
+
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import RecordError, record_error
+from batchloom.core.files import NOT_JSON
+from batchloom.sources.faults import (
+    MissingField,
+    diagnose,
+    row_decoder,
+    snippet,
+    too_large,
+    wide,
+)
+from batchloom.sources.rules import ReadRules
+
+# A source whose first records all lack the field was not meant with this field.
+_FIRST_RECORDS = 100
+
+
+@final
+class JsonRows:
+    """Decodes JSON values into texts or rows, as the rules say.
+
+    Args:
+        name: the source, for messages.
+        rules: name the text field, or none for whole rows.
+        first: whether the source is read from its beginning: then its first records are judged.
+    """
+
+    def __init__(self, name: str, rules: ReadRules, *, first: bool) -> None:
+        self._name, self._field, self._most = name, rules.text_field, rules.limits.record_bytes
+        self._decoder: Any = (
+            msgspec.json.Decoder(dict[str, Any])
+            if self._field is None
+            else row_decoder(self._field)
+        )
+        # Not every decoder of rows can be had for whole arrays.
+        kind = getattr(self._decoder, "type", None)
+        self._array = msgspec.json.Decoder(list[kind]) if kind else None  # type: ignore[valid-type]
+        # None once a record had the field; parts that begin further on are not asked.
+        self._missing: list[RecordError] | None = [] if first else None
+
+    def lines(self, data: bytes) -> list[Any] | None:
+        """The records of whole lines; None where there might be a fault."""
+        try:
+            return self._values(self._decoder.decode_lines(data))
+        except NOT_JSON:
+            return None
+
+    def elements(self, data: bytes) -> list[Any] | None:
+        """The records of a JSON array; None where there might be a fault."""
+        if self._array is None:
+            return None
+        try:
+            return self._values(self._array.decode(data))
+        except NOT_JSON:
+            return None
+
+    def one(
+        self, record: int, offset: int, data: bytes, place: tuple[int, int] | None = None
+    ) -> Any:
+        """The record of one value, or a BadRecord.
+
+        Args:
+            record: its number.
+            offset: of its first byte.
+            data: the value.
+            place: 1-based line and column of its first byte, where it may have several lines.
+
+        Raises:
+            RecordError: the first records of the source all lack the field.
+        """
+        if len(data) > self._most:
+            return too_large(record, offset, data, self._most, place[0] if place else None)
+        try:
+            row: Any = self._decoder.decode(data)
+        except NOT_JSON:
+            return self._bad(record, offset, data, place)
+        self._missing = None
+        return row if self._field is None else row.value
+
+    def finish(self) -> None:
+        """Raise where every record of a short source lacked the field."""
+        if self._missing:
+            raise self._missing[0]
+
+    def _values(self, rows: list[Any]) -> list[Any]:
+        if rows:
+            self._missing = None
+        return rows if self._field is None else [row.value for row in rows]
+
+    def _bad(
+        self, record: int, offset: int, data: bytes, place: tuple[int, int] | None
+    ) -> BadRecord:
+        encoding = wide(data) if offset == 0 else None
+        try:
+            at, reason = (None, encoding) if encoding else diagnose(data, self._field)
+        except MissingField as missing:
+            at, reason = None, str(missing)
+            if self._missing is not None:
+                line, row = (place[0], record + 1) if place else (record + 1, None)
+                self._missing.append(record_error(self._name, line, None, reason, row))
+                if len(self._missing) >= _FIRST_RECORDS:
+                    raise self._missing[0] from None
+        else:
+            self._missing = None
+        if place is None:
+            column = None if at is None else at + 1
+            return BadRecord(record, offset, column, reason, snippet(data))
+        line, column = _within(data, at, place)
+        return BadRecord(record, offset, column, reason, snippet(data), line)
+
+
+def _within(data: bytes, at: int | None, place: tuple[int, int]) -> tuple[int, int | None]:
+    """Line and column of character ``at`` of a value that begins at ``place``."""
+    if at is None:
+        return place[0], None
+    before = data.decode("utf-8", "replace")[:at]
+    lines = before.count("\n")
+    if not lines:
+        return place[0], place[1] + at
+    return place[0] + lines, at - before.rfind("\n")

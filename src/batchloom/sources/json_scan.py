@@ -1,0 +1,82 @@
+"""Where values begin and end in JSON text, without decoding it: brackets outside of strings.
+
+A quote counts where an even number of backslashes stands before it; brackets count where the
+number of quotes before them is even. All of it is arithmetic on whole stretches of bytes, after
+Langdale and Lemire, "Parsing Gigabytes of JSON per Second", 2019, section 3.1.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_QUOTE, _SLASH = b'"\\'
+# What bytes.translate makes of each byte: 1 for a quote or a bracket, else 0.
+_MARKS = bytes(byte in b'"{}[]' for byte in range(256))
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"{[")] = 1
+_STEPS[list(b"}]")] = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The brackets of a stretch, in columns of equal length, and the state after it.
+
+    Attributes:
+        places: of each bracket outside of strings, from the stretch's beginning, int64.
+        steps: 1 where it opens, -1 where it closes, int8.
+        depths: brackets open after it, int64.
+        in_string: whether the stretch ends inside a string.
+        escaped: whether the byte after it is escaped.
+    """
+
+    places: NDArray[np.int64]
+    steps: NDArray[np.int8]
+    depths: NDArray[np.int64]
+    in_string: bool = False
+    escaped: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Brackets open at the end of the stretch."""
+        return int(self.depths[-1])
+
+
+def scan(data: bytes, *, depth: int = 0, in_string: bool = False, escaped: bool = False) -> Scan:
+    """Find the brackets of a stretch that begins in the given state.
+
+    The first entry stands for the stretch's beginning: place -1, step 0, the depth there.
+    """
+    array = np.frombuffer(data, np.uint8)
+    marks = np.flatnonzero(np.frombuffer(data.translate(_MARKS), bool))
+    if escaped or _SLASH in data:
+        hidden, escaped = _escaped(array, escaped=escaped)
+        marks = marks[~hidden[marks]]
+    kinds = array[marks]
+    quotes = kinds == _QUOTE
+    inside = (np.cumsum(quotes) + in_string) & 1
+    outside = (inside == 0) & ~quotes
+    steps = np.concatenate([[0], _STEPS[kinds[outside]]]).astype(np.int8)
+    return Scan(
+        np.concatenate([[-1], marks[outside]]),
+        steps,
+        np.cumsum(steps, dtype=np.int64) + depth,
+        bool(inside[-1]) if len(inside) else in_string,
+        escaped,
+    )
+
+
+def _escaped(array: NDArray[np.uint8], *, escaped: bool) -> tuple[NDArray[np.bool_], bool]:
+    """Which bytes stand after an odd run of backslashes, and whether the next one would."""
+    slashes = np.flatnonzero(array == _SLASH)
+    hidden = np.zeros(len(array) + 1, bool)
+    if escaped:
+        hidden[0] = True
+        # An escaped backslash escapes nothing.
+        slashes = slashes[slashes != 0]
+    if len(slashes):
+        breaks = np.flatnonzero(np.diff(slashes) != 1)
+        firsts = slashes[np.concatenate([[0], breaks + 1])]
+        lasts = slashes[np.concatenate([breaks, [len(slashes) - 1]])]
+        hidden[lasts[(lasts - firsts) % 2 == 0] + 1] = True
+    return hidden[:-1], bool(hidden[-1])

@@ -1,0 +1,148 @@
+"""Looking at what files hold: files on disk, and members of archives while they are listed."""
+
+import io
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import BinaryIO, final
+
+from batchloom.core.errors import InputError
+from batchloom.sources.archives import Archive, Found, list_archive
+from batchloom.sources.kinds import (
+    COLUMNAR,
+    FIRST_LINE_BYTES,
+    SNIFF_BYTES,
+    Verdict,
+    compression_by_content,
+    compression_by_name,
+    kind_by_content,
+    kind_by_name,
+    must_look,
+)
+from batchloom.sources.rules import Source
+from batchloom.sources.streams import PartStream
+from batchloom.sources.unpack import Broken, Compression, unpacker
+
+_PACKED_BYTES = 64 << 10
+
+
+def judge(name: str, start: Callable[[Compression | None], bytes]) -> Verdict:
+    """What a file is, by its name and by its first bytes, which are read only where they decide.
+
+    Args:
+        name: its name.
+        start: gives its first bytes, decompressed.
+    """
+    named = kind_by_name(name)
+    if named is not None and not must_look(named):
+        return named
+    compression = compression_by_name(name)
+    seen = start(compression)
+    if named is None and compression is None:
+        compression = compression_by_content(seen)
+        seen = start(compression) if compression else seen
+    return kind_by_content(named, name, seen, compression)
+
+
+def judge_file(source: Source) -> Verdict:
+    """What a file on disk is; ``source`` stands for its bytes, of whatever kind.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+
+    def start(compression: Compression | None) -> bytes:
+        packed = Source(source.name, source.path, "text", compression, source.size, source.mtime_ns)
+        with PartStream(packed) as stream:
+            seen = stream.read_up_to(SNIFF_BYTES)
+            return seen + stream.read_up_to(FIRST_LINE_BYTES) if _wants_line(seen) else seen
+
+    return judge(source.path, start)
+
+
+def _wants_line(start: bytes) -> bool:
+    """Whether the first line of JSON is not yet in sight."""
+    return b"\n" not in start and start.lstrip()[:1] in (b"{", b"[")
+
+
+def archive_sources(
+    archive: Archive, left: Counter[str], told: Callable[[str, Verdict], None]
+) -> Iterator[Source]:
+    """The members of an archive that are read, as sources named ``archive/member``.
+
+    Args:
+        archive: the archive.
+        left: counts what is left out.
+        told: is told of every member that is read, and what it is.
+
+    Raises:
+        InputError: the archive cannot be read.
+    """
+    names: Counter[str] = Counter()
+    for found in list_archive(archive, left):
+        verdict = _judge_member(found)
+        if verdict.kind is None or not verdict.sure:
+            left[verdict.label] += 1
+        elif verdict.kind in COLUMNAR and not found.member.direct:
+            left["tables packed in an archive"] += 1
+        else:
+            # An archive may hold a name twice, and paths tell sources apart.
+            names[found.name] += 1
+            again = f"#{names[found.name]}" if names[found.name] > 1 else ""
+            told(found.name, verdict)
+            yield Source(
+                f"{archive.name}/{found.name}{again}",
+                f"{archive.path}/{found.name}{again}",
+                verdict.kind,
+                verdict.compression,
+                found.member.size,
+                archive.mtime_ns,
+                found.member,
+            )
+
+
+def _judge_member(found: Found) -> Verdict:
+    if not must_look(named := kind_by_name(found.name)):
+        return named or Verdict(None, None, "unknown")
+    try:
+        with closing(found.start()) as file:
+            return judge(found.name, _Head(file).start)
+    except (Broken, EOFError, InputError, tarfile.TarError):
+        return Verdict(None, None, "broken")
+
+
+@final
+class _Head:
+    """The first bytes of a file that can be read once, from front to back."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._raw = file, b""
+
+    def start(self, compression: Compression | None) -> bytes:
+        """The file's first bytes, decompressed."""
+        raw = self._take(_PACKED_BYTES if compression else SNIFF_BYTES)
+        seen = _unpacked(raw, compression)
+        if _wants_line(seen):
+            seen = _unpacked(self._take(FIRST_LINE_BYTES), compression)
+        return seen
+
+    def _take(self, size: int) -> bytes:
+        while len(self._raw) < size and (data := self._file.read(size - len(self._raw))):
+            self._raw += data
+        return self._raw
+
+
+def _unpacked(raw: bytes, compression: Compression | None) -> bytes:
+    """What the beginning of a packed file gives; it may end anywhere."""
+    if compression is None:
+        return raw
+    stream, pieces = unpacker(compression, io.BytesIO(raw)), []
+    size = 0
+    try:
+        while size < FIRST_LINE_BYTES and (data := stream.read(SNIFF_BYTES)):
+            pieces.append(data)
+            size += len(data)
+    except EOFError:
+        pass
+    return b"".join(pieces)

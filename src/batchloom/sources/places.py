@@ -1,0 +1,34 @@
+"""Where people find a record: the line or the row that an editor or a table shows."""
+
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import RecordError, record_error
+from batchloom.sources.rules import ReadRules, Source, way_of
+
+_SHOWN = 60
+
+
+def place_of(
+    source: Source, rules: ReadRules, before: int, bad: BadRecord
+) -> tuple[int | None, int | None]:
+    """1-based line and row of a bad record, each None where it means nothing.
+
+    Args:
+        source: holds the record.
+        rules: how it is read.
+        before: records of the source before the part.
+        bad: the record.
+    """
+    way, number = way_of(source, rules), before + bad.record + 1
+    if way in ("jsonl", "line"):
+        return number, None
+    if way in ("json", "csv", "table"):
+        return bad.line, number
+    return None, None
+
+
+def error_of(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> RecordError:
+    """What is said of a bad record: its place, the reason with the remedy, and its beginning."""
+    line, row = place_of(source, rules, before, bad)
+    shown = bad.snippet if len(bad.snippet) <= _SHOWN else bad.snippet[: _SHOWN - 3] + "..."
+    reason = f"{bad.reason} (it begins {shown!r})" if shown else bad.reason
+    return record_error(source.name, line, bad.column, reason, row)

@@ -1,0 +1,59 @@
+"""Columns whose values JSON could hold: what plain Python is made of for Arrow's other types."""
+
+import pyarrow as pa
+
+
+def text_type(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds text."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with decimals, dates, times and timestamps as text, and durations as numbers.
+
+    Everything else stays as it is: numbers, booleans, text, null, lists, structs (dicts), maps
+    (lists of pairs) and binary (bytes).
+    """
+    columns = []
+    for column in batch.columns:
+        values = column.storage if isinstance(column, pa.ExtensionArray) else column
+        wanted = _plain(values.type)
+        columns.append(values if wanted is values.type else values.cast(wanted))
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type to cast to; the very same object where nothing changes."""
+    types = pa.types
+    if types.is_decimal(kind) or types.is_date(kind) or types.is_time(kind):
+        return pa.string()
+    if types.is_timestamp(kind):
+        return pa.string()
+    if types.is_duration(kind):
+        return pa.int64()
+    if types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        wanted = [field.with_type(_plain(field.type)) for field in fields]
+        return kind if _same(fields, wanted) else pa.struct(wanted)
+    makers = (
+        (types.is_list, pa.list_),
+        (types.is_large_list, pa.large_list),
+    )
+    for is_kind, make in makers:
+        if is_kind(kind):
+            value = kind.value_field.with_type(_plain(kind.value_type))
+            return (
+                kind
+                if value.type is kind.value_type or value.type == kind.value_type
+                else make(value)
+            )
+    return kind
+
+
+def _same(before: list[pa.Field], after: list[pa.Field]) -> bool:
+    return all(a.type == b.type for a, b in zip(before, after, strict=True))

@@ -1,0 +1,72 @@
+"""Folders that ``datasets.save_to_disk`` wrote: which files hold the data, in which order."""
+
+import os
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from batchloom.core.errors import InputError
+
+_DATASET, _STATE, _SPLITS = "dataset_info.json", "state.json", "dataset_dict.json"
+_WANTED = "train"
+
+
+def saved_split(folder: str) -> tuple[str, str] | None:
+    """The folder of the split to read, and a note; None where ``folder`` is no saved DatasetDict.
+
+    Raises:
+        InputError: no split is to be preferred, or the folder is damaged.
+    """
+    if not os.path.exists(f"{folder}/{_SPLITS}"):  # noqa: PTH110 - asked of every folder
+        return None
+    splits = _json(f"{folder}/{_SPLITS}").get("splits")
+    if not isinstance(splits, list) or not all(_plain(name) for name in splits) or not splits:
+        raise InputError(f"{folder}/{_SPLITS} names no splits; save the dataset anew.")
+    if _WANTED not in splits and len(splits) > 1:
+        raise InputError(
+            f"{folder} holds the splits {', '.join(splits)}; name one, for example {folder}/{splits[0]}"
+        )
+    chosen = _WANTED if _WANTED in splits else splits[0]
+    others = [f"{folder}/{name}" for name in splits if name != chosen]
+    note = f"Of the saved dataset {folder} the split {chosen} is read"
+    return f"{folder}/{chosen}", note + (
+        f"; for others name {', '.join(others)}." if others else "."
+    )
+
+
+def saved_files(folder: str) -> list[str] | None:
+    """The data files of a saved dataset, in its order; None where ``folder`` is none.
+
+    Raises:
+        InputError: it is damaged, or selects rows by an index of its own.
+    """
+    if not (os.path.exists(f"{folder}/{_STATE}") and os.path.exists(f"{folder}/{_DATASET}")):  # noqa: PTH110
+        return None
+    state = _json(f"{folder}/{_STATE}")
+    if state.get("_indices_data_files"):
+        raise InputError(
+            f"{folder} is a saved dataset that selects its rows by an index; save it anew after flatten_indices()."
+        )
+    entries = state.get("_data_files")
+    names = (
+        [one.get("filename") for one in entries if isinstance(one, dict)]
+        if isinstance(entries, list)
+        else []
+    )
+    if not isinstance(entries, list) or len(names) != len(entries) or not all(map(_plain, names)):
+        raise InputError(f"{folder}/{_STATE} does not name its data files; save the dataset anew.")
+    return [f"{folder}/{name}" for name in names]
+
+
+def _plain(name: Any) -> bool:
+    """Whether a name stays inside its folder."""
+    return isinstance(name, str) and PurePosixPath(name).name == name and name not in ("", "..")
+
+
+def _json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return msgspec.json.decode(file.read(16 << 20), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}); save the dataset anew.") from error

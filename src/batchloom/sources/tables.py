@@ -1,0 +1,377 @@
+"""Parquet and Arrow: columnar files, read a bounded number of rows at a time.
+
+Parts meet where row groups (Parquet) or record batches (Arrow) begin. This module loads pyarrow,
+and is itself loaded when the first such file is opened.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, BinaryIO, Protocol, Self, cast, final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import InputError, RecordError
+from batchloom.sources.archives import BOMB_BYTES, BOMB_RATIO
+from batchloom.sources.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, Message, messages
+from batchloom.sources.faults import SNIPPET_BYTES, missing_field, snippet, too_large
+from batchloom.sources.plain_values import plain_batch, text_type
+from batchloom.sources.rules import ReadRules, Source
+from batchloom.sources.streams import open_source
+from batchloom.sources.unpack import OnceRead
+
+_BATCH_BYTES = 4 << 20
+_BATCH_ROWS = 2048
+_BUFFER = 256 << 10
+# A record batch above this is mapped rather than read into memory.
+_MAPPED_BYTES = 64 << 20
+
+
+@final
+class Table:
+    """An open Parquet or Arrow file; use as a context manager.
+
+    Attributes:
+        source: the file.
+        starts: byte offset of each group of rows, ascending; a single 0 where they cannot be
+            told apart by their place.
+        consumed: bytes of the file before the group that is read.
+
+    Raises:
+        InputError: it is broken, cut short, encrypted or of no such format.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.consumed = source, 0
+        self._file = open_source(source)
+        try:
+            with _named(source):
+                self._groups: _Groups = (
+                    _ParquetGroups(self._file, source.size)
+                    if source.kind == "parquet"
+                    else _ArrowGroups(self._file, source)
+                )
+                _check_names(source, self._groups.schema.names)
+        except BaseException:
+            self._file.close()
+            raise
+        self.starts = self._groups.starts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def read(self, start: int, stop: int, rules: ReadRules) -> Iterator[Records]:
+        """The records of all groups that begin in bytes [start, stop).
+
+        Raises:
+            RecordError: the text field is no column of text.
+            InputError: the file is broken.
+        """
+        field = rules.text_field
+        if field is not None:
+            self._check_text(field)
+        first, last = bisect_left(self.starts, start), bisect_left(self.starts, stop)
+        record = 0
+        with _named(self.source):
+            for offset, batch in self._groups.batches(first, last, field):
+                self.consumed = max(0, offset - start)
+                rows = _rows_at_once(batch)
+                for at in range(0, batch.num_rows, rows):
+                    piece = batch.slice(at, rows)
+                    found = (
+                        _rows(piece, record, offset)
+                        if field is None
+                        else _texts(piece.column(0), record, offset, rules.limits.record_bytes)
+                    )
+                    record += piece.num_rows
+                    yield found
+
+    def _check_text(self, field: str) -> None:
+        schema = self._groups.schema
+        if field not in schema.names:
+            raise RecordError(self.source.name, None, None, missing_field(field, schema.names))
+        kind = schema.field(field).type
+        if not text_type(kind):
+            others = [one.name for one in schema if text_type(one.type)]
+            hint = f"; --text-field {others[0]!r} does" if others else ""
+            raise RecordError(
+                self.source.name, None, None, f"column {field!r} holds {kind}, not text{hint}"
+            )
+
+
+class _Groups(Protocol):
+    """What a columnar file gives: ``schema``, ``starts`` and ``batches``."""
+
+    schema: pa.Schema
+    starts: list[int]
+
+    def batches(
+        self, first: int, last: int, field: str | None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Record batches of groups [first, last), each with the offset of its group."""
+
+
+@final
+class _ParquetGroups:
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = pq.ParquetFile(
+            file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
+        )
+        meta = self._file.metadata
+        self.schema: pa.Schema = self._file.schema_arrow
+        self._sizes = [meta.row_group(at) for at in range(meta.num_row_groups)]
+        unpacked = sum(group.total_byte_size for group in self._sizes)
+        if unpacked > max(BOMB_BYTES, BOMB_RATIO * size):
+            raise ValueError(
+                f"it unpacks to {unpacked:,} bytes, more than {BOMB_RATIO:,} times its size, as a zip bomb does"
+            )
+        starts = [_group_start(group) for group in self._sizes]
+        ordered = all(a < b for a, b in pairwise(starts))
+        self.starts = starts if ordered and all(0 < at < size for at in starts) else [0]
+
+    def batches(
+        self, first: int, last: int, field: str | None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        groups = range(first, last)
+        if len(self.starts) != len(self._sizes):
+            groups = range(len(self._sizes) if first == 0 < last else 0)
+        for group in groups:
+            offset = self.starts[group] if len(self.starts) == len(self._sizes) else 0
+            meta = self._sizes[group]
+            if not meta.num_rows:
+                continue
+            average = max(1, meta.total_byte_size // meta.num_rows)
+            batches = self._file.iter_batches(
+                batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES // average)),
+                row_groups=[group],
+                columns=None if field is None else [field],
+                use_threads=False,
+            )
+            for batch in batches:
+                yield offset, batch
+
+
+def _group_start(group: Any) -> int:
+    """The first byte of a row group."""
+    starts = []
+    for at in range(group.num_columns):
+        column = group.column(at)
+        starts.append(column.data_page_offset)
+        if column.has_dictionary_page and column.dictionary_page_offset:
+            starts.append(column.dictionary_page_offset)
+    return int(min(starts, default=0))
+
+
+@final
+class _ArrowGroups:
+    def __init__(self, file: BinaryIO, source: Source) -> None:
+        self._raw, self._source = file, source
+        self._is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
+        self._found = self._messages(source.size)
+        large = max((one.body for one in self._found), default=0) > _MAPPED_BYTES
+        self._mapped = pa.memory_map(source.path) if large and source.member is None else None
+        self._starts = [one.start for one in self._found if one.kind == BATCH]
+        file.seek(0)
+        if self._is_file:
+            opened = pa.ipc.open_file(self._whole())
+            self.schema, self._count = opened.schema, opened.num_record_batches
+            apart = len(self._starts) == self._count
+        else:
+            self.schema = pa.ipc.open_stream(self._whole()).schema
+            apart = self._mapped is None
+        self.starts = self._starts if apart and self._starts else [0]
+
+    def batches(
+        self, first: int, last: int, field: str | None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        if first >= last or not self._starts:
+            return
+        for offset, read in self._readers(first, last, field):
+            batch = read()
+            batch = batch if field is None else batch.select([field])
+            # Nothing but this keeps a damaged file from being read beyond its buffers.
+            batch.validate(full=True)
+            yield offset, batch
+
+    def _readers(
+        self, first: int, last: int, field: str | None
+    ) -> Iterator[tuple[int, Callable[[], pa.RecordBatch]]]:
+        only = None if field is None else [self.schema.names.index(field)]
+        options = pa.ipc.IpcReadOptions(included_fields=only, use_threads=False)
+        if self._is_file:
+            opened = pa.ipc.open_file(self._whole(), options=options)
+            apart = self.starts == self._starts
+            for at in range(first, last) if apart else range(self._count):
+                yield (self.starts[at] if apart else 0), lambda at=at: opened.get_batch(at)  # type: ignore[misc]
+            return
+        apart = self.starts == self._starts
+        stream = pa.ipc.open_stream(
+            self._chained(first, last) if apart else self._whole(), options=options
+        )
+        for start in self._starts[first:last] if apart else self._starts:
+            yield (start if apart else 0), stream.read_next_batch
+
+    def _messages(self, size: int) -> list[Message]:
+        try:
+            return messages(self._raw, size)
+        except ValueError:
+            # A file has a directory at its end; a stream has nothing else.
+            if self._is_file:
+                return []
+            raise
+
+    def _whole(self) -> Any:
+        if self._mapped is not None:
+            self._mapped.seek(0)
+            return self._mapped
+        self._raw.seek(0)
+        return self._raw
+
+    def _chained(self, first: int, last: int) -> BinaryIO:
+        """A stream of the schema, all dictionaries needed, and batches [first, last)."""
+        start = self._starts[first]
+        stop = self._starts[last] if last < len(self._starts) else self._found[-1].stop
+        before = [one for one in self._found if one.start < start and one.kind != BATCH]
+        head = [(one.start, one.stop) for one in before]
+        within = [
+            one
+            for one in self._found
+            if start <= one.start < stop and one.kind in (BATCH, DICTIONARY)
+        ]
+        stretches = head + [(one.start, one.stop) for one in within]
+        return cast("BinaryIO", _Stretches(self._raw, stretches))
+
+
+@final
+class _Stretches(OnceRead):
+    """Stretches of a file one after the other, as one file."""
+
+    def __init__(self, file: BinaryIO, stretches: list[tuple[int, int]]) -> None:
+        self._file, self._left = file, stretches[::-1]
+
+    def read(self, size: int | None = -1) -> bytes:
+        pieces, size = [], -1 if size is None else size
+        while size and self._left:
+            start, stop = self._left.pop()
+            self._file.seek(start)
+            data = self._file.read(stop - start if size < 0 else min(size, stop - start))
+            if not data:
+                raise EOFError
+            if start + len(data) < stop:
+                self._left.append((start + len(data), stop))
+            pieces.append(data)
+            size = -1 if size < 0 else size - len(data)
+        return b"".join(pieces)
+
+
+def _rows_at_once(batch: pa.RecordBatch) -> int:
+    average = max(1, batch.nbytes // max(1, batch.num_rows))
+    return int(max(1, min(_BATCH_ROWS, _BATCH_BYTES // average)))
+
+
+def _rows(batch: pa.RecordBatch, record: int, offset: int) -> Records:
+    count = batch.num_rows
+    found = Records(offsets=[offset] * count, seen=count)
+    found.records = list(range(record, record + count))
+    try:
+        found.values = plain_batch(batch).to_pylist()
+    except UnicodeDecodeError:
+        if count > 1:
+            return _joined([_rows(batch.slice(at, 1), record + at, offset) for at in range(count)])
+        reason = "a text in this row is not valid UTF-8; write the file anew from its source"
+        return Records(bad=[BadRecord(record, offset, None, reason, "")], seen=1)
+    return found
+
+
+def _joined(pieces: list[Records]) -> Records:
+    whole = Records()
+    for piece in pieces:
+        whole.values += piece.values
+        whole.records += piece.records
+        whole.offsets += piece.offsets
+        whole.bad += piece.bad
+        whole.seen += piece.seen
+    return whole
+
+
+def _texts(column: pa.Array, record: int, offset: int, most: int) -> Records:
+    count = len(column)
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        values = plain.cast(pa.large_binary()).to_pylist()
+    good = all(type(value) is str for value in values)
+    if good and (column.nbytes <= most or max(map(len, values)) * 4 <= most):
+        records = list(range(record, record + count))
+        return Records(values=values, records=records, offsets=[offset] * count, seen=count)
+    found = Records(seen=count)
+    for number, value in enumerate(values, record):
+        text = _text(value, number, offset, most)
+        if isinstance(text, BadRecord):
+            found.bad.append(text)
+        else:
+            found.values.append(text)
+            found.records.append(number)
+            found.offsets.append(offset)
+    return found
+
+
+def _text(value: str | bytes | None, record: int, offset: int, most: int) -> str | BadRecord:
+    if value is None:
+        return BadRecord(record, offset, None, "the text is null; drop such rows first", "")
+    data = value.encode() if isinstance(value, str) else value
+    if len(data) > most:
+        return too_large(record, offset, data[:SNIPPET_BYTES], most)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        reason = f"byte 0x{data[error.start]:02x} of the text is not valid UTF-8; write the file anew from its source"
+        return BadRecord(record, offset, None, reason, snippet(data))
+
+
+def _check_names(source: Source, names: list[str]) -> None:
+    twice = [repr(name) for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise InputError(
+            f"{source.name} has several columns named {', '.join(twice)}; rename them first."
+        )
+
+
+@contextmanager
+def _named(source: Source) -> Iterator[None]:
+    """Tell what pyarrow finds wrong with a file as an InputError that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (
+        pa.ArrowException,
+        ValueError,
+        OSError,
+        EOFError,
+        KeyError,
+        TypeError,
+        MemoryError,
+    ) as error:
+        reason = (str(error) or "it is cut short").strip().splitlines()[0].rstrip(".")
+        kind = "Parquet" if source.kind == "parquet" else "Arrow"
+        if "crypt" in reason.lower():
+            raise InputError(
+                f"{source.name} is encrypted, which is not read: write it anew without encryption ({reason})."
+            ) from error
+        raise InputError(
+            f"{source.name} is no sound {kind} file ({reason[:1].lower()}{reason[1:]}); fetch or write it anew, or "
+            "leave it out."
+        ) from error

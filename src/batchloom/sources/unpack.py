@@ -1,0 +1,204 @@
+"""Decompression as a stream: gzip, zstd, bzip2, xz, lz4 and raw deflate, in bounded memory."""
+
+import abc
+import bz2
+import io
+import lzma
+import zlib
+from gzip import BadGzipFile
+from typing import Any, BinaryIO, Literal, Protocol, final
+
+import zstandard
+from isal import igzip, isal_zlib
+
+from batchloom.core.files import mid_sentence
+
+Compression = Literal["gzip", "zstd", "bzip2", "xz", "lz4"]
+
+# A zstd block of 4 bytes may unpack to 128 KiB: feeding this much at a time bounds what comes out.
+_ZSTD_FEED = 1024
+_FEED = 64 << 10
+# Enough for every preset of xz; more is asked for by hostile files only.
+_XZ_MEMORY = 128 << 20
+
+
+class Broken(Exception):  # noqa: N818 - a finding of this module, told by PartStream
+    """The compressed data cannot be read; holds the reason, in small letters."""
+
+
+class OnceRead(io.RawIOBase, abc.ABC):
+    """A file that gives its bytes by ``read``, as much at once as is asked for."""
+
+    @abc.abstractmethod
+    def read(self, size: int | None = -1) -> bytes:
+        """At most ``size`` bytes, or all; empty at the end only."""
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """The same, into memory that is given."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class Unpacker(Protocol):
+    """Gives what a compressed file holds, from front to back."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most ``size`` bytes, empty at the end only.
+
+        Raises:
+            EOFError: the compressed data is cut short.
+            Broken: it is broken.
+        """
+
+
+def unpacker(compression: Compression, file: BinaryIO) -> Unpacker:
+    """What unpacks the rest of ``file``: all its streams (members, frames), one after the other."""
+    if compression == "gzip":
+        return _Gzip(file)
+    if compression == "zstd":
+        return _ZstdFrames(file)
+    if compression == "bzip2":
+        return _Streams(file, bz2.BZ2Decompressor, b"")
+    if compression == "xz":
+        return _Streams(file, _xz, b"\x00")
+    return _Streams(file, _lz4, b"")
+
+
+@final
+class _Gzip:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: Any = igzip.IGzipFile(fileobj=file, mode="rb")  # type: ignore[no-untyped-call]
+
+    def read(self, size: int) -> bytes:
+        """See :class:`Unpacker`."""
+        try:
+            data: bytes = self._file.read(size)
+        except (BadGzipFile, isal_zlib.error) as error:  # type: ignore[misc]
+            raise Broken(mid_sentence(str(error))) from error
+        return data
+
+
+@final
+class _ZstdFrames:
+    """All frames of a zstd file one after the other, at most a feed's worth ahead."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decoder = zstandard.ZstdDecompressor()
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._fed = b""
+        self._ready = b""
+
+    def read(self, size: int) -> bytes:
+        """See :class:`Unpacker`."""
+        pieces, have = [self._ready], len(self._ready)
+        while have < size and (piece := self._next()) is not None:
+            pieces.append(piece)
+            have += len(piece)
+        data = b"".join(pieces)
+        self._ready = data[size:]
+        return data[:size]
+
+    def _next(self) -> bytes | None:
+        if not self._fed:
+            self._fed = self._file.read(_ZSTD_FEED)
+        if not self._fed:
+            if self._frame is not None:
+                raise EOFError
+            return None
+        if self._frame is None:
+            self._frame = self._decoder.decompressobj()
+        try:
+            data = self._frame.decompress(self._fed)
+        except zstandard.ZstdError as error:
+            reason = mid_sentence(str(error))
+            for words in ("zstd decompressor error: ", "zstd decompress error: "):
+                reason = reason.removeprefix(words)
+            if "too much memory" in reason:
+                reason += "; compress it anew without --long"
+            raise Broken(reason) from error
+        self._fed = b""
+        if self._frame.eof:
+            self._fed = self._frame.unused_data
+            self._frame = None
+        return data
+
+
+@final
+class _Streams:
+    """Streams of a decompressor in the manner of the standard library, one after the other."""
+
+    def __init__(self, file: BinaryIO, make: Any, padding: bytes) -> None:
+        self._file, self._make, self._padding = file, make, padding
+        self._decoder: Any = None
+        self._fed = b""
+        self._refused = (OSError, EOFError, RuntimeError, ValueError, lzma.LZMAError)
+
+    def read(self, size: int) -> bytes:
+        """See :class:`Unpacker`."""
+        while True:
+            if self._decoder is None and not self._begin():
+                return b""
+            if not self._fed and self._decoder.needs_input:
+                self._fed = self._file.read(_FEED)
+                if not self._fed:
+                    raise EOFError
+            fed, self._fed = self._fed, b""
+            try:
+                data: bytes = self._decoder.decompress(fed, size)
+            except self._refused as error:
+                raise Broken(mid_sentence(str(error))) from error
+            if self._decoder.eof:
+                self._fed, self._decoder = self._decoder.unused_data or b"", None
+            if data:
+                return data
+
+    def _begin(self) -> bool:
+        """Begin the next stream; False where there is none."""
+        while True:
+            self._fed = self._fed.lstrip(self._padding) if self._padding else self._fed
+            if self._fed:
+                break
+            self._fed = self._file.read(_FEED)
+            if not self._fed:
+                return False
+        self._decoder = self._make()
+        return True
+
+
+def _xz() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+
+
+def _lz4() -> Any:
+    import lz4.frame  # noqa: PLC0415 - few files need it
+
+    return lz4.frame.LZ4FrameDecompressor()
+
+
+@final
+class Deflated:
+    """Raw deflate, as members of zip archives are packed: one stream, ``size`` bytes of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decoder = zlib.decompressobj(-zlib.MAX_WBITS)
+
+    def read(self, size: int) -> bytes:
+        """See :class:`Unpacker`."""
+        while not self._decoder.eof:
+            fed = self._decoder.unconsumed_tail or self._file.read(_FEED)
+            if not fed:
+                raise EOFError
+            try:
+                data = self._decoder.decompress(fed, size)
+            except zlib.error as error:
+                raise Broken(mid_sentence(str(error))) from error
+            if data:
+                return data
+        return b""

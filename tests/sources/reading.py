@@ -1,0 +1,33 @@
+"""Reading whole inputs as preparation does: listed, cut into parts, read part by part."""
+
+from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.listing import list_sources
+from batchloom.sources.parts import PartReader, parts_of
+from batchloom.sources.places import error_of
+from batchloom.sources.rules import Limits, ReadRules
+
+
+class Read:
+    """All records of some inputs: values, absolute record numbers, offsets, sentences of errors."""
+
+    def __init__(self, *inputs, field=None, unit=1 << 40, limits=None):
+        rules = ReadRules(text_field=field, limits=limits or Limits())
+        bounds = RecordBounds(rules)
+        self.values, self.records, self.offsets, self.bad, self.seen = [], [], [], [], 0
+        listing = list_sources([str(one) for one in inputs])
+        self.notes, self.sources, self.hashes = listing.notes, listing.sources, []
+        for source in listing.sources:
+            before = 0
+            for part in parts_of(source, rules, unit):
+                seen = 0
+                with PartReader(part, rules, bounds) as reader:
+                    for found in reader:
+                        assert len(found.values) == len(found.records) == len(found.offsets)
+                        self.values += found.values
+                        self.records += [before + record for record in found.records]
+                        self.offsets += found.offsets
+                        self.bad += [str(error_of(source, rules, before, one)) for one in found.bad]
+                        seen += found.seen
+                    self.hashes.append(reader.finish())
+                before += seen
+            self.seen += before

@@ -1,0 +1,238 @@
+"""Archives: members are sources, read where they lie; nothing is extracted or followed."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import struct
+import tarfile
+import zipfile
+
+import lz4.frame
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from batchloom.core.errors import InputError, InputMissingError
+from batchloom.sources import archives
+from sources.reading import Read
+
+ROWS = [{"text": f"row {i}", "n": i} for i in range(3000)]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+PACK = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.compress,
+    "lz4": lz4.frame.compress,
+}
+NAMES = ["a.zip", "stored.zip", "a.tar", *(f"a.tar.{ending}" for ending in PACK), "a.tgz"]
+
+
+def parquet():
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(ROWS), file, row_group_size=500)
+    return file.getvalue()
+
+
+def make(path, files):
+    """An archive of (name, bytes), of the kind its name says."""
+    name = path.name
+    if name.endswith(".zip"):
+        how = zipfile.ZIP_STORED if "stored" in name else zipfile.ZIP_DEFLATED
+        with zipfile.ZipFile(path, "w", how) as archive:
+            for member, data in files:
+                archive.writestr(member, data)
+        return path
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for member, data in files:
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    ending = {"tgz": "gz", "tar": ""}.get(name.rpartition(".")[2], name.rpartition(".")[2])
+    path.write_bytes(PACK[ending](file.getvalue()) if ending else file.getvalue())
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_members_are_sources_in_the_order_of_the_archive(tmp_path, name):
+    files = [
+        ("b/lines.jsonl", LINES),
+        ("a.json.gz", gzip.compress(json.dumps(ROWS).encode())),
+        ("table.csv", b"text,n\nx,1\n"),
+        ("no ending", LINES),
+        ("deep/list.json.xz", lzma.compress(json.dumps({"data": ROWS}).encode())),
+    ]
+    found = Read(make(tmp_path / name, files))
+    assert [source.name for source in found.sources] == [f"{name}/{member}" for member, _ in files]
+    assert found.values == ROWS + ROWS + [{"text": "x", "n": "1"}] + ROWS + ROWS
+    assert not found.notes
+    assert Read(tmp_path / name, unit=2000).values == found.values
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_folder_would_leave_out_and_what_is_unsafe_is_left_out(tmp_path, name):
+    files = [
+        (".hidden.txt", b"x"),
+        ("a/.git/config", b"x"),
+        ("__MACOSX/a.txt", b"x"),
+        ("/etc/absolute.txt", b"x"),
+        ("../up.txt", b"x"),
+        ("inner.zip", b"PK"),
+        ("image.png", b"\x89PNG\0"),
+        ("package.json", b'{\n "name": "x"}'),
+        ("broken.jsonl.gz", b"this was never packed"),
+        ("empty.txt", b""),
+        ("good.txt", b"good"),
+    ]
+    found = Read(make(tmp_path / name, files))
+    assert found.values == ["good"]
+    left = "1 JSON of no records, 1 __MACOSX, 1 archives in archives, 1 binary .png, 1 broken"
+    assert found.notes == (f"Left out of {name}: {left}, 1 empty, 2 hidden, 2 unsafe names.",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+    only = make(tmp_path / f"only.{name.split('.', 1)[1]}", files[:2])
+    with pytest.raises(InputMissingError, match="holds no usable file, only 2 hidden"):
+        Read(only)
+
+
+def test_links_and_devices_are_never_followed(tmp_path):
+    for name, mode in (("a.tar", "w"), ("a.tar.gz", "w:gz")):
+        with tarfile.open(tmp_path / name, mode) as archive:
+            for member, kind in (
+                ("link.txt", tarfile.SYMTYPE),
+                ("hard.txt", tarfile.LNKTYPE),
+                ("pipe.txt", tarfile.FIFOTYPE),
+                ("device.txt", tarfile.CHRTYPE),
+            ):
+                info = tarfile.TarInfo(member)
+                info.type, info.linkname = kind, "/etc/passwd"
+                archive.addfile(info)
+            info = tarfile.TarInfo("good.txt")
+            info.size = 4
+            archive.addfile(info, io.BytesIO(b"good"))
+        found = Read(tmp_path / name)
+        assert found.values == ["good"]
+        assert "4 links and special files" in found.notes[0]
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        info = zipfile.ZipInfo("link.txt")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+        archive.writestr("good.txt", "good")
+    assert "1 links and special files" in Read(tmp_path / "a.zip").notes[0]
+
+
+def test_encrypted_and_oddly_packed_members_are_left_out(tmp_path):
+    path = make(tmp_path / "a.zip", [("secret.txt", b"x" * 50), ("good.txt", b"good")])
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("odd.txt", b"odd" * 50)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    found = Read(path)
+    assert found.values == ["good"]
+    assert "1 encrypted, 1 packed in another way than deflate" in found.notes[0]
+
+
+@pytest.mark.parametrize("name", ["stored.zip", "a.tar"])
+def test_a_table_that_is_not_packed_is_read_in_its_archive(tmp_path, name):
+    path = make(tmp_path / name, [("x.txt", b"text"), ("a.parquet", parquet())])
+    found = Read(path, unit=5000)
+    assert found.values == ["text", *ROWS]
+    assert len(found.hashes) > 3
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
+def test_a_packed_table_is_left_out_and_told(tmp_path, name):
+    found = Read(make(tmp_path / name, [("x.txt", b"text"), ("a.parquet", parquet())]))
+    assert found.values == ["text"]
+    assert "1 tables packed in an archive" in found.notes[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_archive_is_named(tmp_path, name):
+    data = make(tmp_path / name, [(f"{i}.jsonl", LINES) for i in range(3)]).read_bytes()
+    path = tmp_path / f"cut.{name.split('.', 1)[1]}"
+    for cut in (5, len(data) // 2):
+        path.write_bytes(data[:cut])
+        with pytest.raises(InputError, match=rf"{path.name} is no sound \w+ archive"):
+            Read(path)
+
+
+def test_a_damaged_header_is_not_the_end_of_a_tar(tmp_path):
+    path = make(tmp_path / "a.tar", [(f"{i}.jsonl", LINES) for i in range(3)])
+    data = bytearray(path.read_bytes())
+    data[data.index(b"1.jsonl") + 150] ^= 0x55
+    path.write_bytes(data)
+    (tmp_path / "b.tar.gz").write_bytes(gzip.compress(data))
+    for name in ("a.tar", "b.tar.gz"):
+        with pytest.raises(InputError, match=f"{name} is no sound tar archive .a damaged header"):
+            Read(tmp_path / name)
+
+
+def test_a_member_whose_bytes_are_wrong_is_named(tmp_path):
+    path = make(tmp_path / "a.zip", [("a.txt", LINES)])
+    data = bytearray(path.read_bytes())
+    at = data.index(b"PK\x01\x02")
+    data[at + 16] ^= 0x55
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="a.zip/a.txt is broken .its checksum is wrong"):
+        Read(path)
+    data[at + 16] ^= 0x55
+    data[at + 42 : at + 46] = struct.pack("<I", 7)
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="local header is not where the directory says"):
+        Read(path)
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.zst"])
+def test_an_archive_like_a_zip_bomb_is_refused(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(archives, "BOMB_BYTES", 8 << 20)
+    monkeypatch.setattr(archives, "BOMB_RATIO", 200)
+    path = make(tmp_path / name, [(f"{i}.txt", bytes(4 << 20)) for i in range(8)])
+    with pytest.raises(InputError, match=f"{name} unpacks to more than 200 times its size"):
+        Read(path)
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz"])
+def test_an_archive_that_changes_is_noticed(tmp_path, name):
+    from batchloom.sources.listing import list_sources
+    from batchloom.sources.streams import PartStream
+
+    path = make(tmp_path / name, [("a.txt", b"text")])
+    (source,) = list_sources([str(path)]).sources
+    path.write_bytes(path.read_bytes() + b"\0" * 512)
+    with pytest.raises(InputError, match=f"{name}/a.txt was changed while it was being prepared"):
+        PartStream(source)
+
+
+def test_a_compressed_tar_is_unpacked_once_for_all_its_members(tmp_path, monkeypatch):
+    path = make(tmp_path / "a.tar.gz", [(f"{i}.txt", b"x" * 100_000) for i in range(50)])
+    read = []
+    plain = archives._Sequential.read
+
+    def counted(self, size):
+        data = plain(self, size)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(archives._Sequential, "read", counted)
+    assert len(Read(path).values) == 50
+    # Once to list it, once to read it.
+    assert sum(read) < 2.1 * 50 * 101_000
+
+
+def test_a_name_that_an_archive_holds_twice_is_read_twice(tmp_path):
+    found = Read(make(tmp_path / "a.tar", [("a.txt", b"one"), ("a.txt", b"two")]))
+    assert found.values == ["one", "two"]
+    assert [source.name for source in found.sources] == ["a.tar/a.txt", "a.tar/a.txt#2"]
+
+
+def test_archives_in_folders_are_opened(tmp_path):
+    make(tmp_path / "b.zip", [("a.txt", b"one")])
+    (tmp_path / "a.txt").write_text("zero")
+    found = Read(tmp_path)
+    assert found.values == ["zero", "one"]
+    assert found.sources[1].name == f"{tmp_path.name}/b.zip/a.txt"

@@ -1,0 +1,154 @@
+"""JSON files that hold a list: streamed, each element with its place, in bounded memory."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.core.errors import InputError, InvalidJsonError, RecordError
+from batchloom.sources.json_scan import scan
+from batchloom.sources.rules import Limits
+from sources.reading import Read
+
+ROWS = [
+    {"text": f'row {i} \\ "quoted" }}]{{[ é 😀', "n": i, "deep": [{"a": [1, {}]}, []]}
+    for i in range(300)
+]
+
+
+NAN = (
+    "; NaN and Infinity are no JSON: write null instead (Python: json.dumps(..., allow_nan=False))"
+)
+
+
+@pytest.fixture(params=[1 << 20, 50], ids=["large", "small"])
+def chunk(request, monkeypatch):
+    """Bytes read at once: records lie across the ends of what is in sight."""
+    monkeypatch.setattr("batchloom.sources.json_text._CHUNK", request.param)
+
+
+def write(tmp_path, text, name="a.json"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.usefixtures("chunk")
+def test_every_element_is_a_record_with_its_place(tmp_path, indent, wrapped):
+    value = {"v": "1.0", "x": [{"no": "]"}], "data": ROWS, "z": [None]} if wrapped else ROWS
+    text = json.dumps(value, indent=indent, ensure_ascii=False).encode()
+    found = Read(write(tmp_path, text))
+    assert found.values == ROWS
+    assert found.records == list(range(300))
+    assert [json.JSONDecoder().raw_decode(text[at:].decode())[0] for at in found.offsets] == ROWS
+    assert Read(write(tmp_path, text), field="text").values == [row["text"] for row in ROWS]
+
+
+@pytest.mark.usefixtures("chunk")
+def test_bad_elements_go_aside_with_row_line_and_column(tmp_path):
+    text = (
+        '\ufeff[\n {"a": 1}, 5,\n  "x,]}",[1],\n'
+        ' {"é": NaN}, {"a":\n "\\ud800"}, null, {"a": 2},\n ' + "[" * 9999 + "]" * 9999 + "\n]\n"
+    )
+    found = Read(write(tmp_path, text))
+    assert found.values == [{"a": 1}, {"a": 2}]
+    assert (found.records, found.seen) == ([0, 7], 9)
+    assert [sentence.split(" (it begins")[0] for sentence in found.bad] == [
+        "a.json, line 2, column 12: a number, not a JSON object",
+        "a.json, line 3, column 3: a string, not a JSON object",
+        "a.json, line 3, column 10: an array, not a JSON object",
+        "Invalid JSON on line 4 in a.json, column 8: unexpected character, expected a JSON value"
+        + NAN,
+        "Invalid JSON on line 5 in a.json, column 3: no low surrogate in string",
+        "a.json, line 5, column 13: null, not a JSON object",
+        "Invalid JSON on line 6 in a.json, column 1027: depth limit exceeded",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('[{"a":1},]', "line 1 in a.json, column 10: expected a value"),
+        ('[{"a":1} {"b":2}]', "line 1 in a.json, column 10: expected a comma or ]"),
+        ('[{"a":1}', "line 1 in a.json, column 9: the list is not closed; the file is cut short"),
+        ('[{"a":1},\n{"b":[2', "line 2 in a.json, column 1: the file ends inside the record"),
+        ('[{"a":1}] x', "line 1 in a.json, column 11: something follows"),
+        # A quote is missing: what follows must not be taken for one bad record.
+        ('[{"a":"x}, {"b":"y"}, {"c":"z"}]', "line 1 in a.json, column 14: unexpected character"),
+        ('[{"a":"x"y"},\n{"b":"y"},{"c":"z"y"}]', "line 1 in a.json, column 10: unexpected char"),
+        ('{"data":[{}]', "line 1 in a.json, column 13: expected a comma or }"),
+        ('{"v":\n', "line 2 in a.json, column 1: expected a value"),
+    ],
+)
+@pytest.mark.usefixtures("chunk")
+def test_where_records_cannot_be_told_apart_reading_stops(tmp_path, text, sentence):
+    with pytest.raises(InvalidJsonError) as error:
+        Read(write(tmp_path, text))
+    assert str(error.value).startswith(f"Invalid JSON on {sentence}")
+
+
+@pytest.mark.parametrize(
+    "text", ["5", '"x"', " \n ", '{\n"a": 1}', '{\n"data": {"a":1}}', '{"data":[],\n"rows":[{}]}']
+)
+def test_what_is_no_list_of_objects_is_refused_in_the_words_people_know(tmp_path, text):
+    with pytest.raises(ValueError, match="^JSON file must contain a list of objects: a.json "):
+        Read(write(tmp_path, text))
+
+
+def test_utf16_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(InputError, match="a.json is UTF-16, not UTF-8; convert it with: iconv"):
+        Read(write(tmp_path, '[{"a":1}]'.encode("utf-16")))
+
+
+def test_a_list_without_the_field_is_refused_at_once(tmp_path):
+    with pytest.raises(RecordError, match="a.json, line 1: no field 'text': the record has 'txt'"):
+        Read(write(tmp_path, json.dumps([{"txt": "a"}] * 200)), field="text")
+
+
+@pytest.mark.usefixtures("chunk")
+def test_an_element_above_the_limit_is_kept_aside(tmp_path):
+    rows = [{"a": 1}, {"a": '}]\\"' * 400}, {"a": [[2]] * 900}, {"a": 3}]
+    for indent in (None, 1):
+        path = write(tmp_path, json.dumps(rows, indent=indent))
+        found = Read(path, limits=Limits(record_bytes=400))
+        assert (found.values, found.records) == ([rows[0], rows[3]], [0, 3])
+        assert all("record larger than 400 bytes" in sentence for sentence in found.bad)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text('a"\\[]{},:\n é', max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text('a"\\{', max_size=2), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=3), max_size=12),
+    cut=st.integers(1, 40),
+    indent=st.sampled_from([None, 0, 1]),
+)
+def test_a_scan_in_pieces_finds_what_a_scan_of_the_whole_finds(rows, cut, indent):
+    data = json.dumps(rows, indent=indent).encode()
+    whole = scan(data)
+    state = scan(b"")
+    places, depths = [], []
+    for start in range(0, len(data), cut):
+        state = scan(
+            data[start : start + cut],
+            depth=state.depth,
+            in_string=state.in_string,
+            escaped=state.escaped,
+        )
+        places += (state.places[1:] + start).tolist()
+        depths += state.depths[1:].tolist()
+    assert (places, depths) == (whole.places[1:].tolist(), whole.depths[1:].tolist())
+    assert whole.depth == 0
+    closed = ((whole.depths == 1) & (whole.steps < 0)).sum()
+    assert closed == len(rows)

@@ -1,0 +1,90 @@
+"""Folders of datasets.save_to_disk: the data files in their order, a split of several."""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from batchloom.core.errors import InputError, InputMissingError
+from sources.reading import Read
+
+
+def save(folder, rows, shards=2):
+    """What save_to_disk writes: IPC streams, and two JSON files."""
+    folder.mkdir(parents=True)
+    names = [f"data-{i:05d}-of-{shards:05d}.arrow" for i in range(shards)]
+    for i, name in enumerate(names):
+        table = pa.Table.from_pylist(rows[i::shards])
+        with (
+            pa.OSFile(str(folder / name), "wb") as file,
+            pa.ipc.new_stream(file, table.schema) as out,
+        ):
+            out.write_table(table)
+    state = {"_data_files": [{"filename": name} for name in names[::-1]], "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": {}}))
+    return folder
+
+
+ROWS = [{"text": f"row {i}"} for i in range(20)]
+
+
+def test_the_files_come_in_the_order_of_the_state(tmp_path):
+    folder = save(tmp_path / "set", ROWS)
+    (folder / "cache-0.arrow").write_bytes(b"left by map()")
+    found = Read(folder)
+    assert found.values == ROWS[1::2] + ROWS[::2]
+    assert [source.name for source in found.sources] == [
+        "set/data-00001-of-00002.arrow",
+        "set/data-00000-of-00002.arrow",
+    ]
+
+
+def test_of_several_splits_train_is_read_unless_one_is_named(tmp_path):
+    folder = tmp_path / "set"
+    save(folder / "train", ROWS[:10], 1)
+    save(folder / "test", ROWS[10:], 1)
+    (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    found = Read(folder)
+    assert found.values == ROWS[:10]
+    assert found.notes == (
+        f"Of the saved dataset {folder} the split train is read; for others name {folder}/test.",
+    )
+    assert Read(folder / "test").values == ROWS[10:]
+    # Also where it lies in a folder among other inputs.
+    (tmp_path / "a.jsonl").write_text('{"text": "first"}')
+    assert Read(tmp_path).values == [{"text": "first"}, *ROWS[:10]]
+    (folder / "dataset_dict.json").write_text('{"splits": ["a", "b"]}')
+    with pytest.raises(
+        InputError, match=f"holds the splits a, b; name one, for example {folder}/a"
+    ):
+        Read(folder)
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ("{", "state.json cannot be read"),
+        ("{}", "does not name its data files"),
+        ('{"_data_files": [{"filename": "../../secret.arrow"}]}', "does not name its data files"),
+        (
+            '{"_data_files": [{"filename": "x"}], "_indices_data_files": [1]}',
+            "after flatten_indices",
+        ),
+    ],
+)
+def test_a_damaged_folder_is_named(tmp_path, state, sentence):
+    folder = save(tmp_path / "set", ROWS)
+    (folder / "state.json").write_text(state)
+    with pytest.raises(InputError, match=sentence):
+        Read(folder)
+
+
+def test_a_missing_data_file_is_named(tmp_path):
+    folder = save(tmp_path / "set", ROWS)
+    (folder / "data-00000-of-00002.arrow").unlink()
+    with pytest.raises(InputMissingError, match="data-00000-of-00002.arrow is missing: the saved"):
+        Read(folder)
+    (folder / "dataset_dict.json").write_text('{"splits": ["../.."]}')
+    with pytest.raises(InputError, match="names no splits"):
+        Read(folder)

@@ -1,0 +1,121 @@
+"""CSV and TSV: Python's csv decides what a row is; every row has its line."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from batchloom.core.errors import InputError, RecordError
+from batchloom.sources.rules import Limits
+from sources.reading import Read
+
+
+def write(tmp_path, text, name="a.csv"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.fixture(params=[1 << 20, 7], ids=["large", "small"])
+def chunk(request, monkeypatch):
+    """Bytes read at once."""
+    monkeypatch.setattr("batchloom.sources.separated._CHUNK", request.param)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("name", "delimiter"), [("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", "\t")]
+)
+@pytest.mark.usefixtures("chunk")
+def test_rows_are_what_csv_makes_of_them(tmp_path, name, delimiter, end):
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, lineterminator=end)
+    rows = [["text", "n"], ["a\nb\r\n\n", "1"], ['say "x"', "é"], ["", "0"], ["NA", delimiter]]
+    writer.writerows(rows)
+    for start in ("", "\ufeff"):
+        path = write(tmp_path, start + text.getvalue(), name)
+        found = Read(path)
+        assert found.values == [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+        assert Read(path, field="n").values == [row[1] for row in rows[1:]]
+        data = path.read_bytes()
+        firsts = [data[at:].split(delimiter.encode())[0][:2] for at in found.offsets]
+        assert firsts == [b'"a', b'"s', b"", b"NA"]
+
+
+@pytest.mark.usefixtures("chunk")
+def test_bad_rows_go_aside_with_their_first_line(tmp_path):
+    text = (
+        b'text,n\n"two\nlines",1\n\nonly one\n"three\n\n",2,3\ncaf\xe9,4\nnul\x00,5\nok,6\nx\ry,7'
+    )
+    found = Read(write(tmp_path, text))
+    assert [row["n"] for row in found.values] == ["1", "6"]
+    assert (found.records, found.seen) == ([0, 6], 8)
+    assert [sentence.split(" (it begins")[0] for sentence in found.bad] == [
+        "a.csv, line 5: 1 field where the header names 2; the ones from 'n' on are missing",
+        "a.csv, line 6: 3 fields where the header names 2; quote the fields that hold delimiters",
+        "a.csv, line 9: byte 0xe9 is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 (or from whatever it is in)",
+        "a.csv, line 10: holds a NUL byte; if the file is UTF-16: iconv -f UTF-16 -t UTF-8",
+        "a.csv, line 12: not readable as CSV: new-line character seen in unquoted field - do you need to open the file in universal-newline mode?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"a,a,b\n1,2,3\n", "no sound header .'a' stands twice.: the first line must name"),
+        (b",text\n0,a\n", "column 1 has no name.*pandas: to_csv.index=False"),
+        (b"\n", "the first line is blank"),
+        ("text,n\na,1\n".encode("utf-16"), "a.csv is UTF-16, not UTF-8; convert it with: iconv"),
+        (b"text,n\ra,1\r", "ends its lines with CR alone; convert it with: tr"),
+        (
+            b'text,n\na,1\n"b,2\nc,3\n',
+            "a.csv, line 3: a quoted field opens in this record and is never",
+        ),
+        (
+            b'"text,n\na,1\n',
+            "a.csv, line 1: a quoted field opens in this record and is never closed",
+        ),
+        (b"te\xe9xt,n\na,1\n", "a.csv, line 1: byte 0xe9 is not valid UTF-8"),
+    ],
+)
+@pytest.mark.usefixtures("chunk")
+def test_files_whose_rows_cannot_be_trusted_are_refused(tmp_path, text, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Read(write(tmp_path, text))
+
+
+def test_a_missing_column_is_named_at_once(tmp_path):
+    with pytest.raises(
+        RecordError, match="no field 'text': the record has 'txt', 'n'; did you mean"
+    ):
+        Read(write(tmp_path, "txt,n\na,1\n"), field="text")
+
+
+@pytest.mark.usefixtures("chunk")
+def test_a_row_above_the_limit_is_kept_aside(tmp_path):
+    rows = ["text,n", "a,1", '"' + 'x""\n' * 200 + '",2', "b,3", "y" * 900 + ",4", "c,5"]
+    path = write(tmp_path, "\n".join(rows))
+    found = Read(path, limits=Limits(record_bytes=400))
+    assert [row["n"] for row in found.values] == ["1", "3", "5"]
+    assert [sentence.split(":")[0] for sentence in found.bad] == [
+        "a.csv, line 3",
+        "a.csv, line 205",
+    ]
+    with pytest.raises(InputError, match="line 3: a quoted field opens"):
+        Read(write(tmp_path, 'text,n\na,1\n"' + "x" * 900), limits=Limits(record_bytes=400))
+
+
+def test_a_field_far_above_the_limit_of_the_csv_module(tmp_path):
+    long = "x" * 1_000_000
+    assert Read(write(tmp_path, f"text,n\n{long},1\n"), field="text").values == [long]
+
+
+def test_the_rows_of_a_csv_equal_those_of_its_json_lines(tmp_path):
+    rows = [{"a": f'{i}"\n', "b": "x,;\t" * (i % 3)} for i in range(3000)]
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["a", "b"])
+        writer.writeheader()
+        writer.writerows(rows)
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert Read(tmp_path / "a.csv").values == Read(tmp_path / "a.jsonl").values == rows

@@ -1,0 +1,206 @@
+"""Parquet and Arrow: rows as they are, parts at row groups and record batches, sound errors."""
+
+import datetime as dt
+import decimal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from batchloom.core.errors import InputError, RecordError
+from batchloom.sources.rules import Limits
+from sources.reading import Read
+
+ROWS = [
+    {"text": f"row {i} é", "n": i, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}}
+    for i in range(2000)
+]
+TABLE = pa.Table.from_pylist(ROWS)
+PACKED = TABLE.set_column(0, "text", TABLE["text"].dictionary_encode())
+
+
+def write(path, table=TABLE, rows=130, **options):
+    form = path.name.split(".", 1)[1]
+    if form == "parquet":
+        pq.write_table(table, path, row_group_size=rows, **options)
+    elif form == "feather":
+        pyarrow.feather.write_feather(table, path, chunksize=rows)
+    else:
+        make = pa.ipc.new_stream if form == "stream.arrow" else pa.ipc.new_file
+        with pa.OSFile(str(path), "wb") as file, make(file, table.schema, **options) as writer:
+            writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+FORMS = ["a.parquet", "a.arrow", "a.stream.arrow", "a.feather"]
+
+
+@pytest.mark.parametrize("unit", [1 << 40, 9000, 500])
+@pytest.mark.parametrize("table", [TABLE, PACKED], ids=["plain", "dictionary"])
+@pytest.mark.parametrize("name", FORMS)
+def test_rows_come_as_they_are_whatever_the_parts(tmp_path, name, table, unit):
+    path = write(tmp_path / name, table)
+    found = Read(path, unit=unit)
+    assert found.values == ROWS
+    assert found.records == list(range(2000))
+    assert (len(found.hashes) > 3) == (unit < 1 << 40)
+    assert len(set(found.offsets)) == 16
+    assert found.offsets == sorted(found.offsets)
+    assert Read(path, unit=unit, field="text").values == [row["text"] for row in ROWS]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_damaged_file_is_named(tmp_path, name):
+    data = write(tmp_path / name).read_bytes()
+    path = tmp_path / ("b." + name.split(".", 1)[1])
+    for cut in (9, 300, len(data) // 2, len(data) - 20):
+        path.write_bytes(data[:cut])
+        with pytest.raises(
+            InputError, match=rf"{path.name} is no sound \w+ file \(.+\); fetch or write"
+        ):
+            Read(path)
+    path.write_bytes(b"this is something else altogether, without any magic")
+    with pytest.raises(InputError, match="is no sound"):
+        Read(path)
+
+
+def test_values_json_does_not_know_come_as_text(tmp_path):
+    moment = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+    table = pa.table(
+        {
+            "decimal": [decimal.Decimal("1.50"), None],
+            "moment": pa.array([moment, None], pa.timestamp("ns", "UTC")),
+            "inside": [[{"day": dt.date(2024, 1, 2), "x": 1}], []],
+            "span": pa.array([5, None], pa.duration("s")),
+            "bytes": [b"\xff", None],
+            "pairs": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64())),
+            "nan": [float("inf"), None],
+        }
+    )
+    expected = {
+        "decimal": "1.50",
+        "moment": "2024-01-02 03:04:05.000000000Z",
+        "inside": [{"day": "2024-01-02", "x": 1}],
+        "span": 5,
+        "bytes": b"\xff",
+        "pairs": [("a", 1)],
+        "nan": float("inf"),
+    }
+    nothing = dict.fromkeys(expected) | {"inside": []}
+    for name in FORMS:
+        assert Read(write(tmp_path / name, table)).values == [expected, nothing]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_bad_texts_go_aside_with_their_row(tmp_path, kind):
+    values = pa.array([b"good", b"caf\xe9", None, b"x" * 500, b"more"], pa.large_binary())
+    column = pa.array(["good", "caf?", None, "x" * 500, "more"], kind)
+    table = pa.table({"text": column, "n": range(5)})
+    path = write(tmp_path / "a.parquet", table)
+    # No writer takes text that is not UTF-8; only the bytes of one value differ.
+    path.write_bytes(path.read_bytes().replace(b"caf?", b"caf\xe9"))
+    found = Read(path, field="text", limits=Limits(record_bytes=400))
+    assert (found.values, found.records) == (["good", "more"], [0, 4])
+    assert [sentence.split(":")[0] for sentence in found.bad] == [
+        "a.parquet, row 2",
+        "a.parquet, row 3",
+        "a.parquet, row 4",
+    ]
+    assert "byte 0xe9 of the text is not valid UTF-8" in found.bad[0]
+    assert len(values) == 5
+    rows = Read(path)
+    assert [row["n"] for row in rows.values] == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_columns_are_checked_before_rows_are_read(tmp_path, name):
+    path = write(tmp_path / name)
+    with pytest.raises(RecordError, match="no field 'txt': .* did you mean --text-field 'text'"):
+        Read(path, field="txt")
+    with pytest.raises(
+        RecordError, match="column 'n' holds int64, not text; --text-field 'text' does"
+    ):
+        Read(path, field="n")
+    twice = pa.table([[1], [2]], names=["a", "a"])
+    with pytest.raises(InputError, match="several columns named 'a'"):
+        Read(write(tmp_path / name, twice))
+
+
+def test_an_empty_table_and_empty_groups_hold_nothing(tmp_path):
+    for name in FORMS:
+        assert Read(write(tmp_path / name, TABLE[:0])).values == []
+
+
+def test_an_encrypted_file_is_named(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    data = path.read_bytes()
+    path.write_bytes(b"PARE" + data[4:-4] + b"PARE")
+    with pytest.raises(
+        InputError, match="a.parquet is encrypted, which is not read: write it anew"
+    ):
+        Read(path)
+
+
+def test_a_parquet_file_like_a_zip_bomb_is_refused(tmp_path, monkeypatch):
+    table = pa.table({"text": ["x" * 10_000_000] * 3})
+    path = write(tmp_path / "a.parquet", table, use_dictionary=False, compression="zstd")
+    assert len(Read(path, field="text").values) == 3
+    monkeypatch.setattr("batchloom.sources.tables.BOMB_BYTES", 1 << 20)
+    with pytest.raises(InputError, match="more than 1,000 times its size, as a zip bomb does"):
+        Read(path)
+
+
+def test_mixed_text_in_many_groups_has_one_memory(tmp_path):
+    """A row group of 400 MB is read in under 350 MiB."""
+    schema = pa.schema([("text", pa.string()), ("n", pa.int64())])
+    texts = pa.array([f"{i:07d}" * 300 for i in range(10_000)])
+    for form in ("parquet", "arrow"):
+        path = tmp_path / f"a.{form}"
+        if form == "parquet":
+            with pq.ParquetWriter(path, schema, use_dictionary=False, compression="none") as writer:
+                writer.write_table(
+                    pa.table([pa.concat_arrays([texts] * 20), range(200_000)], schema=schema),
+                    row_group_size=200_000,
+                )
+        else:
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+                for _ in range(20):
+                    writer.write_table(pa.table([texts, range(10_000)], schema=schema))
+        code = (
+            "import sys\n"
+            "from sources.reading import *\n"
+            "(s,) = list_sources([sys.argv[1]]).sources\n"
+            "n = 0\n"
+            "for field in (None, 'text'):\n"
+            "    for part in parts_of(s, ReadRules(field), 1 << 40):\n"
+            "        with PartReader(part, ReadRules(field)) as reader:\n"
+            "            n += sum(len(found.values) for found in reader)\n"
+            "            reader.finish()\n"
+            "print(n, open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, path],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": ":".join(sys.path)},
+        )
+        rows, peak = map(int, done.stdout.split())
+        assert rows == 400_000
+        assert peak < 350 * 1024
+        path.unlink()
+
+
+def test_pyarrow_is_loaded_for_tables_only():
+    code = "import sys, batchloom.preparation.job; print({'pyarrow', 'lz4'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.stdout == "set()\n"

@@ -1,0 +1,28 @@
+"""Errors are what people already catch, and survive the way between processes."""
+
+import json
+import pickle
+
+import pytest
+
+from batchloom.core.errors import RecordError, record_error
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            record_error("d.jsonl", 5, 17, "not valid JSON: unexpected end"),
+            "Invalid JSON on line 5 in d.jsonl, column 17: unexpected end",
+        ),
+        (record_error("d.parquet", None, None, "null", 3), "d.parquet, row 3: null"),
+        (record_error("d.csv", 7, None, "ragged", 3), "d.csv, line 7: ragged"),
+    ],
+)
+def test_a_record_error_says_where(error, sentence):
+    assert str(error) == sentence
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), sentence, vars(error))
+    assert isinstance(error, RecordError)
+    assert isinstance(error, json.JSONDecodeError) == ("JSON" in sentence)
+    assert isinstance(error, ValueError)
