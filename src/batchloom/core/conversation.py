@@ -1,0 +1,25 @@
+"""Conversations as they travel from a source to the tokens: what a chat template is given."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One conversation, every turn of it, untouched.
+
+    Attributes:
+        messages: the turns as Hugging Face chat templates take them: dicts with ``role`` and
+            ``content`` (a string or typed parts), and whatever else the record held
+            (``tool_calls``, ``name``, ``reasoning_content``, ...).
+        tools: the tools the template is given, None where the record has none.
+        trained: for each message whether the record itself says that it is trained (a ``train``
+            flag, a ``weight``); None where it does not say and ``train_on`` decides.
+        completion: number of the first message of the completion, for prompt-completion records;
+            None where the record makes no such difference.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None = None
+    trained: list[bool | None] = field(default_factory=list)
+    completion: int | None = None
