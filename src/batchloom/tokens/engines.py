@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from batchloom.core.errors import TokenizerError
@@ -15,6 +16,7 @@ from batchloom.tokens.seam import refuse_surrogates
 _REFERENCE_BATCH = 1 << 18
 
 Ids = tuple[NDArray[np.uint32], NDArray[np.int64]]
+Placed = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
 
 
 class FastEngineError(Exception):
@@ -52,11 +54,11 @@ class FastEngine:
         except ValueError as error:
             raise FastEngineError(f"fastokens {self.version} does not take it ({error})") from error
 
-    def encode(self, texts: Sequence[str]) -> Ids:
+    def encode(self, texts: Sequence[str], *, control: bool = False) -> Ids:
         """See ``Tokenizer.encode_batch``."""
         try:
             ids, offsets = self._tokenizer.encode_batch_flat(
-                list(texts), add_special_tokens=False, split_special_tokens=True
+                list(texts), add_special_tokens=False, split_special_tokens=not control
             )
         except UnicodeEncodeError as error:
             refuse_surrogates(texts, error)
@@ -74,22 +76,45 @@ class ReferenceEngine:
 
     def __init__(self, definition: Definition, where: str) -> None:
         self.version = version_of("tokenizers")
+        self._definition, self._where = definition, where
+        self._placing: Any = None
         self._tokenizer = _load(definition.text, where, self.version)
         self._encoder = self._tokenizer
         if definition.model != "BPE":
             self._encoder = _load(unspeakable(definition), where, self.version)
 
-    def encode(self, texts: Sequence[str]) -> Ids:
+    def encode(self, texts: Sequence[str], *, control: bool = False) -> Ids:
         """See ``Tokenizer.encode_batch``. One huge text costs up to 150 bytes of memory a byte."""
+        encoder = self._with_control if control else self._encoder
         pieces: list[NDArray[np.uint32]] = []
         try:
             for batch in _batches(texts):
-                encoded = self._encoder.encode_batch_fast(batch, add_special_tokens=False)
+                encoded = encoder.encode_batch_fast(batch, add_special_tokens=False)
                 pieces += [np.array(encoding.ids, np.uint32) for encoding in encoded]
         except TypeError as error:
             refuse_surrogates(texts, error)
             raise
         return joined(pieces)
+
+    def encode_placed(self, text: str) -> Placed:
+        """See ``Tokenizer.encode_placed``."""
+        try:
+            encoding = self._with_control.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            refuse_surrogates([text], error)
+            raise
+        places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, np.uint32), places[:, 0], places[:, 1]
+
+    @property
+    def _with_control(self) -> Any:
+        """The tokenizer that reads control tokens, and does not trim the places of others."""
+        if self._placing is None:
+            whole = orjson.loads(self._definition.text)
+            text = orjson.dumps({**whole, "post_processor": None})
+            self._placing = _load(text, self._where, self.version)
+            self._placing.encode_special_tokens = False
+        return self._placing
 
     def decode(self, ids: list[int]) -> str:
         """The text of ``ids``, special tokens included."""
