@@ -1,11 +1,10 @@
 """Where turns begin and end in a rendered text: pure decisions on places, in characters."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from batchloom.chat.marked import Block
+from batchloom.chat.grammar import Grammar
+from batchloom.chat.marked import Block, Found
 
 ASSISTANT = "assistant"
 
@@ -24,46 +23,17 @@ class Turn(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What a template writes around turns, learned from a probe.
-
-    Attributes:
-        prompt: what it writes for the model to go on from; empty where that is not known.
-        stop: what it writes behind an assistant's content, its first control token included; empty
-            where it writes none, None where that is not known.
-        openers: added tokens it writes before contents.
-        control: matches the tokenizer's control tokens.
-    """
-
-    prompt: str
-    stop: str | None
-    openers: frozenset[str]
-    control: re.Pattern[str]
-
-
 class TurnsError(Exception):
     """The turns of one conversation cannot be told apart; says why."""
 
 
-def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Matches any of ``tokens``, the longest where several begin at a place."""
-    longest = sorted(tokens, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest)) or "(?!)")
-
-
 def turns_of(
-    text: str,
-    blocks: Sequence[Block],
-    roles: Sequence[str],
-    empty: Sequence[bool],
-    grammar: Grammar,
+    found: Found, roles: Sequence[str], empty: Sequence[bool], grammar: Grammar
 ) -> list[Turn | None]:
-    """Where each message stands in ``text``; None for what the template leaves out.
+    """Where each message stands in a text; None for what the template leaves out.
 
     Args:
-        text: the rendered text.
-        blocks: where marked strings of messages came out.
+        found: the text, and where marked strings of messages came out.
         roles: of the messages.
         empty: whether a message holds no string that could have been marked.
         grammar: what the template writes around turns.
@@ -71,7 +41,8 @@ def turns_of(
     Raises:
         TurnsError: an assistant's turn whose place is not certain.
     """
-    found: dict[int, tuple[int, int]] = {}
+    text, blocks = found.text, found.blocks
+    places: dict[int, tuple[int, int]] = {}
     for n, block in enumerate(blocks):
         number = block.owner
         if number < 0:
@@ -79,17 +50,35 @@ def turns_of(
         low = blocks[n - 1].stop if n else 0
         high = blocks[n + 1].start if n + 1 < len(blocks) else len(text)
         if roles[number] == ASSISTANT:
-            if number in found:
+            if number in places:
                 raise TurnsError(f"the template writes turn {number + 1} in several places")
             if not block.closed:
                 raise TurnsError(f"the template cuts off the end of turn {number + 1}")
             body = _body(text, low, block, grammar, number)
-            found[number] = body, _end(text, block.stop, high, grammar, number)
+            last = _last(found, block, grammar)
+            places[number] = body, _end(text, last, high, grammar, number)
         else:
             end = _stop(text, block.stop, high, grammar)
-            found.setdefault(number, (block.start, block.stop if end is None else end))
-    _add_empty(text, blocks, roles, empty, grammar, found)
-    return _with_heads(text, found, len(roles), grammar)
+            places.setdefault(number, (block.start, block.stop if end is None else end))
+    _add_empty(found, roles, empty, grammar, places)
+    return _with_heads(text, places, len(roles), grammar)
+
+
+def _last(found: Found, block: Block, grammar: Grammar) -> int:
+    """Where an assistant says its last.
+
+    A header of another turn may repeat what it said, such as the name of the tool it called.
+    """
+    inside = [some for some in found.given if block.start <= some[0] and some[1] <= block.stop]
+    edges = [block.start, *(place for some in inside for place in some), block.stop]
+    for n in range(0, len(edges), 2):
+        for token in grammar.around.finditer(found.text, edges[n], edges[n + 1]):
+            opens = token.group() in grammar.openers
+            if opens and not (
+                grammar.prompt and found.text.startswith(grammar.prompt, token.start())
+            ):
+                return edges[n]
+    return block.stop
 
 
 def _body(text: str, low: int, block: Block, grammar: Grammar, number: int) -> int:
@@ -102,9 +91,13 @@ def _body(text: str, low: int, block: Block, grammar: Grammar, number: int) -> i
     if not prompt:
         return block.start
     at = text.rfind(prompt, low, block.start)
-    behind = at + len(prompt)
-    if at < 0 or grammar.control.search(text, behind, block.start):
+    if at < 0:
         return block.start
+    behind = at + len(prompt)
+    if any(token in text[behind : block.start] for token in grammar.openers):
+        raise TurnsError(
+            f"the header of turn {number + 1} is not the one the template prompts with"
+        )
     return behind
 
 
@@ -115,13 +108,16 @@ def _stop(text: str, place: int, high: int, grammar: Grammar) -> int | None:
         return place
     if stop and text.startswith(stop, place):
         return place + len(stop)
-    at = text.find(stop, place, high) if stop else -1
-    if stop and at >= 0 and not any(token in text[place:at] for token in grammar.openers):
-        return at + len(stop)
-    match = grammar.control.search(text, place, high)
-    if match is None or match.group() in grammar.openers:
-        return None
-    return match.end()
+    first = None
+    for match in grammar.around.finditer(text, place, high):
+        token = match.group()
+        if token in grammar.openers:
+            break
+        if token in grammar.enders:
+            return match.end()
+        if first is None and grammar.control.fullmatch(token):
+            first = match.end()
+    return first
 
 
 def _end(text: str, place: int, high: int, grammar: Grammar, number: int) -> int:
@@ -134,22 +130,22 @@ def _end(text: str, place: int, high: int, grammar: Grammar, number: int) -> int
 
 
 def _add_empty(
-    text: str,
-    blocks: Sequence[Block],
+    found: Found,
     roles: Sequence[str],
     empty: Sequence[bool],
     grammar: Grammar,
-    found: dict[int, tuple[int, int]],
+    places: dict[int, tuple[int, int]],
 ) -> None:
     """Find the turns of assistants that say nothing by the prompts before them."""
+    text, blocks = found.text, found.blocks
 
     def silent(number: int) -> bool:
-        return roles[number] == ASSISTANT and empty[number] and number not in found
+        return roles[number] == ASSISTANT and empty[number] and number not in places
 
     for number in filter(silent, range(len(roles))):
-        if not grammar.prompt or any(n not in found and not empty[n] for n in range(len(roles))):
+        if not grammar.prompt or any(n not in places and not empty[n] for n in range(len(roles))):
             raise TurnsError(f"the place of the empty turn {number + 1} is not certain")
-        low = max((end for other, (_, end) in found.items() if other < number), default=0)
+        low = max((end for other, (_, end) in places.items() if other < number), default=0)
         later = [block for block in blocks if block.owner > number]
         high = min((block.start for block in later), default=len(text))
         following = min((block.owner for block in later), default=len(roles))
@@ -158,7 +154,7 @@ def _add_empty(
         if text.count(grammar.prompt, low, high) != waiting:
             raise TurnsError(f"the place of the empty turn {number + 1} is not certain")
         body = text.index(grammar.prompt, low) + len(grammar.prompt)
-        found[number] = body, _end(text, body, high, grammar, number)
+        places[number] = body, _end(text, body, high, grammar, number)
 
 
 def _with_heads(

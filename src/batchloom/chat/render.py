@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 from batchloom.chat.choose import ChosenTemplate
+from batchloom.chat.grammar import (
+    Grammar,
+    control_pattern,
+    learn_grammar,
+    unknown_grammar,
+)
 from batchloom.chat.marked import (
     DECIDING,
     REASONING,
@@ -22,11 +28,9 @@ from batchloom.chat.marked import (
 )
 from batchloom.chat.places import (
     ASSISTANT,
-    Grammar,
     Turn,
     TurnsError,
     altered_by,
-    control_pattern,
     turns_of,
 )
 from batchloom.chat.skeleton import Shape, Skeleton, probe_of, shape_of, skeleton_of, widened
@@ -140,35 +144,42 @@ class _Learned:
     skeletons: dict[Shape, Skeleton | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.grammar = Grammar("", None, frozenset(), self.pattern)
+        self.grammar = unknown_grammar(self.pattern, self.around)
         self.grammar = self._probed()
 
     def _probed(self) -> Grammar:
         """What the template writes around turns, from the first probe that it takes."""
         user, assistant, system = ("user", False), (ASSISTANT, False), ("system", False)
-        for shape in ((user, assistant), (system, user, assistant)):
+        pair = (user, assistant)
+        for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
             try:
                 asked = self.template.render(probe_of(shape[:-1])).text
                 prompted = self.template.render(probe_of(shape[:-1]), prompt=True).text
                 found = self._marked_probe(shape)
             except RenderError:
                 continue
-            prompt = prompted[len(asked) :] if prompted.startswith(asked) else ""
-            blocks, _ = widened(found)
-            if not found.whole or not blocks or blocks[-1].owner != len(shape) - 1:
-                return Grammar(prompt, None, frozenset(), self.pattern)
-            text, tail = found.text, blocks[-1].stop
-            match = self.pattern.search(text, tail)
-            stop = text[tail : match.end()] if match else ""
-            starts = [0, *(block.stop for block in blocks[:-1])]
-            openers = {
-                token.group()
-                for start, block in zip(starts, blocks, strict=True)
-                for token in self.around.finditer(text, start, block.start)
-            }
-            ending = match.group() if match else ""
-            return Grammar(prompt, stop, frozenset(openers - {ending}), self.pattern)
+            prompt = self._prompt(asked, prompted)
+            return learn_grammar(prompt, widened(found)[0], self.pattern, self.around)
         return self.grammar
+
+    def _prompt(self, asked: str, prompted: str) -> str:
+        """What a template writes for the model to go on from, instead of what ends a text."""
+        last = [match.start() for match in self.pattern.finditer(asked)][-1:]
+        for text in (asked, *(asked[:place] for place in last)):
+            if prompted.startswith(text):
+                return self._header(prompted[len(text) :])
+        return ""
+
+    def _header(self, prompt: str) -> str:
+        """What of a generation prompt is header.
+
+        Some templates begin the answer, too: with a ``<think>`` that the model writes itself where
+        they do not. It is an added token, not a control token, and is trained like the rest.
+        """
+        for token in self.around.finditer(prompt):
+            if token.start() and not self.pattern.fullmatch(token.group()):
+                return prompt[: token.start()]
+        return prompt
 
     def _marked_probe(self, shape: Shape) -> Found:
         marker = Marker(0)
@@ -215,11 +226,11 @@ class _Learned:
             found = self._marked_probe(shape)
             if not found.whole or len(found.given) != len(found.blocks):
                 return None
-            blocks, ways = widened(found)
-            turns = turns_of(found.text, blocks, roles, [empty for _, empty in shape], self.grammar)
+            found, ways = widened(found)
+            turns = turns_of(found, roles, [empty for _, empty in shape], self.grammar)
         except (RenderError, TurnsError):
             return None
-        return skeleton_of(found.text, blocks, ways, turns, self.pattern)
+        return skeleton_of(found, ways, turns, self.pattern)
 
     def _marked(
         self, written: Written, messages: list[dict[str, Any]], tools: list[Any] | None
@@ -238,7 +249,7 @@ class _Learned:
             if hostile:
                 self._refuse_unmarked(messages, tools)
             try:
-                turns = turns_of(written.text, found.blocks, roles, empty, self.grammar)
+                turns = turns_of(found, roles, empty, self.grammar)
             except TurnsError as error:
                 problem = str(error)
                 turns = []

@@ -95,8 +95,11 @@ class Skeleton:
 _STRIP = (str, str.lstrip, str.rstrip, str.strip)
 
 
-def widened(found: Found) -> tuple[list[Block], list[int]]:
-    """The blocks of a rendered probe with the white space that was left, and what was stripped."""
+def widened(found: Found) -> tuple[Found, list[int]]:
+    """A rendered probe, the white space that was left counted to its contents; and what was not.
+
+    Of each content: 1 where white space before it was stripped, 2 behind it, 3 both.
+    """
     blocks, ways = [], []
     for block in found.blocks:
         start, stop, way = block.start, block.stop, 0
@@ -110,25 +113,22 @@ def widened(found: Found) -> tuple[list[Block], list[int]]:
             way |= 2
         blocks.append(Block(block.owner, start, stop, block.opened, block.closed))
         ways.append(way)
-    return blocks, ways
+    given = [(block.start, block.stop) for block in blocks]
+    return Found(found.text, blocks, given, found.whole, found.lost), ways
 
 
 def skeleton_of(
-    text: str,
-    blocks: Sequence[Block],
-    ways: Sequence[int],
-    turns: Sequence[Turn | None],
-    control: re.Pattern[str],
+    found: Found, ways: Sequence[int], turns: Sequence[Turn | None], control: re.Pattern[str]
 ) -> Skeleton:
     """The skeleton that a rendered probe shows.
 
     Args:
-        text: the rendered probe without marks.
-        blocks: where its contents stand, each whole.
+        found: the probe, each content whole (see :func:`widened`).
         ways: what the template stripped of each.
         turns: where its turns stand.
         control: matches control tokens.
     """
+    text, blocks = found.text, found.blocks
     edges = [0, *(place for block in blocks for place in (block.start, block.stop)), len(text)]
     starts = edges[::2]
     pieces = tuple(text[edges[n] : edges[n + 1]] for n in range(0, len(edges), 2))

@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 
 from batchloom.chat.choose import choose_template
-from batchloom.chat.places import control_pattern
+from batchloom.chat.grammar import control_pattern
 from batchloom.chat.render import Renderer
 from batchloom.chat.template import DEFAULT_DATE
 from batchloom.tokens import Tokenizer

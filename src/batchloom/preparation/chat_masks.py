@@ -191,7 +191,14 @@ def _placed(encoder: ChatEncoder, text: RenderedText) -> Masked | str:
         return "it has no tokens"
     if np.any(np.diff(starts) < 0) or np.any(np.diff(stops) < 0):
         return "the tokenizer's places are out of order"
-    if starts[encoder.is_control[ids]].tolist() != list(text.control):
+    # The unknown token is a control token that no text has spelled.
+    control = [
+        start
+        for number, start, stop in zip(ids.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        if encoder.is_control[number]
+        and encoder.tokenizer.control.get(text.text[start:stop]) == number
+    ]
+    if control != list(text.control):
         return _SPELLED
     tokens = Tokens(starts, stops, np.array([0, len(text.text)], np.int64))
     mask, wrong = _marked(tokens, [text], [list(chain(*text.stretches))])

@@ -215,7 +215,8 @@ def _disproof(encoder: ChatEncoder, text: RenderedText, made: Masked) -> str:
     before a text or take white space from its ends, and what their normalizer changes comes back
     changed: they are compared without white space and in Unicode's compatibility form.
     """
-    if text.lenient:
+    control = int(encoder.is_control[made.ids].sum())
+    if text.lenient or control > len(text.control):  # unknown tokens decode to no text
         return ""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], made.mask.astype(np.int8), [0]])))
     runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
