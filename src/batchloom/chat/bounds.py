@@ -17,6 +17,7 @@ _STEPS = 1 << 20
 _STRING = 1 << 20
 # Rounds and characters that a conversation buys with each of its own characters.
 _SHARE = 32
+_CALL = 8
 # A number that sets a width, a depth or a count of fillings.
 _WIDEST = 10_000
 
@@ -72,8 +73,8 @@ class Bounds:
         return items
 
     def called(self, value: Any) -> Any:
-        """What a call gave back: a round like any other, and no larger than what is kept."""
-        self.charge(1)
+        """What a call gave back: as dear as it is slow, and no larger than what is kept."""
+        self.charge(_CALL)
         return self.sized(value)
 
     def sized(self, value: Any) -> Any:

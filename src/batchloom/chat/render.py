@@ -95,7 +95,8 @@ class Renderer:
         """
         self.name = chosen.name
         pattern = control_pattern(list(control))
-        around = control_pattern([*control, *added])
+        # Some vocabularies have runs of line ends among their added tokens: those say nothing.
+        around = control_pattern([*control, *filter(str.strip, added)])
         self._plain = _Learned(Template(chosen.name, chosen.text, tokens, date), pattern, around)
         self._tools = self._plain
         if chosen.tools_text is not None:
