@@ -64,14 +64,23 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_stopped(name):
-    with pytest.raises(TemplateError, match="template bad is stopped|template bad cannot be compiled"):
+    with pytest.raises(
+        TemplateError, match="template bad is stopped|template bad cannot be compiled"
+    ):
         Template("bad", HOSTILE[name], {}).render(MESSAGES)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["{% include 'x' %}", "{{ range(10 ** 9) }}", "{{ nothing.there }}", "{{ raise_exception('no') }}"]
-    + ["{{ 1 + 'a' }}", "{{ messages[9].x.y }}", "{{ 1 / 0 }}"],
+    [
+        "{% include 'x' %}",
+        "{{ range(10 ** 9) }}",
+        "{{ nothing.there }}",
+        "{{ raise_exception('no') }}",
+        "{{ 1 + 'a' }}",
+        "{{ messages[9].x.y }}",
+        "{{ 1 / 0 }}",
+    ],
 )
 def test_what_a_template_does_not_take_is_told_of_the_conversation(text):
     with pytest.raises(RenderError, match="template bad does not take it"):

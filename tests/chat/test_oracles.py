@@ -9,7 +9,7 @@ from batchloom.preparation.conversations import ChatRules, encode_conversations
 from chat.conversations import CHATML, CONTENTS, GENTLE, LLAMA3, THINKING, messages
 
 MANY = settings(
-    max_examples=150,
+    max_examples=80,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

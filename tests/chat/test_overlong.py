@@ -1,5 +1,7 @@
 """Conversations that are too long: whole turns, and never a document with nothing to train."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ LONG = talk("q1", "a1", "q2", "a2", "q3", "a3", system="s")
 def texts(encoder, conversation, **rules):
     made = encode_conversations([conversation], encoder, ChatRules(prove=True, **rules))
     bounds = [0, *made.lengths.cumsum().tolist()]
-    pieces = list(zip(bounds[:-1], bounds[1:], strict=True))
+    pieces = list(itertools.pairwise(bounds))
     assert all(made.mask[a:b].any() for a, b in pieces)
     assert all(b - a <= rules["max_tokens"] for a, b in pieces)
     whole = [encoder.tokenizer.decode(made.ids[a:b]) for a, b in pieces]

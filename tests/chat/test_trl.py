@@ -1,6 +1,6 @@
 """Ids and masks equal those that TRL's SFTTrainer prepares of prompts and completions.
 
-TRL is no dependency of the tests: they run where it is installed (the extra ``bench``).
+TRL is no dependency of the tests: they run where it is installed (the extra ``bench-chat``).
 """
 
 import json

@@ -114,9 +114,13 @@ def test_without_an_assistant_nothing_is_trained(encoder_of):
     assert not made.faults
 
 
-@pytest.mark.parametrize("template", [CHATML, LLAMA3, MARKED_THINKING], ids=["chatml", "llama3", "thinking"])
+@pytest.mark.parametrize(
+    "template", [CHATML, LLAMA3, MARKED_THINKING], ids=["chatml", "llama3", "thinking"]
+)
 @pytest.mark.parametrize("tokenizer", ["bytes", "metaspace"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(turns=messages(CONTENTS))
 def test_turns_are_found_without_marks_or_it_is_told(encoder_of, template, tokenizer, turns):
     """A template whose marks are taken out gives the mask that the marks give, or a fault."""
@@ -127,7 +131,13 @@ def test_turns_are_found_without_marks_or_it_is_told(encoder_of, template, token
     if found.faults:
         assert any(
             why in found.faults[0].reason
-            for why in ("reaches over", "control token", "beginning of turn", "marked contents", "empty turn")
+            for why in (
+                "reaches over",
+                "control token",
+                "beginning of turn",
+                "marked contents",
+                "empty turn",
+            )
         )
         return
     assert found.ids.tolist() == expected.ids.tolist()
@@ -136,7 +146,9 @@ def test_turns_are_found_without_marks_or_it_is_told(encoder_of, template, token
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "nfc"])
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(turns=messages(CONTENTS))
 def test_whatever_is_said_what_is_trained_is_the_assistants(encoder_of, tokenizer, turns):
     found = trained(encoder_of("chatml", tokenizer), Conversation(turns), ChatRules())
@@ -198,8 +210,10 @@ def test_tool_calls_are_the_assistants_and_tools_are_not(encoder_of):
         ]
     )
     assert trained(encoder_of(THINKING), conversation) == [
-        '<think>\n\n</think>\n\n\n<tool_call>\n{"name": "find", "arguments": {"city": "Paris"}}\n'
-        "</tool_call><|im_end|>",
+        (
+            '<think>\n\n</think>\n\n\n<tool_call>\n{"name": "find", "arguments": {"city": "Paris"}}\n'
+            "</tool_call><|im_end|>"
+        ),
         "<think>\n\n</think>\n\nIt is.<|im_end|>",
     ]
     assert "leaves out tool calls of turn 2" in trained(encoder_of("chatml"), conversation)
@@ -241,12 +255,21 @@ def test_a_template_that_leaves_out_a_turn_is_told(encoder_of):
     assert "turn 1 cannot be found" in trained(encoder_of(template), wanted, rules)
 
 
-def test_surrogates_and_private_characters(encoder_of):
+def test_a_lone_surrogate_is_a_fault_of_its_conversation(encoder_of):
+    talks = [talk("a", "b\ud800"), talk("a", "b")]
+    made = encode_conversations(talks, encoder_of("chatml"), PROVED)
+    assert made.faults == [(0, "it is not Unicode: it holds the lone surrogate U+D800")]
+    assert made.numbers.tolist() == [1]
+
+
+def test_private_characters_are_said_like_any_other(encoder_of):
     assert trained(encoder_of("chatml"), talk("\U000f0000", "\U000f0001x")) == [
         "\U000f0001x<|im_end|>"
     ]
 
 
 def test_rules_tell_all_problems():
-    with pytest.raises(SettingsError, match="train_on: 'asistant'.*did you mean.*overlong.*max_tokens"):
+    with pytest.raises(
+        SettingsError, match="train_on: 'asistant'.*did you mean.*overlong.*max_tokens"
+    ):
         ChatRules(train_on="asistant", overlong="cut", max_tokens=0)

@@ -104,7 +104,6 @@ def encode_conversations(
     Raises:
         TemplateError: the template is to be stopped.
         InputError: a conversation is too long, and ``overlong`` is ``error``.
-        TokenizerError: a text that is not Unicode.
     """
     out = _Outcome()
     waiting: list[tuple[int, Rendered]] = []
@@ -113,6 +112,7 @@ def encode_conversations(
         try:
             rendered = encoder.renderer.render(conversation)
             stretches = trained_stretches(conversation, rendered, rules.train_on)
+            _refuse_surrogates(rendered.text)
         except RenderError as error:
             out.faults.append(LeftOut(number, str(error)))
         except NothingTrainedError as error:
@@ -141,6 +141,16 @@ def encode_conversations(
                 LeftOut(number, "nothing to train: its trained turns have no tokens")
             )
     return out.result()
+
+
+def _refuse_surrogates(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RenderError(
+                f"it is not Unicode: it holds the lone surrogate U+{ord(text[error.start]):04X}"
+            ) from error
 
 
 @dataclass(slots=True)
