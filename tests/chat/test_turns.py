@@ -136,6 +136,7 @@ def test_turns_are_found_without_marks_or_it_is_told(encoder_of, template, token
                 "control token",
                 "beginning of turn",
                 "marked contents",
+                "private-use",
                 "empty turn",
             )
         )
@@ -158,7 +159,8 @@ def test_whatever_is_said_what_is_trained_is_the_assistants(encoder_of, tokenize
         if tokenizer == "bytes":
             assert found == said
     else:
-        assert not said or "reaches over" in found or "control token" in found
+        whys = ("reaches over", "control token", "private-use characters")
+        assert not said or any(why in found for why in whys)
 
 
 def test_most_hostile_contents_are_not_faults(encoder_of):

@@ -238,6 +238,10 @@ class _Learned:
     ) -> Rendered:
         """Where turns stand by a second rendering with marks, for what is not plain."""
         problem = "the template treats marked contents otherwise than plain ones"
+        if marker_for(written.text) is None:
+            problem = (
+                "it holds private-use characters of both planes 15 and 16, which mark contents"
+            )
         hostile = spells(messages, self.pattern) or spells(tools, self.pattern)
         roles = [str(message.get("role")) for message in messages]
         empty = [_silent(message) for message in messages]
