@@ -1,1 +1,1 @@
-"""From the columns of a record to conversations: pure functions of values, no files."""
+"""Conversations: from the columns of a record to turns, and from turns to the text of a template."""

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchloom.chat.columns import Row, listed
+from batchloom.chat.columns import Row, listed, value_at
 from batchloom.chat.schema import FORMS, PROMPT, RESPONSE
 from batchloom.chat.turns import is_turns
 from batchloom.core.errors import SchemaError
@@ -54,7 +54,8 @@ def unrecognised(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError
     else:
         parts.append(f"known are {', '.join(_KNOWN)}")
     guess = _guess(columns, mapping)
-    if guess and not any("," in column for column in guess.values()):
+    together = any(all(value_at(row, name) is not None for name in guess.values()) for row in rows)
+    if guess and together and not any("," in column for column in guess.values()):
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
         parts.append(f"if that is what they are, name the columns: --map {shlex.quote(suggestion)}")
         return SchemaError("; ".join(parts), list(columns), suggestion)

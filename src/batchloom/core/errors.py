@@ -145,6 +145,10 @@ class TokenizerError(BatchloomError, ValueError):
     """A tokenizer cannot be found, read or trusted."""
 
 
+class TemplateError(InputError):
+    """A chat template cannot be found, compiled, bounded or understood."""
+
+
 class StoreError(BatchloomError, ValueError):
     """A store (or a bare Megatron prefix) is damaged, hostile or of another format."""
 

@@ -1,6 +1,6 @@
 """Tokenizers: text to ids and back, whoever made them, with a fingerprint of what decides ids."""
 
-from batchloom.tokens.conformance import verify_engine
+from batchloom.tokens.conformance import verify_control, verify_engine
 from batchloom.tokens.no_text import NoTokenizer
 from batchloom.tokens.resolve import resolve_tokenizer
 from batchloom.tokens.seam import Engine, Tokenizer
@@ -15,5 +15,6 @@ __all__ = [
     "resolve_tokenizer",
     "tokenizer_from_state",
     "train_tokenizer",
+    "verify_control",
     "verify_engine",
 ]

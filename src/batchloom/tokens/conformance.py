@@ -142,14 +142,47 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     return tokenizer.on_exact(f"{note}: the slower tokenizers is used", reference)
 
 
+def verify_control(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
+    """The same tokenizer on an engine that reads control tokens as HF tokenizers does.
+
+    What :func:`verify_engine` is for text, this is for texts that a chat template wrote.
+
+    Args:
+        tokenizer: any tokenizer; one that is not on the fast engine is returned as it is.
+        sample: rendered conversations of the user's.
+
+    Raises:
+        TokenizerError: HF tokenizers cannot read the tokenizer at all.
+    """
+    if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
+        return tokenizer
+    definition = tokenizer.definition
+    reference = ReferenceEngine(definition, tokenizer.name)
+    some = _spread(conformance_texts(), 200)
+    tokens = _spread([*definition.control, *definition.added], 64)
+    texts = [token.join([text[:200], *tokens, "\n"]) for token in tokens for text in some[:3]]
+    texts += [f"{tokens[0]}user\n{text[:2000]}{tokens[-1]}\n" for text in some]
+    texts += _bounded(sample)
+    differing, example = _compare(tokenizer, reference, texts, control=True)
+    if not differing:
+        return tokenizer
+    note = f"fastokens {tokenizer.engine.version} reads control tokens otherwise: {example}"
+    return tokenizer.on_exact(f"{note}: the slower tokenizers is used", reference)
+
+
 def _compare(
-    tokenizer: JsonTokenizer, reference: ReferenceEngine, texts: Sequence[str]
+    tokenizer: JsonTokenizer,
+    reference: ReferenceEngine,
+    texts: Sequence[str],
+    *,
+    control: bool = False,
 ) -> tuple[list[str], str]:
     """The texts that the two encode differently, and the first difference in words."""
-    ids, offsets = tokenizer.encode_batch(texts)
+    ids, offsets = tokenizer.encode_batch(texts, control=control)
     differing, example = [], ""
     for number, text in enumerate(texts):
-        fast, exact = ids[offsets[number] : offsets[number + 1]], reference.encode([text])[0]
+        fast = ids[offsets[number] : offsets[number + 1]]
+        exact = reference.encode([text], control=control)[0]
         if not np.array_equal(fast, exact):
             example = example or _example(fast, exact, reference)
             differing.append(text)

@@ -6,10 +6,13 @@ from typing import Any
 
 from batchloom.core.errors import TokenizerError
 from batchloom.core.spec import nearest
+from batchloom.tokens.seam import ChatFormat
 
 # Tokens that end a document in pretraining, whatever a chat model's config calls its end.
 _DOCUMENT_ENDS = ("<|end_of_text|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
 _OTHER_ENDS = ("</s>", "<eos>", "<|eos|>")
+# Tokens that chat templates know by these names (SPECIAL_TOKENS_ATTRIBUTES of transformers).
+_NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 # Ends of a chat turn: a config that names one as its eos token speaks of conversations.
 _TURN_ENDS = frozenset(
     ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<turn|>")
@@ -24,23 +27,50 @@ class Hints:
         eos: the end-of-sequence token, if one is named.
         bos: the token to put first, only where the config says that models want it.
         declared: added tokens by id, as ``added_tokens_decoder`` lists them.
+        chat: what the files say of conversations.
     """
 
     eos: str | None = None
     bos: str | None = None
     declared: Mapping[str, Any] = field(default_factory=dict)
+    chat: ChatFormat = field(default_factory=ChatFormat)
 
 
-def read_hints(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> Hints:
-    """The hints in the two files, each a parsed object (empty where the file is missing)."""
-    eos = _content(config.get("eos_token")) or _content(special_map.get("eos_token"))
-    bos = _content(config.get("bos_token")) or _content(special_map.get("bos_token"))
+def read_hints(
+    config: Mapping[str, Any],
+    special_map: Mapping[str, Any],
+    templates: Mapping[str, str] | None = None,
+) -> Hints:
+    """The hints in the files beside a tokenizer.json.
+
+    Args:
+        config: the parsed tokenizer_config.json, empty where it is missing.
+        special_map: the parsed special_tokens_map.json, likewise.
+        templates: chat templates in files of their own, which win over the config's.
+    """
+    named = {}
+    for name in _NAMED:
+        token = _content(config.get(name)) or _content(special_map.get(name))
+        if token is not None:
+            named[name] = token
     declared = config.get("added_tokens_decoder")
     return Hints(
-        eos=eos,
-        bos=bos if config.get("add_bos_token") is True else None,
+        eos=named.get("eos_token"),
+        bos=named.get("bos_token") if config.get("add_bos_token") is True else None,
         declared=declared if isinstance(declared, Mapping) else {},
+        chat=ChatFormat(templates or named_templates(config.get("chat_template")), named),
     )
+
+
+def named_templates(value: object) -> dict[str, str]:
+    """The chat templates of a config, by name: a text, a list of named ones, or an object."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        pairs = [(e.get("name"), e.get("template")) for e in value if isinstance(e, Mapping)]
+    else:
+        pairs = list(value.items()) if isinstance(value, Mapping) else []
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
 def _content(token: object) -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from batchloom.core.errors import TokenizerError
@@ -17,6 +18,7 @@ _REFERENCE_BATCH = 1 << 18
 _SHOWN = 40
 
 Ids = tuple[NDArray[np.uint32], NDArray[np.int64]]
+Placed = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
 
 
 class FastEngineError(Exception):
@@ -54,11 +56,11 @@ class FastEngine:
         except ValueError as error:
             raise FastEngineError(f"fastokens {self.version} does not take it ({error})") from error
 
-    def encode(self, texts: Sequence[str]) -> Ids:
+    def encode(self, texts: Sequence[str], *, control: bool = False) -> Ids:
         """See ``Tokenizer.encode_batch``."""
         try:
             ids, offsets = self._tokenizer.encode_batch_flat(
-                list(texts), add_special_tokens=False, split_special_tokens=True
+                list(texts), add_special_tokens=False, split_special_tokens=not control
             )
         except UnicodeEncodeError as error:
             refuse_surrogates(texts, error)
@@ -76,23 +78,25 @@ class ReferenceEngine:
 
     def __init__(self, definition: Definition, where: str) -> None:
         self.version = version_of("tokenizers")
-        self._where = where
+        self._definition, self._where = definition, where
+        self._placing: Any = None
         self._tokenizer = _load(definition.text, where, self.version)
         self._encoder = self._tokenizer
         if definition.model != "BPE":
             self._encoder = _load(unspeakable(definition), where, self.version)
 
-    def encode(self, texts: Sequence[str]) -> Ids:
+    def encode(self, texts: Sequence[str], *, control: bool = False) -> Ids:
         """See ``Tokenizer.encode_batch``. One huge text costs up to 150 bytes of memory a byte.
 
         Raises:
             TokenizerError: a text that is not Unicode, or that the vocabulary cannot spell.
         """
+        encoder = self._with_control if control else self._encoder
         pieces: list[NDArray[np.uint32]] = []
         batch: list[str] = []
         try:
             for batch in _batches(texts):
-                encoded = self._encoder.encode_batch_fast(batch, add_special_tokens=False)
+                encoded = encoder.encode_batch_fast(batch, add_special_tokens=False)
                 pieces += [np.array(encoding.ids, np.uint32) for encoding in encoded]
         except TypeError as error:
             refuse_surrogates(texts, error)
@@ -102,31 +106,31 @@ class ReferenceEngine:
             if type(error) is not Exception:
                 raise
             raise TokenizerError(
-                f"tokenizer {self._where!r} cannot encode {self._unknown(batch)!r} ({error}): its vocabulary lacks it "
-                "and has no token for what is unknown; add one (unk_token, unk_id) to its tokenizer.json, or choose "
+                f"tokenizer {self._where!r} cannot encode {_unknown(encoder, batch)!r} ({error}): its vocabulary lacks "
+                "it and has no token for what is unknown; add one (unk_token, unk_id) to its tokenizer.json, or choose "
                 "another --tokenizer"
             ) from error
         return joined(pieces)
 
-    def _unknown(self, texts: Sequence[str]) -> str:
-        """A short piece of these texts that cannot be encoded."""
-        found = next((text for text in texts if self._fails(text)), "")
-        while len(found) > 1:
-            middle = len(found) // 2
-            halves = [half for half in (found[:middle], found[middle:]) if self._fails(half)]
-            if not halves:
-                break
-            found = halves[0]
-        return found[:_SHOWN]
-
-    def _fails(self, text: str) -> bool:
+    def encode_placed(self, text: str) -> Placed:
+        """See ``Tokenizer.encode_placed``."""
         try:
-            self._encoder.encode_batch_fast([text], add_special_tokens=False)
-        except Exception as error:
-            if type(error) is not Exception:
-                raise
-            return True
-        return False
+            encoding = self._with_control.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            refuse_surrogates([text], error)
+            raise
+        places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, np.uint32), places[:, 0], places[:, 1]
+
+    @property
+    def _with_control(self) -> Any:
+        """The tokenizer that reads control tokens, and does not trim the places of others."""
+        if self._placing is None:
+            whole = orjson.loads(self._definition.text)
+            text = orjson.dumps({**whole, "post_processor": None})
+            self._placing = _load(text, self._where, self.version)
+            self._placing.encode_special_tokens = False
+        return self._placing
 
     def decode(self, ids: list[int]) -> str:
         """The text of ``ids``, special tokens included."""
@@ -145,6 +149,28 @@ def _load(text: bytes, where: str, version: str) -> Any:
         ) from error
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _unknown(encoder: Any, texts: Sequence[str]) -> str:
+    """A short piece of these texts that cannot be encoded."""
+    found = next((text for text in texts if _fails(encoder, text)), "")
+    while len(found) > 1:
+        middle = len(found) // 2
+        halves = [half for half in (found[:middle], found[middle:]) if _fails(encoder, half)]
+        if not halves:
+            break
+        found = halves[0]
+    return found[:_SHOWN]
+
+
+def _fails(encoder: Any, text: str) -> bool:
+    try:
+        encoder.encode_batch_fast([text], add_special_tokens=False)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        return True
+    return False
 
 
 def joined(pieces: Sequence[NDArray[np.uint32]]) -> Ids:

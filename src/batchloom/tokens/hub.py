@@ -4,7 +4,8 @@ from pathlib import Path
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
 
-_TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
+_TOKENIZER = "tokenizer.json"
+_BESIDE = ("tokenizer_config.json", "chat_template.jinja")
 
 
 def cached_file(repo: str, filename: str = _TOKENIZER) -> Path | None:
@@ -17,8 +18,8 @@ def cached_file(repo: str, filename: str = _TOKENIZER) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def hub_files(repo: str) -> tuple[Path, Path | None]:
-    """tokenizer.json and, where the repository has one, tokenizer_config.json, of one revision.
+def hub_files(repo: str) -> Path:
+    """tokenizer.json; what the repository has of the files that go with it lies beside it.
 
     Raises:
         MissingDependencyError: huggingface_hub is not installed.
@@ -37,8 +38,10 @@ def hub_files(repo: str) -> tuple[Path, Path | None]:
             f"{repo} on the Hub has no tokenizer.json: load it with transformers, save it with "
             "save_pretrained, and give the folder"
         )
-    # Files of one commit lie in one folder, named by the commit.
-    return tokenizer, _fetch(repo, _CONFIG, tokenizer.parent.name)
+    for name in _BESIDE:
+        # Files of one commit lie in one folder, named by the commit.
+        _fetch(repo, name, tokenizer.parent.name)
+    return tokenizer
 
 
 def _fetch(repo: str, filename: str, revision: str | None) -> Path | None:

@@ -12,11 +12,13 @@ from batchloom.tokens.engines import (
     FastEngine,
     FastEngineError,
     Ids,
+    Placed,
     ReferenceEngine,
     joined,
     version_of,
 )
-from batchloom.tokens.seam import Engine, checked_ids
+from batchloom.tokens.id_bytes import id_bytes
+from batchloom.tokens.seam import ChatFormat, Engine, checked_ids
 
 
 @final
@@ -35,6 +37,7 @@ class JsonTokenizer:
         fast: FastEngine | str | None = None,
         reference: ReferenceEngine | None = None,
         apart: tuple[str, str] = ("", ""),
+        chat: ChatFormat | None = None,
     ) -> None:
         """Wrap a definition.
 
@@ -44,6 +47,7 @@ class JsonTokenizer:
             fast: the fast engine, or why it is not to be used; None loads it when needed.
             reference: the exact engine; None loads it when needed.
             apart: characters whose texts go to the exact engine, and why.
+            chat: what its files say of conversations.
         """
         self.name = name
         self.definition = definition
@@ -56,6 +60,9 @@ class JsonTokenizer:
         self._loaded_fast = fast
         self._loaded_reference = reference
         self._apart, self._apart_note = apart
+        self.control = definition.control
+        self.added = definition.added
+        self.chat = chat or ChatFormat()
 
     @property
     def engine(self) -> Engine:
@@ -81,25 +88,33 @@ class JsonTokenizer:
             self._loaded_reference = ReferenceEngine(self.definition, self.name)
         return self._loaded_reference
 
-    def encode_batch(self, texts: Sequence[str]) -> Ids:
+    def id_bytes(self) -> NDArray[np.int64] | None:
+        """See :class:`~batchloom.tokens.seam.Tokenizer`."""
+        return id_bytes(self.definition)
+
+    def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> Ids:
         """See :class:`~batchloom.tokens.seam.Tokenizer`."""
         fast = self._fast
         if not isinstance(fast, FastEngine):
-            return self._reference.encode(texts)
+            return self._reference.encode(texts, control=control)
         # Looking into every text costs a twentieth of encoding it: only where there is a reason.
         if not self._apart:
-            return fast.encode(texts)
+            return fast.encode(texts, control=control)
         apart = [i for i, text in enumerate(texts) if any(odd in text for odd in self._apart)]
         if not apart:
-            return fast.encode(texts)
+            return fast.encode(texts, control=control)
         rest = list(texts)
         for place in apart:
             rest[place] = ""
-        ids, offsets = fast.encode(rest)
+        ids, offsets = fast.encode(rest, control=control)
         pieces = np.split(ids, offsets[1:-1])
         for place in apart:
-            pieces[place] = self._reference.encode([texts[place]])[0]
+            pieces[place] = self._reference.encode([texts[place]], control=control)[0]
         return joined(pieces)
+
+    def encode_placed(self, text: str) -> Placed:
+        """See :class:`~batchloom.tokens.seam.Tokenizer`."""
+        return self._reference.encode_placed(text)
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """See :class:`~batchloom.tokens.seam.Tokenizer`."""
@@ -107,7 +122,7 @@ class JsonTokenizer:
 
     def state(self) -> dict[str, Any]:
         """See :class:`~batchloom.tokens.seam.Tokenizer`."""
-        return {
+        state = {
             "state_version": 1,
             "kind": "tokenizer.json",
             "name": self.name,
@@ -116,10 +131,16 @@ class JsonTokenizer:
             "bos_id": self.bos_id,
             "tokenizer": orjson.loads(self.definition.text),
         }
+        if self.chat.templates or self.chat.tokens:
+            tokens, templates = dict(self.chat.tokens), dict(self.chat.templates)
+            state["chat"] = {"templates": templates, "tokens": tokens}
+        return state
 
     def on_exact(self, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
         """The same tokenizer, encoding on the exact engine; ``why`` becomes the engine's note."""
-        return JsonTokenizer(self.name, self.definition, fast=why, reference=reference)
+        return JsonTokenizer(
+            self.name, self.definition, fast=why, reference=reference, chat=self.chat
+        )
 
     def with_apart(self, characters: str, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
         """The same tokenizer, texts that hold one of ``characters`` encoded on the exact engine."""
@@ -129,4 +150,5 @@ class JsonTokenizer:
             fast=self._fast,
             reference=reference,
             apart=(characters, why),
+            chat=self.chat,
         )

@@ -8,13 +8,21 @@ import orjson
 
 from batchloom.core.errors import TokenizerError
 from batchloom.core.files import because, nearest_path, read_regular
-from batchloom.tokens.control import Hints, choose_bos, choose_end, read_hints, with_declared
+from batchloom.tokens.control import (
+    Hints,
+    choose_bos,
+    choose_end,
+    named_templates,
+    read_hints,
+    with_declared,
+)
 from batchloom.tokens.definition import clean, define, vocabulary
 from batchloom.tokens.json_tokenizer import JsonTokenizer
 from batchloom.tokens.seam import Tokenizer
 from batchloom.tokens.state import tokenizer_from_state
 
 _TOKENIZER, _STATE = "tokenizer.json", "tokenizer_state.json"
+_TEMPLATE = "chat_template.jinja"
 _REMEDY = (
     "give the path of a tokenizer.json that `tokenizers` or `transformers` saved, or of its folder"
 )
@@ -34,13 +42,13 @@ def tokenizer_from_path(path: Path, end_token: str | None) -> Tokenizer:
     raw = read_object(path)
     if "state_version" in raw:
         return _from_store(raw, path, end_token)
-    return from_parts(_name(path), raw, _hints(path.parent), end_token)
+    return from_parts(_name(path), raw, read_beside(path.parent), end_token)
 
 
 def _from_folder(folder: Path, end_token: str | None) -> Tokenizer:
     file, state = folder / _TOKENIZER, folder / _STATE
     if file.is_file():
-        return from_parts(_name(folder), read_object(file), _hints(folder), end_token)
+        return from_parts(_name(folder), read_object(file), read_beside(folder), end_token)
     if state.is_file():
         return _from_store(read_object(state), state, end_token)
     known = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
@@ -79,9 +87,8 @@ def from_parts(
     words = vocabulary(cleaned, name)
     control = [token["content"] for token in cleaned["added_tokens"] if token["special"]]
     end = choose_end(words, control, hints, end_token, name)
-    return JsonTokenizer(
-        name, define(cleaned, name, end=end, bos=choose_bos(cleaned, words, hints))
-    )
+    definition = define(cleaned, name, end=end, bos=choose_bos(cleaned, words, hints))
+    return JsonTokenizer(name, definition, chat=hints.chat)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -108,11 +115,34 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _hints(folder: Path) -> Hints:
+def read_beside(folder: Path) -> Hints:
+    """What the files beside a tokenizer.json add to it.
+
+    Raises:
+        TokenizerError: one of them cannot be read.
+    """
     config, special = (
         read_object(folder / name) if (folder / name).is_file() else {} for name in _BESIDE
     )
-    return read_hints(config, special)
+    return read_hints(config, special, _templates(folder))
+
+
+def _templates(folder: Path) -> dict[str, str]:
+    """Chat templates in files of their own, as transformers saves and finds them."""
+    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    files = {"default": folder / _TEMPLATE, **{file.stem: file for file in more}}
+    templates = {name: _text(file) for name, file in files.items() if file.is_file()}
+    legacy = folder / "chat_template.json"
+    if "default" not in templates and legacy.is_file():
+        templates |= named_templates(read_object(legacy).get("chat_template"))
+    return templates
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path} is no chat template: it cannot be read ({error})") from error
 
 
 def _name(path: Path) -> str:

@@ -1,6 +1,7 @@
 """What stands in a store whose tokenizer nobody knows: a vocabulary of ids without text."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from batchloom.core import fingerprint as fingerprints
 from batchloom.core.errors import TokenizerError
-from batchloom.tokens.seam import Engine, checked_ids
+from batchloom.tokens.seam import ChatFormat, Engine, checked_ids
 
 
 @final
@@ -27,6 +28,9 @@ class NoTokenizer:
     lossy = False
     bos_id: int | None = None
     engine = Engine("none", "1")
+    control: Mapping[str, int] = MappingProxyType({})
+    added: Mapping[str, int] = MappingProxyType({})
+    chat = ChatFormat()
 
     def __init__(self, vocab_size: int, end_id: int) -> None:
         if not 0 <= end_id < vocab_size:
@@ -38,12 +42,24 @@ class NoTokenizer:
         self.vocabulary_hash = fingerprints.fingerprint(identity)
         self.fingerprint = fingerprints.fingerprint({**identity, "end_id": end_id})
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def id_bytes(self) -> None:
+        """Nobody knows; see :class:`~batchloom.tokens.seam.Tokenizer`."""
+
+    def encode_batch(
+        self, texts: Sequence[str], *, control: bool = False
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Always refused; see :class:`~batchloom.tokens.seam.Tokenizer`."""
         raise TokenizerError(
-            f"{len(texts)} texts cannot be encoded: the store was imported without a tokenizer; import it again with "
-            "--tokenizer"
+            f"{len(texts)} texts cannot be encoded{' with control tokens' * control}: the store was imported without a "
+            "tokenizer; import it again with --tokenizer"
         )
+
+    def encode_placed(
+        self, text: str
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+        """Always refused; see :class:`~batchloom.tokens.seam.Tokenizer`."""
+        ids, places = self.encode_batch([text])
+        return ids, places, places
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """The ids as numbers, which is all that is known of them: ``17 4 256``."""

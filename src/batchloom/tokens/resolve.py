@@ -7,10 +7,10 @@ from pathlib import Path
 from batchloom.core.errors import MissingDependencyError, TokenizerError
 from batchloom.core.files import because
 from batchloom.core.spec import nearest
-from batchloom.tokens.control import Hints, read_hints
+from batchloom.tokens.control import Hints
 from batchloom.tokens.gpt2 import gpt2_from_package
 from batchloom.tokens.hub import cached_file, hub_files
-from batchloom.tokens.local import from_parts, read_object, tokenizer_from_path
+from batchloom.tokens.local import from_parts, read_beside, read_object, tokenizer_from_path
 from batchloom.tokens.raw_bytes import ByteTokenizer
 from batchloom.tokens.seam import END_OF_TEXT, Tokenizer
 from batchloom.tokens.tiktoken_ranks import ENCODINGS, tiktoken_json
@@ -74,7 +74,7 @@ def _gpt2(end_token: str | None) -> Tokenizer:
     if raw is None:
         cached = [file for repo in _GPT2_ON_HUB if (file := cached_file(repo)) is not None]
         try:
-            raw = read_object(cached[0] if cached else hub_files(_GPT2_ON_HUB[0])[0])
+            raw = read_object(cached[0] if cached else hub_files(_GPT2_ON_HUB[0]))
         except (TokenizerError, MissingDependencyError) as error:
             raise TokenizerError(
                 "gpt2 is neither installed nor cached, and the Hub does not give it: "
@@ -85,6 +85,5 @@ def _gpt2(end_token: str | None) -> Tokenizer:
 
 
 def _from_hub(repo: str, end_token: str | None) -> Tokenizer:
-    tokenizer, config = hub_files(repo)
-    hints = read_hints(read_object(config), {}) if config is not None else Hints()
-    return from_parts(repo, read_object(tokenizer), hints, end_token)
+    file = hub_files(repo)
+    return from_parts(repo, read_object(file), read_beside(file.parent), end_token)

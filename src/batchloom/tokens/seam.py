@@ -1,7 +1,7 @@
 """What a tokenizer is to the rest of batchloom: text to ids and back, and a fingerprint."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,19 @@ class Engine:
     name: str
     version: str
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """What a tokenizer's files say of conversations.
+
+    Attributes:
+        templates: Jinja chat templates by name; the usual one is called ``default``.
+        tokens: what templates call ``bos_token``, ``eos_token`` and so on.
+    """
+
+    templates: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 class Tokenizer(Protocol):
@@ -62,10 +75,31 @@ class Tokenizer(Protocol):
     def lossy(self) -> bool:
         """Whether characters it has no token for leave no trace in the ids."""
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    @property
+    def control(self) -> Mapping[str, int]:
+        """Control tokens and their ids."""
+
+    @property
+    def added(self) -> Mapping[str, int]:
+        """Other added tokens, which match inside text, and their ids."""
+
+    @property
+    def chat(self) -> "ChatFormat":
+        """What the tokenizer's files say of conversations."""
+
+    def id_bytes(self) -> NDArray[np.int64] | None:
+        """How many bytes of text each id stands for [vocab_size], -1 for an id of no text.
+
+        None where tokens do not stand for their own bytes, so that this cannot be said.
+        """
+
+    def encode_batch(
+        self, texts: Sequence[str], *, control: bool = False
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Ids of many texts, without special tokens added.
 
-        Text that merely spells a control token is encoded as the text it is.
+        Text that merely spells a control token is encoded as the text it is, unless ``control``
+        says that the texts come from a template, which writes control tokens that way.
 
         Returns:
             All ids [tokens] uint32, back to back, and where each text starts in them
@@ -73,6 +107,17 @@ class Tokenizer(Protocol):
 
         Raises:
             TokenizerError: a text that is not Unicode (it holds a lone surrogate).
+        """
+
+    def encode_placed(
+        self, text: str
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+        """Ids of a text with control tokens, and where each token begins and ends in it.
+
+        It is slow: for tokenizers and texts where bytes cannot be counted.
+
+        Returns:
+            ids [tokens] uint32, starts and stops [tokens] int64 in characters of the text.
         """
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:

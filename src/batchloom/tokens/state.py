@@ -9,7 +9,7 @@ from batchloom.tokens.definition import clean, define, vocabulary
 from batchloom.tokens.json_tokenizer import JsonTokenizer
 from batchloom.tokens.no_text import no_tokenizer_from_state
 from batchloom.tokens.raw_bytes import ByteTokenizer
-from batchloom.tokens.seam import Tokenizer
+from batchloom.tokens.seam import ChatFormat, Tokenizer
 
 STATE_VERSION = 1
 _KEYS: dict[str, tuple[type, ...]] = {
@@ -53,7 +53,7 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
 
 
 def _from_json(state: Mapping[str, Any]) -> JsonTokenizer:
-    known = {"state_version", "kind", *_KEYS}
+    known = {"state_version", "kind", "chat", *_KEYS}
     problems = [
         f"unknown {key!r:.40}{nearest(str(key), known)}" for key in state if key not in known
     ]
@@ -63,6 +63,9 @@ def _from_json(state: Mapping[str, Any]) -> JsonTokenizer:
             problems.append(f"{key} is missing")
         elif not isinstance(value, types) or isinstance(value, bool):
             problems.append(f"{key} is {value!r:.40}")
+    chat = state.get("chat", {"templates": {}, "tokens": {}})
+    if not _is_chat(chat):
+        problems.append(f"chat is {chat!r:.40}")
     if problems:
         raise TokenizerError(f"the tokenizer's state is damaged: {'; '.join(problems)}")
     where = f"the state of tokenizer {state['name']!r:.80}"
@@ -75,4 +78,17 @@ def _from_json(state: Mapping[str, Any]) -> JsonTokenizer:
             f"{where} is damaged: its end_id {state['end_id']} or bos_id {bos_id} is not "
             "in its vocabulary"
         )
-    return JsonTokenizer(state["name"], define(cleaned, where, end=end, bos=bos))
+    definition = define(cleaned, where, end=end, bos=bos)
+    return JsonTokenizer(state["name"], definition, chat=ChatFormat(**chat))
+
+
+def _is_chat(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and set(value) == {"templates", "tokens"}
+        and all(
+            isinstance(part, Mapping)
+            and all(isinstance(text, str) for pair in part.items() for text in pair)
+            for part in value.values()
+        )
+    )

@@ -1,0 +1,204 @@
+"""Conversations with marks around their strings, and where the marks come out of a template.
+
+A mark is a character of a private-use plane that neither the conversation nor the template writes.
+A template that treats the marked conversation like the plain one gives the same text once the marks
+are taken out of it, and the marks tell where each string stands.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Marks of string k: an even character opens, the next one closes.
+_PLANES = (0xF0000, 0x100000)
+_MOST = 0x7FFE
+_ANY = tuple(re.compile(f"[{chr(plane)}-{chr(plane + 0xFFFD)}]") for plane in _PLANES)
+
+TOOLS = -1
+REASONING = ("reasoning_content", "thinking", "reasoning")
+# What a template decides by, rather than writes.
+DECIDING = frozenset(("id", "type", "tool_call_id"))
+
+
+@dataclass(slots=True)
+class Marker:
+    """Hands out marks.
+
+    Attributes:
+        plane: which private-use plane they are of.
+        owners: for each marked string the message it is of, TOOLS for the tools.
+        keys: the key of the message it stands under.
+        strings: the marked strings, without the white space around them.
+    """
+
+    plane: int
+    owners: list[int] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    strings: list[str] = field(default_factory=list)
+
+    def mark(self, text: str, owner: int, key: str) -> str:
+        """``text`` with marks inside the white space around it; blank text as it is."""
+        core = text.strip()
+        if not core or len(self.owners) >= _MOST:
+            return text
+        at, first = text.index(core), _PLANES[self.plane] + 2 * len(self.owners)
+        self.owners.append(owner)
+        self.keys.append(key)
+        self.strings.append(core)
+        return f"{text[:at]}{chr(first)}{core}{chr(first + 1)}{text[at + len(core) :]}"
+
+    def mark_all(self, value: Any, owner: int, under: str) -> Any:
+        """A value with all strings in it marked, but keys and what templates decide by."""
+        if isinstance(value, str):
+            return self.mark(value, owner, under)
+        if isinstance(value, dict):
+            return {
+                key: item if key in DECIDING else self.mark_all(item, owner, under)
+                for key, item in value.items()
+            }
+        if isinstance(value, list):
+            return [self.mark_all(item, owner, under) for item in value]
+        return value
+
+
+def marker_for(text: str) -> Marker | None:
+    """A marker whose marks do not occur in ``text``; None where every plane is used there."""
+    for plane, pattern in enumerate(_ANY):
+        if not pattern.search(text):
+            return Marker(plane)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How much of a conversation is marked.
+
+    Attributes:
+        roles: the roles whose messages are marked, None for all and the tools.
+        keys: the keys of a message that are marked.
+    """
+
+    roles: tuple[str, ...] | None
+    keys: tuple[str, ...]
+
+
+# From telling most to disturbing least.
+WAYS = (
+    Way(None, ("content", *REASONING, "tool_calls")),
+    Way(("assistant",), ("content", *REASONING, "tool_calls")),
+    Way(("assistant",), ("content",)),
+)
+
+
+def marked_messages(
+    messages: list[dict[str, Any]], marker: Marker, way: Way
+) -> list[dict[str, Any]]:
+    """The messages with the strings of ``way`` marked."""
+    marked = []
+    for number, message in enumerate(messages):
+        if way.roles is None or message.get("role") in way.roles:
+            shown = dict(message)
+            alias: dict[str, Any] = {}
+            for key in way.keys:
+                if key in REASONING and key in shown:
+                    # One reasoning under several names is one string.
+                    said = str(shown[key])
+                    if said not in alias:
+                        alias[said] = marker.mark_all(shown[key], number, key)
+                    shown[key] = alias[said]
+                elif key in shown:
+                    shown[key] = marker.mark_all(shown[key], number, key)
+            marked.append(shown)
+        else:
+            marked.append(message)
+    return marked
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring marks of one owner in a rendered text, in characters.
+
+    Attributes:
+        owner: the message.
+        start: where its first mark stood.
+        stop: where its last mark stood.
+        opened: whether the first mark opens a string.
+        closed: whether the last mark closes one.
+    """
+
+    owner: int
+    start: int
+    stop: int
+    opened: bool
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A text rendered from marked messages, its marks taken out.
+
+    Attributes:
+        text: the text.
+        blocks: where owners stand, in order of the text.
+        given: (start, stop) of every whole string, in order.
+        whole: whether every mark that came out has its other half and holds its string unchanged.
+        lost: (owner, key) of strings of which no mark came out.
+    """
+
+    text: str
+    blocks: list[Block]
+    given: list[tuple[int, int]]
+    whole: bool
+    lost: set[tuple[int, str]]
+
+
+def take_marks(text: str, marker: Marker) -> Found:
+    """Where the marks of ``marker`` stand in ``text``."""
+    pieces: list[str] = []
+    places: list[tuple[int, int]] = []
+    length = last = 0
+    for match in _ANY[marker.plane].finditer(text):
+        pieces.append(text[last : match.start()])
+        length += match.start() - last
+        places.append((ord(match.group()) - _PLANES[marker.plane], length))
+        last = match.end()
+    pieces.append(text[last:])
+    plain = "".join(pieces)
+    known = [(mark, place) for mark, place in places if mark >> 1 < len(marker.owners)]
+    came = {mark >> 1 for mark, _ in known}
+    lost = {(owner, marker.keys[k]) for k, owner in enumerate(marker.owners) if k not in came}
+    given, whole = [], len(known) == len(places)
+    at = 0
+    while at < len(known):
+        mark, start = known[at]
+        after = known[at + 1] if at + 1 < len(known) else (-1, 0)
+        if mark % 2 == 0 and after[0] == mark + 1:
+            given.append((start, after[1]))
+            whole &= plain[start : after[1]] == marker.strings[mark >> 1]
+            at += 2
+        else:
+            whole = False
+            at += 1
+    return Found(plain, _blocks(known, marker.owners), given, whole, lost)
+
+
+def _blocks(known: list[tuple[int, int]], owners: list[int]) -> list[Block]:
+    blocks: list[Block] = []
+    for mark, place in known:
+        owner, opens = owners[mark >> 1], mark % 2 == 0
+        if blocks and blocks[-1].owner == owner:
+            before = blocks[-1]
+            blocks[-1] = Block(owner, before.start, place, before.opened, not opens)
+        else:
+            blocks.append(Block(owner, place, place, opens, not opens))
+    return blocks
+
+
+def spells(value: Any, pattern: re.Pattern[str]) -> bool:
+    """Whether a string anywhere in ``value``, keys included, holds a match."""
+    if isinstance(value, str):
+        return pattern.search(value) is not None
+    if isinstance(value, Mapping):
+        return any(spells(key, pattern) or spells(item, pattern) for key, item in value.items())
+    return isinstance(value, (list, tuple)) and any(spells(item, pattern) for item in value)

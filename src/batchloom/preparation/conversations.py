@@ -1,0 +1,248 @@
+"""Conversations to tokens and masks, each with its proof: where chat and tokens meet."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.chat.render import Rendered
+from batchloom.chat.template import RenderError
+from batchloom.chat.trained import TRAIN_ON, NothingTrainedError, TrainOn, trained_stretches
+from batchloom.core.conversation import Conversation
+from batchloom.core.errors import InputError
+from batchloom.core.spec import nearest, raise_problems
+from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.chat_masks import Masked, RenderedText, mask_texts
+from batchloom.preparation.overlong import OVERLONG, Overlong, fit_turns
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRules:
+    """What is trained of conversations, and what becomes of long ones.
+
+    Attributes:
+        train_on: the turns that are trained: ``assistant``, ``all``, ``last`` or ``completion``.
+        max_tokens: tokens a conversation may have, None for any number.
+        overlong: what becomes of one that has more: ``drop``, ``truncate-turns``, ``split`` or
+            ``error``.
+        prove: whether trained tokens are decoded and compared with the text, too.
+    """
+
+    train_on: TrainOn = "assistant"
+    max_tokens: int | None = None
+    overlong: Overlong = "drop"
+    prove: bool = False
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name}: {value!r} is not one of {', '.join(known)}{nearest(str(value), known)}"
+            for name, value, known in (
+                ("train_on", self.train_on, TRAIN_ON),
+                ("overlong", self.overlong, OVERLONG),
+            )
+            if value not in known
+        ]
+        if self.max_tokens is not None and self.max_tokens < 1:
+            problems.append(f"max_tokens: {self.max_tokens} leaves no room for a token")
+        raise_problems(problems)
+
+
+class LeftOut(NamedTuple):
+    """A conversation, or a part of one, that gives no document.
+
+    Attributes:
+        number: of the conversation, from 0.
+        reason: why, in words.
+    """
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedConversations:
+    """What came of conversations.
+
+    Attributes:
+        ids: of all documents back to back [tokens] uint32.
+        lengths: tokens of each document [documents] uint32.
+        mask: the trained tokens [tokens] bool.
+        numbers: the conversation each document is of [documents] int64; twice and more where one
+            was split.
+        faults: conversations that cannot be used, in order.
+        dropped: conversations left out by rule, in order: nothing to train, or too long.
+        altered: how many conversations the template changed, by what it did.
+    """
+
+    ids: NDArray[np.uint32]
+    lengths: NDArray[np.uint32]
+    mask: NDArray[np.bool_]
+    numbers: NDArray[np.int64]
+    faults: list[LeftOut]
+    dropped: list[LeftOut]
+    altered: Counter[str]
+
+
+def encode_conversations(
+    conversations: Sequence[Conversation], encoder: ChatEncoder, rules: ChatRules
+) -> EncodedConversations:
+    """Ids and masks of conversations, each rendered once and proved.
+
+    For every document the bytes of its ids are those of its text, its control tokens stand where
+    the template wrote them, and its trained tokens begin and end exactly where its trained turns
+    do. Where that does not hold the conversation is a fault.
+
+    Args:
+        conversations: a batch; some thousands at a time are fastest.
+        encoder: tokenizer and template.
+        rules: what is trained, and what becomes of long ones.
+
+    Raises:
+        TemplateError: the template is to be stopped.
+        InputError: a conversation is too long, and ``overlong`` is ``error``.
+    """
+    out = _Outcome()
+    waiting: list[tuple[int, Rendered]] = []
+    texts: list[RenderedText] = []
+    for number, conversation in enumerate(conversations):
+        try:
+            rendered = encoder.renderer.render(conversation)
+            stretches = trained_stretches(conversation, rendered, rules.train_on)
+            _refuse_surrogates(rendered.text)
+        except RenderError as error:
+            out.faults.append(LeftOut(number, str(error)))
+        except NothingTrainedError as error:
+            out.dropped.append(LeftOut(number, str(error)))
+        else:
+            lenient = rendered.generation is not None
+            texts.append(RenderedText(rendered.text, rendered.control, stretches, lenient))
+            waiting.append((number, rendered))
+    masked = mask_texts(encoder, texts) if texts else []
+    for (number, rendered), text, made in zip(waiting, texts, masked, strict=True):
+        problem = made if isinstance(made, str) else ""
+        if not isinstance(made, str) and rules.prove:
+            problem = _disproof(encoder, text, made)
+        if problem or isinstance(made, str):
+            out.faults.append(LeftOut(number, problem))
+            continue
+        if rendered.altered:
+            out.altered.update(rendered.altered)
+        if rules.max_tokens is not None and made.ids.size > rules.max_tokens:
+            roles = [str(message.get("role")) for message in conversations[number].messages]
+            _shorten(out, number, rendered, made, roles, rules)
+        elif made.mask.any():
+            out.add(number, made.ids, made.mask)
+        else:
+            out.dropped.append(
+                LeftOut(number, "nothing to train: its trained turns have no tokens")
+            )
+    return out.result()
+
+
+def _refuse_surrogates(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RenderError(
+                f"it is not Unicode: it holds the lone surrogate U+{ord(text[error.start]):04X}"
+            ) from error
+
+
+@dataclass(slots=True)
+class _Outcome:
+    ids: list[NDArray[np.uint32]] = field(default_factory=list)
+    masks: list[NDArray[np.bool_]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    faults: list[LeftOut] = field(default_factory=list)
+    dropped: list[LeftOut] = field(default_factory=list)
+    altered: Counter[str] = field(default_factory=Counter)
+
+    def add(self, number: int, ids: NDArray[np.uint32], mask: NDArray[np.bool_]) -> None:
+        """Keep a document of conversation ``number``."""
+        self.ids.append(ids)
+        self.masks.append(mask)
+        self.numbers.append(number)
+
+    def result(self) -> EncodedConversations:
+        """All of it, flat."""
+        return EncodedConversations(
+            ids=np.concatenate([np.zeros(0, np.uint32), *self.ids]),
+            lengths=np.array([ids.size for ids in self.ids], np.uint32),
+            mask=np.concatenate([np.zeros(0, np.bool_), *self.masks]),
+            numbers=np.array(self.numbers, np.int64),
+            faults=sorted(self.faults),
+            dropped=sorted(self.dropped),
+            altered=self.altered,
+        )
+
+
+def _shorten(
+    out: _Outcome,
+    number: int,
+    rendered: Rendered,
+    made: Masked,
+    roles: list[str],
+    rules: ChatRules,
+) -> None:
+    """Do with a conversation of too many tokens what the rules say."""
+    limit = rules.max_tokens or 0
+    long = f"{made.ids.size:,} tokens where {limit:,} are allowed"
+    if rules.overlong == "error":
+        raise InputError(
+            f"conversation {number} has {long}: allow more, or choose what becomes of long ones "
+            "(drop, truncate-turns, split)"
+        )
+    if rules.overlong == "drop":
+        out.dropped.append(LeftOut(number, f"overlong: {long}"))
+        return
+    turns = sorted((turn.head, n) for n, turn in enumerate(rendered.turns) if turn is not None)
+    heads = made.tokens_at(rendered.text, [head for head, _ in turns])
+    if not heads:
+        why = rendered.problem or "its turns do not begin with tokens of their own"
+        out.dropped.append(LeftOut(number, f"overlong: {long}, and it cannot be cut: {why}"))
+        return
+    heads[0] = 0
+    order = [roles[n] for _, n in turns]
+    pieces = fit_turns(made.mask, heads, order, limit, split=rules.overlong == "split")
+    if not pieces:
+        out.dropped.append(LeftOut(number, f"overlong: {long}, and no whole trained turns fit"))
+    for piece in pieces:
+        kept = np.r_[0 : piece.head, piece.start : piece.stop]
+        mask = made.mask[kept]
+        mask[: piece.head] = False
+        out.add(number, made.ids[kept], mask)
+
+
+def _disproof(encoder: ChatEncoder, text: RenderedText, made: Masked) -> str:
+    """Why the decoded trained tokens are not the trained text, empty where they are.
+
+    A tokenizer that works on bytes must give the text to the letter. The others may put a space
+    before a text or take white space from its ends, and what their normalizer changes comes back
+    changed: they are compared without white space and in Unicode's compatibility form.
+    """
+    control = int(encoder.is_control[made.ids].sum())
+    if text.lenient or control > len(text.control):  # unknown tokens decode to no text
+        return ""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], made.mask.astype(np.int8), [0]])))
+    runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    wanted = "".join(text.text[start:stop] for start, stop in text.stretches)
+    found = "".join(encoder.tokenizer.decode(made.ids[start:stop]) for start, stop in runs)
+    if not made.in_bytes:
+        wanted, found = (
+            "".join(unicodedata.normalize("NFKC", some).split()) for some in (wanted, found)
+        )
+    if wanted == found:
+        return ""
+    at = next(
+        (n for n, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b),
+        min(len(wanted), len(found)),
+    )
+    return (
+        f"its trained tokens decode to another text: {found[at : at + 20]!a} where "
+        f"{wanted[at : at + 20]!a} is trained"
+    )

@@ -1,0 +1,106 @@
+"""From places in texts to tokens: whole batches at once, by the bytes that each id stands for."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Stretches(NamedTuple):
+    """Stretches of the texts of a batch.
+
+    Attributes:
+        text: the text each is of [stretches], not descending.
+        start: its first place, in the unit of the token's places [stretches].
+        stop: behind its last place [stretches].
+    """
+
+    text: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+
+
+class Tokens(NamedTuple):
+    """The tokens of a batch of texts, by what they cover. All places count over the whole batch.
+
+    Attributes:
+        starts: where each token begins [tokens], not descending.
+        stops: where it ends [tokens], not descending.
+        base: where the tokens of each text begin [texts + 1].
+    """
+
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    base: NDArray[np.int64]
+
+
+def by_bytes(
+    ids: NDArray[np.uint32], bounds: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> Tokens:
+    """The tokens of texts whose ids stand for their own bytes.
+
+    Args:
+        ids: all ids, back to back.
+        bounds: where each text starts in them [texts + 1].
+        sizes: bytes of each id, -1 for an id of no text.
+    """
+    lengths = np.maximum(sizes[ids], 0)
+    stops = np.cumsum(lengths)
+    base = np.concatenate([[0], stops])[bounds]
+    return Tokens(stops - lengths, stops, base)
+
+
+def mark_tokens(
+    tokens: Tokens, stretches: Stretches
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    """The tokens that lie in stretches, those at an edge that reach beyond it included.
+
+    Returns:
+        The mask [tokens], and of each stretch whether its first token begins before it and
+        whether its last token ends behind it.
+    """
+    shift = tokens.base[stretches.text]
+    begin, end = stretches.start + shift, stretches.stop + shift
+    first = np.searchsorted(tokens.stops, begin, side="right")
+    last = np.searchsorted(tokens.starts, end, side="left")
+    edges = np.zeros(tokens.stops.size + 1, np.int64)
+    np.add.at(edges, first, 1)
+    np.add.at(edges, last, -1)
+    mask = np.cumsum(edges[:-1]) > 0
+    early, late = first < last, first < last
+    early[early] = tokens.starts[first[early]] < begin[early]
+    late[late] = tokens.stops[last[late] - 1] > end[late]
+    return mask, early, late
+
+
+def byte_places(text: str, places: Sequence[int]) -> list[int]:
+    """Places in characters as places in UTF-8."""
+    if text.isascii():
+        return list(places)
+    known, at, size = {0: 0}, 0, 0
+    for place in sorted(set(places)):
+        size += len(text[at:place].encode())
+        known[place] = size
+        at = place
+    return [known[place] for place in places]
+
+
+def differing(
+    tokens: Tokens,
+    flagged: NDArray[np.bool_],
+    bounds: NDArray[np.int64],
+    expected: Sequence[Sequence[int]],
+) -> NDArray[np.bool_]:
+    """The texts [texts] in which flagged tokens begin elsewhere than at the expected places."""
+    at = np.flatnonzero(flagged)
+    text = np.searchsorted(bounds, at, side="right") - 1
+    counts = np.array([len(places) for places in expected], np.int64)
+    wrong: NDArray[np.bool_] = np.bincount(text, minlength=len(expected)) != counts
+    found = (tokens.starts[at] - tokens.base[text])[~wrong[text]]
+    owner = np.repeat(np.arange(len(expected)), counts)
+    wanted = np.fromiter(chain.from_iterable(expected), np.int64)
+    kept = ~wrong[owner]
+    wrong[owner[kept][found != wanted[kept]]] = True
+    return wrong

@@ -1,0 +1,67 @@
+"""How many bytes of text each id of a byte-level BPE stands for."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from batchloom.tokens.byte_level import byte_alphabet
+from batchloom.tokens.definition import Definition
+
+# Normalizers that leave most texts as they are; the others are seen by the sum of the bytes.
+_GENTLE = frozenset(("NFC",))
+
+
+def id_bytes(definition: Definition) -> NDArray[np.int64] | None:
+    """Bytes of each id [vocab_size], -1 for an id of no text; None where it is no byte-level BPE.
+
+    Every character of a token of a byte-level BPE stands for one byte; an added token stands for
+    what it spells. That holds only where nothing is put before a text or taken from around a
+    control token.
+    """
+    whole = orjson.loads(definition.text)
+    model = whole["model"]
+    plain = (
+        model.get("type", "BPE") == "BPE"
+        and not model.get("continuing_subword_prefix")
+        and not model.get("end_of_word_suffix")
+        and all(step.get("type") in _GENTLE for step in _steps(whole.get("normalizer")))
+        and _is_byte_level(list(_steps(whole.get("pre_tokenizer"))))
+        and not any(
+            token[flag]
+            for token in whole["added_tokens"]
+            for flag in ("lstrip", "rstrip", "single_word")
+        )
+    )
+    if not plain:
+        return None
+    alphabet = frozenset(byte_alphabet())
+    lengths = np.full(definition.vocab_size, -1, np.int64)
+    for token, number in model["vocab"].items():
+        if alphabet.issuperset(token):
+            lengths[number] = len(token)
+    for token in whole["added_tokens"]:
+        lengths[token["id"]] = len(token["content"].encode())
+    return lengths
+
+
+def _is_byte_level(steps: list[Mapping[str, Any]]) -> bool:
+    kinds = [step.get("type") for step in steps]
+    return (
+        kinds.count("ByteLevel") == 1
+        and set(kinds) <= {"ByteLevel", "Split", "Digits", "Punctuation"}
+        and not any(step.get("add_prefix_space") for step in steps)
+        and not any(step.get("behavior") == "Removed" for step in steps)
+    )
+
+
+def _steps(step: Any) -> Iterator[Mapping[str, Any]]:
+    """The single steps of a normalizer or pre-tokenizer."""
+    if isinstance(step, Mapping):
+        if step.get("type") != "Sequence":
+            yield step
+        for key in ("normalizers", "pretokenizers"):
+            for part in step.get(key) or ():
+                yield from _steps(part)

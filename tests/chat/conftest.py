@@ -1,0 +1,92 @@
+import json
+
+import pytest
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+
+from batchloom.tokens import resolve_tokenizer
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog; the assistant and the user talk.\n",
+    "<think>\nLet me see: 2 + 2 = 4.\n</think>\n\nIt is 4, of course.\n",
+    "user assistant system tool User: Assistant: ### Response: ### Instruction:\n\n",
+    "Ça va? Déjà vu, naïve café; ﬁn \u0301 日本語 тест 😀 end of turn im_end start_header_id |> <|\n",
+] * 4
+CONTROL = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>",
+    "<|end_header_id|>", "<|eot_id|>",
+]  # fmt: skip
+PLAIN_ADDED = ["<think>", "</think>"]
+
+
+def save(trained, folder, **config):
+    trained.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in CONTROL]
+    )
+    trained.add_tokens([AddedToken(token, normalized=False) for token in PLAIN_ADDED])
+    folder.mkdir(parents=True, exist_ok=True)
+    trained.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        **config,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def byte_level(folder, normalizer=None):
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    if normalizer is not None:
+        trained.normalizer = normalizer
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    trained.train_from_iterator(TEXTS, trainer)
+    return save(trained, folder)
+
+
+def metaspace(folder):
+    trained = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trained.decoder = decoders.Metaspace(prepend_scheme="never")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
+    )
+    trained.train_from_iterator(TEXTS, trainer)
+    return save(trained, folder, unk_token="<unk>")
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """Folders of small tokenizers with control tokens, as transformers saves them."""
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {
+        "bytes": byte_level(root / "bytes"),
+        "nfc": byte_level(root / "nfc", normalizers.NFC()),
+        "metaspace": metaspace(root / "metaspace"),
+    }
+
+
+@pytest.fixture(scope="session")
+def tokenizers(folders):
+    return {name: resolve_tokenizer(str(folder)) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="session")
+def theirs(folders):
+    from transformers import PreTrainedTokenizerFast
+
+    return {
+        name: PreTrainedTokenizerFast.from_pretrained(folder) for name, folder in folders.items()
+    }

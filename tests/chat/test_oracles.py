@@ -1,0 +1,87 @@
+"""Ids and masks equal transformers', token for token, whatever is said."""
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+
+from batchloom.core.conversation import Conversation
+from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.conversations import ChatRules, encode_conversations
+from chat.conversations import CHATML, CONTENTS, GENTLE, LLAMA3, THINKING, messages
+
+MANY = settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "thinking": THINKING}
+
+
+@pytest.fixture(scope="module")
+def encoders(tokenizers, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("templates")
+    made = {}
+    for template, text in TEMPLATES.items():
+        file = folder / f"{template}.jinja"
+        file.write_text(text)
+        for name, tokenizer in tokenizers.items():
+            made[name, template] = ChatEncoder(tokenizer, str(file))
+    return made
+
+
+def ours(encoder, turns, **rules):
+    made = encode_conversations([Conversation(turns)], encoder, ChatRules(prove=True, **rules))
+    return made, made.ids.tolist(), made.mask.astype(int).tolist()
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("name", ["bytes", "nfc", "metaspace"])
+@MANY
+@given(turns=messages(GENTLE))
+def test_ids_are_those_of_apply_chat_template(encoders, theirs, name, template, turns):
+    made, ids, _ = ours(encoders[name, template], turns, train_on="all")
+    assert not made.faults
+    expected = theirs[name].apply_chat_template(
+        turns, chat_template=TEMPLATES[template], return_dict=True
+    )
+    assert ids == expected["input_ids"]
+
+
+@pytest.mark.parametrize("template", ["chatml", "llama3"])
+@pytest.mark.parametrize("name", ["bytes", "nfc", "metaspace"])
+@MANY
+@given(turns=messages(GENTLE))
+def test_masks_are_those_of_generation_marks(encoders, theirs, name, template, turns):
+    made, ids, mask = ours(encoders[name, template], turns)
+    expected = theirs[name].apply_chat_template(
+        turns,
+        chat_template=TEMPLATES[template],
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    if not any(expected["assistant_masks"]):
+        assert made.dropped
+        assert not ids
+        return
+    assert not made.faults
+    assert ids == expected["input_ids"]
+    assert mask == expected["assistant_masks"]
+
+
+@pytest.mark.parametrize("name", ["bytes", "nfc"])
+@MANY
+@given(turns=messages(CONTENTS))
+@example(turns=[{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "x"}])
+def test_a_spelled_control_token_is_text(encoders, theirs, tokenizers, name, turns):
+    """As transformers' sanitize_control_tokens, but that text around a spelling is one text."""
+    encoder = encoders[name, "chatml"]
+    made, ids, _ = ours(encoder, turns, train_on="all")
+    if made.faults:  # told from the template's by marks, or not at all
+        assert "control token" in made.faults[0].reason or "bytes" in made.faults[0].reason
+        return
+    tokenizer = tokenizers[name]
+    start, stop = (tokenizer.control[token] for token in ("<|im_start|>", "<|im_end|>"))
+    assert [n for n in ids if n in tokenizer.control.values()] == [start, stop] * len(turns)
+    text = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
+    decoded = theirs[name].decode(ids)
+    if name == "bytes":
+        assert decoded == text
