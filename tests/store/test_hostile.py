@@ -178,6 +178,68 @@ def test_a_prefix_whose_documents_run_backwards(folder, tmp_path):
         batchloom.open_store(tmp_path / "p")
 
 
+def prefix_of(path, lengths, pointers, bounds=None):
+    """A uint16 pair whose index says exactly this of a .bin that counts 0, 1, 2, ..."""
+    bounds = bounds or list(range(len(lengths) + 1))
+    header = HEADER.pack(b"MMIDIDX\0\0", 1, 8, len(lengths), len(bounds))
+    columns = ((lengths, "<i4"), (pointers, "<i8"), (bounds, "<i8"))
+    path.with_suffix(".idx").write_bytes(
+        header + b"".join(np.array(column, kind).tobytes() for column, kind in columns)
+    )
+    path.with_suffix(".bin").write_bytes(np.arange(sum(lengths), dtype="<u2").tobytes())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pointers", "bounds", "sentence"),
+    [
+        ([3, 2, 4], [0, 4, 10], None, "points sequence 1 to byte 4 of the .bin, where the one before it ends at 6"),
+        ([3, 2, 4], [0, 8, 10], None, "points sequence 1 to byte 8 of the .bin, where the one before it ends at 6"),
+        ([3, 2, 4], [0, 6, 6], None, "overlap or leave gaps"),
+        ([3, 2, 4], [-2, 6, 10], None, "points sequence 0 to byte -2"),
+        ([3, 2, 4], [0, 6, 2**60], None, "points sequence 2 to byte"),
+        ([3, 2, 4], [0, 6, 8], [0, 2, 3], "points sequence 2 to byte 8"),
+    ],
+)  # fmt: skip
+def test_a_prefix_whose_documents_hold_tokens_of_others(
+    tmp_path, lengths, pointers, bounds, sentence
+):
+    path = prefix_of(tmp_path / "p", lengths, pointers, bounds)
+    with pytest.raises(StoreError, match=sentence):
+        batchloom.open_store(path)
+    assert [sentence in fault for fault in verify_prefix(path).faults] == [True]
+
+
+def test_a_prefix_may_hold_its_documents_in_any_order(tmp_path):
+    path = prefix_of(tmp_path / "p", [3, 0, 2, 4], [12, 8, 0, 4], [0, 1, 2, 4])
+    assert verify_prefix(path).sound
+    store = batchloom.open_store(path)
+    assert [store[n].ids.tolist() for n in range(3)] == [[6, 7, 8], [], [0, 1, 2, 3, 4, 5]]
+
+
+def test_a_span_beyond_its_document_is_refused(folder):
+    store, one = batchloom.open_store(folder), np.ones(1, np.int64)
+    with pytest.raises(
+        StoreError, match=r"Document 1 of .* has 21 tokens, and a span of it ends at 22"
+    ):
+        store.read(one, one, 21 * one)
+
+
+def test_a_shard_larger_than_its_documents_is_refused(folder):
+    (folder / BIN).write_bytes((folder / BIN).read_bytes() + b"ab")
+    edit_manifest(
+        folder,
+        lambda m: (
+            shard(m).update(tokens=421, bytes=842),
+            m["subsets"]["train"].update(tokens=1051),
+        ),
+    )
+    with pytest.raises(
+        StoreError, match="has 842 bytes, the manifest says 842 and its documents take 840"
+    ):
+        read_everything(folder)
+
+
 @pytest.mark.parametrize("name", ["end_id", "vocab_size", "bos_id"])
 def test_a_manifest_that_lies_about_its_tokenizer_is_faulty(folder, name):
     value = {"end_id": 0, "vocab_size": 999, "bos_id": 7}[name]

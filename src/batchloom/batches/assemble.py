@@ -1,5 +1,6 @@
 """From rows to a batch: one copy a span into arrays of the batch's own."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -10,6 +11,8 @@ from batchloom.plan.rows import Rows
 
 IGNORE = -100
 _APART = 64
+# Longer sequences hold fewer spans for their tokens: there the views cost nothing.
+_MOST_KEPT_RAMPS = 8192
 
 Ids = NDArray[np.int64]
 
@@ -52,19 +55,21 @@ def assemble_rows(
         and carries no loss.
     """
     count = len(rows)
-    ramp = np.arange(seq_len)
     pieces = store.read(rows.documents, rows.starts, rows.lengths)
-    ramps = [ramp[:length] for length in rows.lengths.tolist()]
-    paddings = _paddings(rows, seq_len)
-    filler = np.full(seq_len, store.end_id)
+    ramps = _ramps(rows.lengths, seq_len)
+    # Most batches are full, and then there is nothing to look for.
+    full = int(rows.lengths.sum()) == count * seq_len
+    paddings = [] if full else _paddings(rows, seq_len)
     for at, begin, end in reversed(paddings):
-        pieces.insert(at, filler[: end - begin])
-        ramps.insert(at, ramp[: end - begin])
+        pieces.insert(at, np.full(end - begin, store.end_id))
+        ramps.insert(at, np.arange(end - begin))
     ids, targets, positions = _block(count * seq_len)
     # Concatenating views is one copy a span without an assignment in Python for each.
     np.concatenate(pieces, out=ids)
     np.concatenate(ramps, out=positions)
-    begins = np.repeat(np.arange(count) * seq_len, np.diff(rows.pointers)) + rows.places
+    begins = np.arange(0, count * seq_len, seq_len)
+    begins = begins.repeat(rows.pointers[1:] - rows.pointers[:-1])
+    begins += rows.places
     _fill_targets(targets, ids, begins, rows.lengths, labels)
     for _, begin, end in paddings:
         targets[begin:end] = IGNORE
@@ -74,6 +79,21 @@ def assemble_rows(
         "labels": targets.reshape(shape),
         "position_ids": positions.reshape(shape),
     }
+
+
+def _ramps(lengths: Ids, seq_len: int) -> list[Ids]:
+    """0, 1, 2, ... for each length, all views of one array."""
+    if seq_len <= _MOST_KEPT_RAMPS:
+        return list(map(_all_ramps(seq_len).__getitem__, lengths.tolist()))
+    ramp = np.arange(seq_len)
+    return [ramp[:length] for length in lengths.tolist()]
+
+
+@functools.lru_cache(maxsize=4)
+def _all_ramps(seq_len: int) -> list[Ids]:
+    """The ramps of every length to ``seq_len``: making a view takes longer than looking it up."""
+    ramp = np.arange(seq_len)
+    return [ramp[:length] for length in range(seq_len + 1)]
 
 
 def _block(size: int) -> tuple[Ids, Ids, Ids]:

@@ -119,9 +119,12 @@ def _best_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
 
 def longest_first(lengths: Lengths) -> NDArray[np.int64]:
     """Indices from the longest item to the shortest, equal lengths in the order given."""
+    longest = int(lengths.max(initial=0))
+    if longest < 1 << 16:
+        # Of 16 bits numpy's stable sort is a radix sort.
+        return np.argsort((longest - lengths).astype(np.uint16), kind="stable")
     # One sort of (negated length, index) in a single integer is several times a stable argsort.
     bits = np.int64(max(len(lengths) - 1, 1)).item().bit_length()
-    longest = int(lengths.max(initial=0))
     keys = ((longest - lengths) << bits) | np.arange(len(lengths))
     keys.sort()
     return keys & ((1 << bits) - 1)

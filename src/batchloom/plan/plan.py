@@ -226,7 +226,7 @@ class Plan:
         if epochs is not None and epoch >= epochs:
             return None
         ends = self._epoch(epoch)[1]
-        slot = int(np.searchsorted(ends, inside, side="right"))
+        slot = int(ends.searchsorted(inside, side="right"))
         before = int(ends[slot - 1]) if slot else 0
         return Cursor(epoch, slot, epoch * self._total + before)
 

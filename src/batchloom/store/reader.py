@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from typing import NoReturn, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,10 @@ from batchloom.store.format import (
     TOKENIZER_NAME,
     checksum,
 )
-from batchloom.store.index import map_file, map_index
+from batchloom.store.index import map_file
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.store.origins import map_origins
-from batchloom.store.shards import Shard, document_lengths
+from batchloom.store.shards import Place, Shard, map_prefix, map_shard
 from batchloom.tokens import Tokenizer, tokenizer_from_state
 
 _EDGE = 1 << 20
@@ -119,20 +119,20 @@ class Store:
         split: str,
         manifest: Manifest | None,
         lengths: StoreLengths,
-        stems: list[Path],
-        shard_sizes: list[tuple[int, int]],
+        places: list[Place],
         dtype: np.dtype[np.generic],
     ) -> None:
         self.path, self.split, self.manifest = path, split, manifest
         self.dtype, self.lengths = dtype, lengths
-        self._stems, self._sizes = stems, shard_sizes
-        self._firsts = [0, *np.cumsum([d for d, _ in shard_sizes]).tolist()]
+        self._places = places
+        self._firsts = [0, *np.cumsum([place.documents for place in places]).tolist()]
         self._starts = np.array(self._firsts[:-1], np.int64)
         self._bounds = self._starts[1:]
-        self.tokens = sum(size for _, size in shard_sizes) // dtype.itemsize
-        self._open: list[Shard | None] = [None] * len(stems)
+        self.tokens = sum(place.bytes for place in places) // dtype.itemsize
+        self._shift = dtype.itemsize.bit_length() - 1
+        self._open = [place.mapped for place in places]
         self._mapped: deque[int] = deque()
-        self._most = _mapped_limit(len(stems))
+        self._most = _mapped_limit(len(places))
         self._opens = 0
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ class Store:
     def fingerprint(self) -> str:
         """Names the content: counts and checksums, or a prefix's sizes and its edges."""
         if self.manifest is None:
-            return _prefix_fingerprint(self._stems[0], self.dtype)
+            return _prefix_fingerprint(self._places[0].stem, self.dtype)
         shards = self.manifest.subsets[self.split].shards
         return fingerprint(
             {
@@ -164,7 +164,7 @@ class Store:
     @property
     def shards(self) -> int:
         """Number of shards of the subset."""
-        return len(self._stems)
+        return len(self._places)
 
     @property
     def subsets(self) -> tuple[str, ...]:
@@ -223,9 +223,9 @@ class Store:
         number %= len(self)
         length = int(self.lengths.slice(number, number + 1)[0])
         shard, local = self._place(number)
-        opened = self._shard(shard)
-        begin = opened.begin(local, 0, length)
-        return StoredDocument(number, opened.tokens[begin : begin + length], self)
+        pointers, tokens = self._open[shard] or self._shard(shard)
+        begin = pointers[local] >> self._shift
+        return StoredDocument(number, tokens[begin : begin + length], self)
 
     def read(
         self,
@@ -241,29 +241,37 @@ class Store:
             lengths: tokens of each span [N].
 
         Raises:
-            StoreError: a shard is missing, damaged, or contradicts the lengths.
+            StoreError: a shard is missing, damaged, or contradicts the lengths; or a span does
+                not lie in its document.
         """
-        opened = self._open
-        shards = np.searchsorted(self._bounds, documents, side="right")
-        locals_, stops = documents - self._starts[shards], starts + lengths
+        stops = starts + lengths
+        beyond = stops > self.lengths.take(documents)
+        if beyond.any():
+            self._refuse(int(documents[beyond][0]), int(stops[beyond][0]))
+        opened, shift = self._open, self._shift
+        shards = self._bounds.searchsorted(documents, side="right")
+        locals_ = documents - self._starts[shards]
         views: list[NDArray[np.generic]] = []
         mapped = self._opens
         for shard, local, start, stop in zip(
             shards.tolist(), locals_.tolist(), starts.tolist(), stops.tolist(), strict=True
         ):
-            source = opened[shard] or self._shard(shard)
-            if source.documents is None:
-                # Shard.begin written out: a call a span would cost a tenth of the whole path.
-                begin = source.pointers[local] >> source.shift
-                if stop > source.lengths[local] or not 0 <= begin <= source.size - stop:
-                    source.refuse(local, start, stop)
-            else:
-                begin = source.begin(local, start, stop)
-            views.append(source.tokens[begin + start : begin + stop])
-            if self._opens - mapped > self._most // 2:
-                # A view keeps its shard's file open after the shard was given up.
-                views, mapped = [view.copy() for view in views], self._opens
+            found = opened[shard]
+            if found is None:
+                if self._opens - mapped > self._most // 2:
+                    # A view keeps its shard's file open after the shard was given up.
+                    views, mapped = [view.copy() for view in views], self._opens
+                found = self._shard(shard)
+            pointers, tokens = found
+            begin = pointers[local] >> shift
+            views.append(tokens[begin + start : begin + stop])
         return views
+
+    def _refuse(self, document: int, stop: int) -> NoReturn:
+        raise StoreError(
+            f"Document {document} of {self.path} has {self.lengths.slice(document, document + 1)[0]} tokens, and a "
+            f"span of it ends at {stop}: the plan belongs to another store, or the store was changed. Open it anew."
+        )
 
     def origin(self, number: int) -> Origin:
         """Where a document came from.
@@ -276,10 +284,12 @@ class Store:
                 f"{self.path} is a bare Megatron prefix: it does not say where documents came from."
             )
         shard, local = self._place(number)
-        origins = map_origins(self._stems[shard].with_suffix(".docs"))
-        if len(origins) != self._sizes[shard][0]:
+        stem, documents = self._places[shard][:2]
+        origins = map_origins(stem.with_suffix(".docs"))
+        if len(origins) != documents:
             raise StoreError(
-                f"{self._stems[shard]}.docs does not have the manifest's number of documents."
+                f"{stem}.docs has {len(origins)} documents, the manifest says {documents}. The store is damaged: "
+                "run batchloom check on it."
             )
         source, earlier = self._part(int(origins.parts[local]))
         record = earlier + int(origins.records[local])
@@ -311,10 +321,9 @@ class Store:
     def _shard(self, number: int) -> Shard:
         opened = self._open[number]
         if opened is None:
-            documents, size = self._sizes[number]
-            first = self._firsts[number]
-            lengths = self.lengths.slice(first, first + documents) if self.manifest else None
-            opened = Shard(self._stems[number], self.dtype, documents, size, lengths=lengths)
+            place, first = self._places[number], self._firsts[number]
+            lengths = self.lengths.slice(first, first + place.documents)
+            opened = map_shard(place, self.dtype, lengths)
             self._open[number] = opened
             self._opens += 1
             self._mapped.append(number)
@@ -372,26 +381,18 @@ def _open_folder(folder: Path, split: str) -> Store:
         split,
         manifest,
         StoreLengths(np.frombuffer(view, "<u4")),
-        [folder / split / shard.name for shard in entry.shards],
-        [(shard.documents, shard.bytes) for shard in entry.shards],
+        [
+            Place(folder / split / shard.name, shard.documents, shard.bytes)
+            for shard in entry.shards
+        ],
         TOKEN_DTYPES[manifest.dtype],
     )
 
 
 def _open_prefix(stem: Path) -> Store:
-    index = map_index(stem.with_name(stem.name + ".idx"))
-    if index.dtype not in TOKEN_DTYPES.values():
-        raise StoreError(
-            f"{stem}.idx holds {index.dtype.name} tokens; a bare prefix must hold uint16 or int32."
-        )
-    lengths = document_lengths(index, stem)
-    size = len(map_file(stem.with_name(stem.name + ".bin")))
-    needed = int(lengths.sum(dtype=np.int64)) * index.dtype.itemsize
-    if size != needed:
-        raise StoreError(
-            f"{stem}.bin has {size} bytes; its index describes {needed}: one of the two is cut short."
-        )
-    return Store(stem, "", None, StoreLengths(lengths), [stem], [(lengths.size, size)], index.dtype)
+    shard, lengths = map_prefix(stem)
+    place = Place(stem, lengths.size, shard.tokens.nbytes, shard)
+    return Store(stem, "", None, StoreLengths(lengths), [place], shard.tokens.dtype)
 
 
 def _prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic]) -> str:

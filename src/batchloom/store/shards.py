@@ -1,101 +1,133 @@
-"""Mapped shards: token ids are read in place, and every read is checked against the index."""
+"""Mapped shards: token ids are read in place, after each index was checked as a whole."""
 
 from pathlib import Path
-from typing import NoReturn, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.index import Index, map_file, map_index
 
 _STRETCH = 1 << 20
 
 
 @final
-class Shard:
-    """One mapped ``.bin``/``.idx`` pair.
-
-    A shard of a store is checked whole against the store's ``lengths`` (uint32 [documents]) when it
-    is mapped; a bare prefix has none, and was checked when it was opened.
+class Shard(NamedTuple):
+    """One mapped ``.bin``/``.idx`` pair whose every document lies where ``pointers`` says.
 
     Attributes:
+        pointers: byte position of each document, as a view that gives Python ints: scalar reads
+            through a cast memoryview cost a third of numpy's.
         tokens: all token ids of the ``.bin``, in its own dtype [T].
-        pointers: byte position of each sequence, as a view that gives Python ints.
-        lengths: tokens of each sequence, as a view that gives Python ints.
-        size: number of tokens; shift: log2 of the bytes of a token.
-        documents: first sequence of each document, or None where a document is one sequence.
     """
 
-    __slots__ = ("documents", "lengths", "path", "pointers", "shift", "size", "tokens")
+    pointers: memoryview
+    tokens: NDArray[Any]
 
-    def __init__(
-        self,
-        stem: Path,
-        dtype: np.dtype[np.generic],
-        documents: int,
-        bin_bytes: int,
-        *,
-        lengths: NDArray[np.uint32] | None,
-    ) -> None:
-        self.path = stem.with_name(stem.name + ".bin")
-        index = map_index(stem.with_name(stem.name + ".idx"))
-        if index.dtype != dtype:
-            raise StoreError(
-                f"{stem}.idx holds {index.dtype.name} tokens, the manifest says {dtype.name}."
-            )
-        if len(index.documents) - 1 != documents:
-            raise StoreError(
-                f"{stem}.idx holds {len(index.documents) - 1} documents, the manifest says {documents}."
-            )
-        if lengths is not None:
-            _check_ours(index, lengths, stem)
-        view = map_file(self.path)
-        if len(view) != bin_bytes:
-            raise StoreError(f"{self.path} has {len(view)} bytes, the manifest says {bin_bytes}.")
-        self.tokens = np.frombuffer(view, dtype)
-        self.size = self.tokens.size
-        self.shift = dtype.itemsize.bit_length() - 1
-        # Scalar reads through a cast memoryview cost a third of numpy's.
-        self.pointers = index.pointers.view(np.uint8).data.cast("q")
-        self.lengths = index.lengths.view(np.uint8).data.cast("i")
-        plain = lengths is not None or document_is_sequence(index)
-        self.documents = None if plain else index.documents
 
-    def begin(self, document: int, start: int, stop: int) -> int:
-        """Where a document begins in ``tokens``, after checking that [start, stop) lies in it.
+@final
+class Place(NamedTuple):
+    """Where a shard lies and how large it is; with the shard, where it was mapped already."""
 
-        Raises:
-            StoreError: the index contradicts the plan's lengths, itself or the ``.bin``.
-        """
-        sequence, room = document, 0
-        if self.documents is None:
-            room = self.lengths[document]
-        else:
-            sequence, end = int(self.documents[document]), int(self.documents[document + 1])
-            room = sum(self.lengths[s] for s in range(sequence, end))
-        # A document without sequences has no pointer of its own, and no token to point at.
-        begin = self.pointers[sequence] >> self.shift if room else 0
-        if stop > room or not 0 <= begin <= self.size - stop:
-            self.refuse(document, start, stop)
-        return begin
+    stem: Path
+    documents: int
+    bytes: int
+    mapped: Shard | None = None
 
-    def refuse(self, document: int, start: int, stop: int) -> NoReturn:
-        """Raise the StoreError for a span that does not lie where the index says."""
+
+def map_shard(place: Place, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]) -> Shard:
+    """Map a shard of a store, and check all of its index against the store's ``lengths`` [documents].
+
+    Raises:
+        StoreError: the shard is missing, damaged, or contradicts the manifest or the lengths.
+    """
+    stem = place.stem
+    index = map_index(stem.with_name(stem.name + ".idx"))
+    if index.dtype != dtype:
         raise StoreError(
-            f"{self.path}: tokens {start} to {stop} of document {document} are not where its index "
-            "points. The store is damaged: run batchloom check on it."
+            f"{stem}.idx holds {index.dtype.name} tokens, the manifest says {dtype.name}."
         )
-
-
-def _check_ours(index: Index, lengths: NDArray[np.uint32], stem: Path) -> None:
-    """Refuse an index that does not say what the store's lengths say."""
-    ends = np.cumsum(lengths, dtype=np.int64) * index.dtype.itemsize
-    begins = ends - lengths.astype(np.int64) * index.dtype.itemsize
+    if len(index.documents) - 1 != place.documents:
+        raise StoreError(
+            f"{stem}.idx holds {len(index.documents) - 1} documents, the manifest says {place.documents}."
+        )
+    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
+    begins = ends - lengths.astype(np.int64) * dtype.itemsize
     if not np.array_equal(index.lengths, lengths) or not np.array_equal(index.pointers, begins):
         raise StoreError(
             f"{stem}.idx and the subset's lengths.u32 contradict each other: documents are not where its index "
             "points. The store is damaged: run batchloom check on it."
+        )
+    path = stem.with_name(stem.name + ".bin")
+    view = map_file(path)
+    if len(view) != place.bytes or place.bytes != (ends[-1] if ends.size else 0):
+        raise StoreError(
+            f"{path} has {len(view)} bytes, the manifest says {place.bytes} and its documents take "
+            f"{ends[-1] if ends.size else 0}. The store is damaged: run batchloom check on it."
+        )
+    return Shard(_scalars(index.pointers), np.frombuffer(view, dtype))
+
+
+def map_prefix(stem: Path) -> tuple[Shard, NDArray[np.uint32]]:
+    """Map a bare Megatron prefix; gives the lengths of its documents with it, uint32 [documents].
+
+    Raises:
+        StoreError: a file is missing or damaged, the two do not fit, documents overlap, or the
+            tokens are neither uint16 nor int32.
+    """
+    index = map_index(stem.with_name(stem.name + ".idx"))
+    if index.dtype not in TOKEN_DTYPES.values():
+        raise StoreError(
+            f"{stem}.idx holds {index.dtype.name} tokens; a bare prefix must hold uint16 or int32."
+        )
+    lengths = document_lengths(index, stem)
+    view = map_file(stem.with_name(stem.name + ".bin"))
+    needed = int(lengths.sum(dtype=np.int64)) * index.dtype.itemsize
+    if len(view) != needed:
+        raise StoreError(
+            f"{stem}.bin has {len(view)} bytes; its index describes {needed}: one of the two is cut short."
+        )
+    _refuse_overlap(index, stem)
+    pointers = index.pointers
+    if not document_is_sequence(index):
+        # The first sequence of an empty document may be past the last: nobody reads it.
+        first = np.minimum(index.documents[:-1], len(pointers) - 1)
+        pointers = pointers[first] if len(pointers) else np.zeros(len(first), np.int64)
+    return Shard(_scalars(pointers), np.frombuffer(view, index.dtype)), lengths
+
+
+def _scalars(pointers: NDArray[np.int64]) -> memoryview:
+    return pointers.view(np.uint8).data.cast("q")
+
+
+def _refuse_overlap(index: Index, stem: Path) -> None:
+    """Refuse an index whose sequences do not fill the ``.bin``, each byte once, in any order.
+
+    The sizes were compared before: where sequences lie apart, others overlap or lie outside.
+    """
+    expected = 0
+    for start in range(0, len(index.lengths), _STRETCH):
+        stretch = slice(start, start + _STRETCH)
+        sizes = index.lengths[stretch].astype(np.int64) * index.dtype.itemsize
+        ends = expected + np.cumsum(sizes)
+        if not np.array_equal(index.pointers[stretch], ends - sizes):
+            break
+        expected = int(ends[-1])
+    else:
+        return
+    # An empty sequence holds no byte, wherever it points.
+    filled = np.flatnonzero(index.lengths)
+    order = filled[np.argsort(index.pointers[filled], kind="stable")]
+    sizes = index.lengths[order].astype(np.int64) * index.dtype.itemsize
+    wrong = np.flatnonzero(index.pointers[order] != np.cumsum(sizes) - sizes)
+    if wrong.size:
+        sequence, should = int(order[wrong[0]]), int(sizes[: wrong[0]].sum())
+        raise StoreError(
+            f"{stem}.idx points sequence {sequence} to byte {index.pointers[sequence]} of the .bin, where the one "
+            f"before it ends at {should}: sequences overlap or leave gaps, so that documents hold tokens of others. "
+            "Make the prefix anew from its source."
         )
 
 
