@@ -30,8 +30,8 @@ def spans_of(rows):
     )
 
 
-def by_hand(store, rows, seq_len, labels):
-    """The batch contract, one token at a time."""
+def by_hand(store, rows, seq_len, labels, trained=None):
+    """The batch contract, one token at a time; ``trained`` by document, None where all are."""
     shape = (len(rows), seq_len)
     ids, positions = np.full(shape, store.end_id), np.zeros(shape, int)
     targets = np.full(shape, IGNORE)
@@ -41,7 +41,7 @@ def by_hand(store, rows, seq_len, labels):
         at = filled[row]
         for k, token in enumerate(span):
             ids[row, at + k], positions[row, at + k] = token, k
-            if k > 0:
+            if k > 0 and (trained is None or trained[document][start + k]):
                 targets[row, at + k - (labels == "shifted")] = token
         filled[row] += len(span)
     for row, at in enumerate(filled):
@@ -64,6 +64,30 @@ def test_rows_are_the_contract(folders, documents, seq_len, labels, packing):
     for key, array in zip(("input_ids", "labels", "position_ids"), expected, strict=True):
         assert batch[key].dtype == np.int64
         assert np.array_equal(batch[key], array), key
+
+
+@given(
+    data=st.data(),
+    documents=DOCUMENTS,
+    seq_len=st.integers(1, 40),
+    labels=st.sampled_from(["aligned", "shifted"]),
+    packing=st.sampled_from(["best_fit", "wrap"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, packing):
+    trained = [
+        data.draw(st.lists(st.integers(0, 1), min_size=len(d), max_size=len(d))) for d in documents
+    ]
+    store = write_store(folders(), documents, documents_per_shard=7, trained=trained)
+    assert store.trained_tokens == sum(map(sum, trained))
+    rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing)).rows(0, 9)
+    ids, targets, _ = by_hand(store, rows, seq_len, labels, trained)
+    batch = assemble_rows(store, rows, seq_len, labels)
+    assert np.array_equal(batch["labels"], targets)
+    assert np.array_equal(batch["input_ids"], ids)
+    flat = assemble_varlen(store, rows, labels)
+    assert flat["labels"].size == max(1, rows.lengths.sum())
+    assert np.array_equal(flat["labels"][flat["labels"] != IGNORE], targets[targets != IGNORE])
 
 
 @given(documents=DOCUMENTS, seq_len=st.integers(2, 40))

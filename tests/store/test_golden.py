@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchloom import check
 from batchloom.core.errors import StoreError
 from batchloom.store.format import shard_name, token_dtype
 from batchloom.store.index import index_bytes, map_index
+from batchloom.store.mask import MaskBits, map_mask
 from batchloom.store.origins import Origins, join_origins, map_origins
 from batchloom.testing.stores import write_store
 from oracles import megatron
@@ -48,6 +50,54 @@ def test_docs_bytes(tmp_path):
         "<QQ", 1, 4
     )
     assert origins.take(np.array([1])).records.tolist() == [6]
+
+
+def test_mask_bytes(tmp_path):
+    bits = MaskBits()
+    for piece in ([1, 0, 0], [1, 1, 1, 1, 0, 1], [], [0]):
+        bits.append(np.array(piece, bool))
+    expected = b"BLMMASK\x00" + struct.pack("<QQQ", 1, 10, 6) + bytes([0b01111001, 0b00000001])
+    assert bits.to_bytes() == expected
+    (tmp_path / "x.mask").write_bytes(expected)
+    mask = map_mask(tmp_path / "x.mask", 10)
+    assert mask.slice(0, 10).tolist() == [
+        True,
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert mask.slice(7, 9).tolist() == [False, True]
+    assert (mask.trained, mask.count()) == (6, 6)
+
+
+def test_a_mask_is_written_only_where_a_token_is_not_trained(tmp_path):
+    documents, flags = [[1, 2], [3], [4, 5, 6]], [[1, 1], [1], [0, 1, 1]]
+    store = write_store(tmp_path, documents, documents_per_shard=2, trained=flags)
+    assert not (tmp_path / "train/shard_00000.mask").exists()
+    assert (tmp_path / "train/shard_00001.mask").read_bytes()[-1] == 0b110
+    manifest = json.loads((tmp_path / "dataset_metadata.json").read_text())
+    first, second = manifest["subsets"]["train"]["shards"]
+    assert "mask" not in first
+    assert second["trained"] == 2
+    assert store.masked
+    spans = store.mask(np.array([2, 0]), np.array([1, 0]), np.array([2, 2]))
+    assert [span.tolist() for span in spans] == [[True, True], [True, True]]
+    assert check(tmp_path).sound
+
+
+def test_a_mask_is_part_of_what_a_store_is(tmp_path):
+    documents = [[1, 2], [3]]
+    flags = ([[0, 1], [1]], [[1, 0], [1]], None)
+    stores = [
+        write_store(tmp_path / str(i), documents, trained=some) for i, some in enumerate(flags)
+    ]
+    assert len({store.fingerprint for store in stores}) == 3
 
 
 def test_a_whole_store(tmp_path):

@@ -110,6 +110,37 @@ FILE_ATTACKS = {
 }  # fmt: skip
 
 
+MASK = "train/shard_00000.mask"
+MASK_ATTACKS = {
+    "gone": (lambda f: (f / MASK).unlink(), "cannot be read: No such file", True),
+    "cut in header": (lambda f: (f / MASK).write_bytes(b"BLMMASK"), "is cut short", True),
+    "cut": (lambda f: cut(f / MASK, 1), "its shard has 6", True),
+    "magic": (lambda f: patch(f / MASK, 0, b"XX"), "is not a .mask file", True),
+    "version": (lambda f: patch(f / MASK, 8, b"\x02"), "is not a .mask file", True),
+    "tokens lie": (lambda f: patch(f / MASK, 16, b"\x07"), "says 7 tokens", True),
+    "trained lie": (lambda f: patch(f / MASK, 24, b"\x02"), "its header says 2 trained", False),
+    "bits": (lambda f: patch(f / MASK, 32, b"\x3f"), "checksum differs", False),
+    "bits beyond the last token": (lambda f: patch(f / MASK, 32, b"\xf5"), "6 bits are set", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASK_ATTACKS)
+def test_masks(tmp_path, name):
+    change, sentence, reading = MASK_ATTACKS[name]
+    write_store(tmp_path, [[1, 2, 3], [4, 5, 6]], trained=[[1, 0, 1], [0, 1, 1]])
+    change(tmp_path)
+    if reading:
+        with pytest.raises(StoreError, match=sentence):
+            batchloom.open_store(tmp_path).mask(np.array([0]), np.array([0]), np.array([3]))
+    verdict = verify_store(tmp_path)
+    assert any(sentence in fault for fault in verdict.faults), verdict.faults
+
+
+def test_a_mask_the_manifest_does_not_know(folder):
+    (folder / MASK).write_bytes(b"")
+    assert any("knows of no mask" in fault for fault in verify_store(folder).faults)
+
+
 @pytest.mark.parametrize("name", FILE_ATTACKS)
 def test_files(folder, name):
     change, sentence = FILE_ATTACKS[name]

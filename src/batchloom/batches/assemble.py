@@ -39,8 +39,17 @@ class Reader(Protocol):
         """The id that fills padding."""
         ...
 
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens are not trained."""
+        ...
+
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         """The ids of spans of documents."""
+        ...
+
+    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
+        """For the tokens of spans whether each is trained."""
         ...
 
 
@@ -71,6 +80,11 @@ def assemble_rows(
     begins = begins.repeat(rows.pointers[1:] - rows.pointers[:-1])
     begins += rows.places
     _fill_targets(targets, ids, begins, rows.lengths, labels)
+    if store.masked:
+        trained = store.mask(rows.documents, rows.starts, rows.lengths)
+        for at, begin, end in reversed(paddings):
+            trained.insert(at, np.zeros(end - begin, bool))
+        _untrain(targets, trained, labels)
     for _, begin, end in paddings:
         targets[begin:end] = IGNORE
     shape = (count, seq_len)
@@ -126,6 +140,8 @@ def assemble_varlen(store: Reader, rows: Rows, labels: str) -> dict[str, Any]:
     cumulative = bounds.astype(np.int32)
     targets = np.empty_like(ids)
     _fill_targets(targets, ids, bounds[:-1], lengths, labels)
+    if store.masked and pieces:
+        _untrain(targets, store.mask(rows.documents, rows.starts, rows.lengths), labels)
     return {
         "input_ids": ids[None],
         "labels": targets[None],
@@ -165,3 +181,14 @@ def _fill_targets(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str
     else:
         targets[:] = ids
         targets[begins] = IGNORE
+
+
+def _untrain(targets: Ids, trained: list[NDArray[np.bool_]], labels: str) -> None:
+    """Take the loss from the tokens of a flat batch that are not trained."""
+    if not trained:
+        return
+    masked = ~np.concatenate(trained)
+    if labels == "shifted":
+        targets[:-1][masked[1:]] = IGNORE
+    else:
+        targets[masked] = IGNORE

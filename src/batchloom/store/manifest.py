@@ -14,8 +14,11 @@ from batchloom.store.format import FORMAT_VERSION, MANIFEST_NAME, SHARD_NAME, SU
 from batchloom.tokens import Tokenizer
 
 
-class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One shard: its name without ending, its counts and the XXH3-128 of each of its files."""
+class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One shard: its name without ending, its counts and the XXH3-128 of each of its files.
+
+    ``mask`` and ``trained`` (tokens) are there only where some token is not trained.
+    """
 
     name: str
     documents: int
@@ -24,6 +27,8 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bin: str
     idx: str
     docs: str
+    mask: str | None = None
+    trained: int | None = None
 
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,6 +26,7 @@ from batchloom.store.format import (
 )
 from batchloom.store.index import map_file
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
+from batchloom.store.mask import Mask, map_mask
 from batchloom.store.origins import map_origins
 from batchloom.store.shards import Place, Shard, map_prefix, map_shard
 from batchloom.tokens import Tokenizer, tokenizer_from_state
@@ -132,7 +133,9 @@ class Store:
         self._shift = dtype.itemsize.bit_length() - 1
         self._open = [place.mapped for place in places]
         self._mapped: deque[int] = deque()
-        self._most = _mapped_limit(len(places))
+        self._masked = _masked_shards(manifest, split)
+        self._masks: dict[int, Mask] = {}
+        self._most = _mapped_limit(len(places), 3 if self._masked else 2)
         self._opens = 0
 
     def __len__(self) -> int:
@@ -157,7 +160,10 @@ class Store:
                 "dtype": self.manifest.dtype,
                 "tokenizer": self.manifest.tokenizer.fingerprint,
                 "subset": self.split,
-                "shards": [[s.documents, s.tokens, s.bin, s.idx] for s in shards],
+                "shards": [
+                    [s.documents, s.tokens, s.bin, s.idx, *([s.mask] if s.mask else [])]
+                    for s in shards
+                ],
             }
         )
 
@@ -172,6 +178,19 @@ class Store:
         if self.manifest is None:
             return ()
         return tuple(name for name, entry in self.manifest.subsets.items() if entry.documents)
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens of the subset are not trained; then :meth:`mask` says which."""
+        return bool(self._masked)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens of the subset that are trained."""
+        if self.manifest is None:
+            return self.tokens
+        shards = self.manifest.subsets[self.split].shards
+        return sum(s.tokens if s.trained is None else s.trained for s in shards)
 
     @property
     def end_id(self) -> int:
@@ -266,6 +285,42 @@ class Store:
             begin = pointers[local] >> shift
             views.append(tokens[begin + start : begin + stop])
         return views
+
+    def mask(
+        self,
+        documents: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> list[NDArray[np.bool_]]:
+        """For the tokens of spans of documents whether each is trained; arguments as of :meth:`read`.
+
+        Raises:
+            StoreError: a shard or its mask is missing, damaged, or contradicts the manifest.
+        """
+        shards = self._bounds.searchsorted(documents, side="right")
+        locals_ = documents - self._starts[shards]
+        found: list[NDArray[np.bool_]] = []
+        for shard, local, start, length in zip(
+            shards.tolist(), locals_.tolist(), starts.tolist(), lengths.tolist(), strict=True
+        ):
+            if shard not in self._masked:
+                found.append(np.ones(length, bool))
+                continue
+            pointers, _ = self._open[shard] or self._shard(shard)
+            begin = (pointers[local] >> self._shift) + start
+            found.append(self._mask_of(shard).slice(begin, begin + length))
+        return found
+
+    def _mask_of(self, shard: int) -> Mask:
+        mask = self._masks.get(shard)
+        if mask is None:
+            if len(self._masks) >= self._most:
+                self._masks.clear()
+            place = self._places[shard]
+            path = place.stem.with_name(place.stem.name + ".mask")
+            mask = map_mask(path, place.bytes // self.dtype.itemsize)
+            self._masks[shard] = mask
+        return mask
 
     def _refuse(self, document: int, stop: int) -> NoReturn:
         raise StoreError(
@@ -404,19 +459,25 @@ def _prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic]) -> str:
     return fingerprint({"prefix": edges, "dtype": dtype.name})
 
 
-def _mapped_limit(shards: int) -> int:
-    """Shards kept mapped: each costs two descriptors of what the process may open.
+def _masked_shards(manifest: Manifest | None, split: str) -> frozenset[int]:
+    """Numbers of the shards with a ``.mask``."""
+    shards = manifest.subsets[split].shards if manifest else ()
+    return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)
+
+
+def _mapped_limit(shards: int, files: int) -> int:
+    """Shards kept mapped: each costs ``files`` descriptors of what the process may open.
 
     A store of many shards raises the process's soft limit towards its hard one: a pool of the
     default size touches up to about a thousand shards, and mapping them anew for each batch
     costs 45 times the throughput.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * min(shards, _MOST_MAPPED) + _SPARE_FILES
+    wanted = files * min(shards, _MOST_MAPPED) + _SPARE_FILES
     if 0 < soft < wanted:
         raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = (soft - _SPARE_FILES) // 2 if soft > 0 else _MOST_MAPPED
+    room = (soft - _SPARE_FILES) // files if soft > 0 else _MOST_MAPPED
     return min(max(16, room), _MOST_MAPPED)

@@ -12,6 +12,7 @@ from batchloom.core.errors import BatchloomError, StoreError
 from batchloom.store.format import LENGTHS_NAME, TOKEN_DTYPES
 from batchloom.store.index import map_file, map_index
 from batchloom.store.manifest import Manifest, ShardEntry, SubsetEntry, read_manifest
+from batchloom.store.mask import map_mask
 from batchloom.store.origins import map_origins
 from batchloom.store.reader import Store, open_store
 
@@ -144,6 +145,7 @@ def _shard_faults(
     for suffix, expected in ((".idx", shard.idx), (".docs", shard.docs)):
         if xxhash.xxh3_128_hexdigest(map_file(stem.with_suffix(suffix))) != expected:
             faults.append(f"{stem}{suffix}: checksum differs from the manifest's.")
+    faults += _mask_faults(stem, shard)
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
@@ -160,6 +162,22 @@ def _shard_faults(
         worst = highest if highest >= vocabulary else lowest
         faults.append(
             f"{stem}.bin: holds token id {worst}; the vocabulary has ids 0 to {vocabulary - 1}."
+        )
+    return faults
+
+
+def _mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
+    path = stem.with_suffix(".mask")
+    if shard.mask is None:
+        return [f"{path}: the manifest knows of no mask of this shard."] if path.exists() else []
+    mask = map_mask(path, shard.tokens)
+    faults = []
+    if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.mask:
+        faults.append(f"{path}: checksum differs from the manifest's.")
+    if not mask.count() == mask.trained == shard.trained:
+        faults.append(
+            f"{path}: {mask.count():,} bits are set, its header says {mask.trained:,} trained tokens, "
+            f"the manifest {shard.trained:,}."
         )
     return faults
 

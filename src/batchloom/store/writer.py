@@ -14,6 +14,7 @@ from batchloom.core.errors import OutputError
 from batchloom.store.format import LENGTHS_NAME, checksum
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
+from batchloom.store.mask import MaskBits
 from batchloom.store.origins import Origins
 
 ASIDE = ".partial"
@@ -73,6 +74,12 @@ def sync_folder(path: Path) -> None:
             os.close(descriptor)
 
 
+def write_mask(stem: Path, bits: MaskBits) -> str | None:
+    """Write a shard's ``.mask``; its checksum, None where every token is trained."""
+    data = bits.to_bytes()
+    return None if data is None else write_file(stem.with_suffix(".mask"), data)
+
+
 class ShardWriter:
     """Writes one shard: tokens as they come, index and origins at the end.
 
@@ -86,15 +93,24 @@ class ShardWriter:
         self._aside = stem.with_name(stem.name + ".bin" + ASIDE)
         self._hash = xxhash.xxh3_128()
         self._tokens = 0
+        self._mask: MaskBits | None = None
         with writing(self._aside):
             self._file = self._aside.open("wb")
 
-    def append(self, tokens: NDArray[np.generic]) -> None:
-        """Add tokens at the end; documents may arrive in any pieces."""
+    def append(self, tokens: NDArray[np.generic], trained: NDArray[np.bool_] | None = None) -> None:
+        """Add tokens at the end, and for each whether it is trained (None: every one).
+
+        Documents may arrive in any pieces.
+        """
         data = np.ascontiguousarray(tokens, self._dtype)
         with writing(self._aside):
             self._file.write(data.data)
         self._hash.update(data.data)
+        if trained is not None and self._mask is None:
+            self._mask = MaskBits()
+            self._mask.append(np.ones(self._tokens, bool))
+        if self._mask is not None:
+            self._mask.append(np.ones(data.size, bool) if trained is None else trained)
         self._tokens += data.size
 
     def finish(self, lengths: NDArray[np.uint32], origins: Origins) -> ShardEntry:
@@ -112,6 +128,7 @@ class ShardWriter:
             self._file.close()
         idx = write_file(self._stem.with_suffix(".idx"), index_bytes(lengths, self._dtype))
         docs = write_file(self._stem.with_suffix(".docs"), origins.to_bytes())
+        mask = write_mask(self._stem, self._mask) if self._mask else None
         with writing(self._stem):
             self._aside.replace(self._stem.with_suffix(".bin"))
         return ShardEntry(
@@ -122,6 +139,8 @@ class ShardWriter:
             bin=self._hash.hexdigest(),
             idx=idx,
             docs=docs,
+            mask=mask,
+            trained=self._mask.trained if mask and self._mask else None,
         )
 
     def abandon(self) -> None:

@@ -42,6 +42,7 @@ def write_store(
     tokenizer: str = "bytes",
     dtype: str = "auto",
     documents_per_shard: int = 1000,
+    trained: Documents | Mapping[str, Documents] | None = None,
 ) -> Store:
     """Write a finished store whose documents are exactly these ids, and open it.
 
@@ -51,15 +52,20 @@ def write_store(
         tokenizer: spec of the tokenizer the store names.
         dtype: ``auto``, ``uint16`` or ``int32``.
         documents_per_shard: where shards are cut.
+        trained: in the form of ``documents``, 1 for each token that is trained and 0 for others;
+            None where all are.
     """
     place = Path(folder)
     chosen = resolve_tokenizer(tokenizer)
     name = token_dtype(dtype, chosen.vocab_size)
     subsets = documents if isinstance(documents, Mapping) else {"train": documents}
+    masks = trained if isinstance(trained, Mapping) else {"train": trained}
     entries: dict[str, SubsetEntry] = {}
     count = 0
     for subset, listed in subsets.items():
-        entries[subset] = _write_subset(place / subset, listed, name, documents_per_shard, count)
+        entries[subset] = _write_subset(
+            place / subset, listed, masks.get(subset), name, documents_per_shard, count
+        )
         count += len(listed)
     write_file(place / TOKENIZER_NAME, canonical(chosen.state()))
     write_file(place / MANIFEST_NAME, manifest_bytes(_manifest(chosen, name, entries)))
@@ -67,7 +73,12 @@ def write_store(
 
 
 def _write_subset(
-    folder: Path, documents: Documents, dtype: str, per_shard: int, first: int
+    folder: Path,
+    documents: Documents,
+    trained: Documents | None,
+    dtype: str,
+    per_shard: int,
+    first: int,
 ) -> SubsetEntry:
     make_folder(folder)
     lengths = LengthsWriter(folder)
@@ -75,7 +86,11 @@ def _write_subset(
     for start in range(0, len(documents), per_shard):
         chosen = [np.array(ids, np.int64) for ids in documents[start : start + per_shard]]
         writer = ShardWriter(folder / shard_name(len(shards)), TOKEN_DTYPES[dtype])
-        writer.append(np.concatenate(chosen))
+        flags = trained[start : start + per_shard] if trained is not None else None
+        writer.append(
+            np.concatenate(chosen),
+            None if flags is None else np.concatenate([np.array(f, bool) for f in flags]),
+        )
         sizes = np.array([len(ids) for ids in chosen], np.uint32)
         shards.append(writer.finish(sizes, _origins(chosen, first + start)))
         lengths.append(sizes)
