@@ -16,6 +16,7 @@ from batchloom.core.errors import InputError, SettingsError, StateError, TrainEr
 from batchloom.testing.stores import write_store
 from batchloom.train import pretrained
 from batchloom.train.folder import RunFolder
+from batchloom.train.memory import memory_explained
 from batchloom.train.pretrained import blueprint, load, summed_loss
 from batchloom.train.settings import PretrainedSettings, finetuning, settings_from
 from train.folders import CONFIGS, chat_store, write_model
@@ -405,3 +406,12 @@ def test_transformers_is_asked_for_by_its_extra(store, llama, tmp_path, monkeypa
     monkeypatch.setattr(pretrained, "find_spec", lambda _name: None)
     with pytest.raises(ImportError, match=r"pip install 'batchloom\[train,hf\]'"):
         finetune(store, llama, tmp_path / "run")
+
+
+def test_running_out_of_memory_names_a_smaller_model(llama):
+    settings = settings_from({"model": {"init": str(llama)}, "seq_len": 64}, {})
+    with (
+        pytest.raises(TrainError, match="lower --batch-size .*, or give --init a smaller model"),
+        memory_explained(settings, 10**9),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
