@@ -249,7 +249,7 @@ def one_step(store, out, batch_size):
             lambda w, name=name: gradients.update({name: w.grad.clone()})
         )
     # Rows of a short subset: some have far fewer trained tokens than others.
-    loss, norm = learn(run, run.loader[0], lr=0.0)
+    loss, norm, _ = learn(run, run.loader[0], lr=0.0)
     return loss, norm, gradients
 
 

@@ -55,6 +55,20 @@ def train(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            help="Finetune the Hugging Face causal language model in this local folder.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    attn_implementation: Annotated[
+        str | None,
+        typer.Option(
+            help="With --init: sdpa (the default), eager, flex_attention, ...",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
     seq_len: Annotated[
         int | None,
         typer.Option(help="Tokens of a sequence.", rich_help_panel=_MODEL),
@@ -96,7 +110,8 @@ def train(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The run's folder; runs/MODEL-NAME when not given.", rich_help_panel=_COURSE
+            help="The run's folder; runs/ and the model's name when not given.",
+            rich_help_panel=_COURSE,
         ),
     ] = None,
     resume: Annotated[
@@ -132,7 +147,7 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train a small GPT on a store (or on a file, prepared in memory).
+    """Train a small GPT on a store (or on a file, prepared in memory), or finetune a model.
 
     Under torchrun every process is one rank.
     """
@@ -147,6 +162,8 @@ def train(
                 tokenizer=tokenizer,
                 model_name=model_name,
                 config_file=config_file,
+                init=init,
+                attn_implementation=attn_implementation,
                 out=out,
                 resume=resume,
                 stop_at=stop_at,

@@ -167,10 +167,18 @@ def _convert_union(args: tuple[Any, ...], value: Any, path: str) -> Any:
     if value is None and type(None) in args:
         return None
     problems: list[str] = []
-    for option in args:
+    # The problems told are those of the last: of settings, the ones that know most of the names.
+    for option in sorted(args, key=lambda option: _known(option, value)):
         if option is not type(None):
             try:
                 return _convert(option, value, path)
             except SettingsError as error:
                 problems = list(error.problems)
     raise SettingsError(problems)
+
+
+def _known(option: Any, value: Any) -> int:
+    """How many of a mapping's names are fields of a settings class."""
+    if not (dataclasses.is_dataclass(option) and isinstance(value, Mapping)):
+        return 0
+    return len({field.name for field in dataclasses.fields(option)} & value.keys())

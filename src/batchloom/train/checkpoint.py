@@ -41,7 +41,7 @@ def write_checkpoint(
     Raises:
         OSError, SafetensorError: they cannot be written.
     """
-    save_file(model.state_dict(), folder / _MODEL)
+    save_file(_weights(model), folder / _MODEL)
     save_file(_optimizer_tensors(model, optimizer), folder / _OPTIMIZER)
     checksums = {name: _checksum(folder / name) for name in (_MODEL, _OPTIMIZER)}
     state = {"step": step, "loader": loader, "checksums": checksums}
@@ -62,9 +62,10 @@ def load_checkpoint(
         StateError: a file is damaged, missing or of another model.
     """
     step, loader, checksums = _read_state(path)
-    weights = _read_tensors(path / _MODEL, checksums, model.state_dict())
+    weights = _read_tensors(path / _MODEL, checksums, _weights(model))
     moments = _read_tensors(path / _OPTIMIZER, checksums, _moments_like(model))
-    model.load_state_dict(weights)
+    # Shared weights are filled by the first of their names.
+    model.load_state_dict(weights, strict=False)
     _fill_optimizer(model, optimizer, moments)
     return step, loader
 
@@ -88,7 +89,7 @@ def refuse_damaged(file: Path, fault: object) -> NoReturn:
 
 def all_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
     """Whether every number that a checkpoint would hold is finite."""
-    tensors = (*model.state_dict().values(), *_optimizer_tensors(model, optimizer).values())
+    tensors = (*_weights(model).values(), *_optimizer_tensors(model, optimizer).values())
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
@@ -143,10 +144,25 @@ def _checksum(file: Path) -> str:
     return digest.hexdigest()
 
 
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model, each of those that several parts share under its first name."""
+    first: dict[int, str] = {}
+    return {
+        name: tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if first.setdefault(id(tensor), name) == name
+    }
+
+
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """AdamW's moments by the name of their weight: ``exp_avg.layers.0...``."""
     return {
         f"{moment}.{name}": optimizer.state[weight][moment]
+        if weight in optimizer.state
+        # No step had a gradient for it yet (an expert nobody asked): AdamW would begin like this.
+        else torch.zeros(())
+        if moment == "step"
+        else torch.zeros_like(weight)
         for name, weight in model.named_parameters()
         for moment in _MOMENTS
     }

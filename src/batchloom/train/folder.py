@@ -1,13 +1,14 @@
 """The folder of a run: its settings, its log, its checkpoints.
 
 ``run.json`` says what the run is; ``log.jsonl`` has one object a line; ``loss.png`` is drawn
-from it; ``checkpoints/step_00000040/`` is one of the two newest checkpoints. It is written
-aside, synced and renamed: one that has its name is whole.
+from it; ``checkpoints/step_00000040/`` is one of the two newest checkpoints; ``model/`` is a
+finetuned model as transformers loads it. They are written aside, synced and renamed: what has
+its name is whole.
 """
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -32,12 +33,14 @@ class RunFolder:
         path: the folder.
         log: one JSON object a line: what was trained on, every step, every look at val.
         curve: the loss curve.
+        model: a finetuned model as of the newest checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log = path / "log.jsonl"
         self.curve = path / "loss.png"
+        self.model = path / "model"
         self._run = path / "run.json"
         self._checkpoints = path / "checkpoints"
 
@@ -149,6 +152,33 @@ class RunFolder:
         finally:
             self._clear_partial()
         return path
+
+    def write_model(self, write: Callable[[Path], None]) -> None:
+        """Replace ``model/`` by what ``write`` puts into an empty folder.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        aside, old = self.path / f"model{PARTIAL}", self.path / f"model.old{PARTIAL}"
+        try:
+            for folder in (aside, old):
+                shutil.rmtree(folder, ignore_errors=True)
+            aside.mkdir()
+            write(aside)
+            for file in (*aside.iterdir(), aside):
+                sync(file)
+            if self.model.exists():
+                self.model.rename(old)
+            aside.rename(self.model)
+            sync(self.path)
+        except (OSError, SafetensorError) as error:
+            raise OutputError(
+                f"The model cannot be written to {self.model}: {error}. Make room or mend the folder; "
+                "--resume writes it again."
+            ) from error
+        finally:
+            for folder in (aside, old):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _clear_partial(self) -> None:
         for partial in list(self._checkpoints.glob(f"*{PARTIAL}")):

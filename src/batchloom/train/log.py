@@ -55,7 +55,8 @@ class RunLog:
             self.say(
                 f"step {step:>{len(str(steps))}}/{steps}  loss {entry['loss']:.4f}  "
                 f"lr {entry['lr']:.2e}  {entry['tokens_per_s']:,.0f} tok/s  "
-                f"padding {entry['padding']:.2%}  data wait {entry['data_wait']:.2%}"
+                f"trained {entry['trained_share']:.2%}  padding {entry['padding']:.2%}  "
+                f"data wait {entry['data_wait']:.2%}"
             )
 
     def val(self, step: int, steps: int, loss: float, origin: str) -> None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +20,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Batch, Loader, Store
 from batchloom.core.errors import TrainError
+from batchloom.train.build import Model
 from batchloom.train.checkpoint import all_finite, step_of
 from batchloom.train.log import draw_curve
 from batchloom.train.memory import memory_explained
-from batchloom.train.model import GPT, IGNORED
+from batchloom.train.model import IGNORED
+from batchloom.train.model_folder import copy_tokenizer
+from batchloom.train.pretrained import Pretrained
 from batchloom.train.run import Run, open_folder
-from batchloom.train.settings import OptimSettings
+from batchloom.train.settings import OptimSettings, PretrainedSettings
+
+
+class Learned(NamedTuple):
+    """What a step came to: nats a trained token, the gradient's norm, trained tokens."""
+
+    loss: float
+    norm: float
+    trained: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +51,7 @@ class Outcome:
 
     step: int
     val_loss: float | None
-    model: GPT
+    model: Model
 
 
 def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outcome:
@@ -58,7 +71,7 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
     settings, log = run.settings, run.log
     done = open_folder(run, resume=resume)
     last = min(settings.steps, stop_at or settings.steps)
-    val_loss = None
+    val_loss, parameters = None, parameters_of(run)
     if done >= last:
         log.say(f"Step {done} of {settings.steps} is done already; --max-iters sets how many.")
     for batch, waited in timed_batches(run.loader, last - done):
@@ -66,17 +79,22 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
         step = batch.step + 1
         lr = learning_rate(step, settings.steps, settings.optim)
         check_ids(run, run.store, batch)
-        with memory_explained(settings, run.model.embedding.num_embeddings):
-            loss, norm = learn(run, batch, lr)
+        with memory_explained(settings, parameters):
+            loss, norm, trained = learn(run, batch, lr)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
             raise TrainError(diverged(run, step, fact))
-        tell_step(run, batch, {"loss": loss, "lr": lr, "norm": norm}, waited, began)
+        tell_step(
+            run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, waited, began
+        )
         if step == last or is_due(step, settings.eval_interval):
             val_loss = look_at_val(run, step)
         if step == last or is_due(step, settings.save_interval):
             save(run, step)
     if run.ranks.first:
+        if not run.folder.model.is_dir():
+            # A kill between checkpoint and folder, or a person, may have left none.
+            give_back(run)
         draw_curve(run.folder.log, run.folder.curve, run.loader.origin)
     log.say(f"Loss curve: {run.folder.curve}")
     return Outcome(max(done, last), val_loss, run.model)
@@ -93,22 +111,28 @@ def timed_batches(loader: Loader, count: int) -> Iterator[tuple[Batch, float]]:
         yield batch, time.perf_counter() - asked
 
 
+def parameters_of(run: Run) -> int:
+    """Numbers the model of a run learns; shared ones count once."""
+    return sum(weight.numel() for weight in run.model.parameters())
+
+
 def check_ids(run: Run, store: Store, batch: Batch) -> None:
     """Refuse ids the model has no row for: a look-up would end in a traceback, or in a dead GPU.
 
     Raises:
         TrainError: names the id, and whether the data or a setting is wrong.
     """
-    rows = run.model.embedding.num_embeddings
+    rows = run.model.vocab_size
     lowest, highest = (int(bound) for bound in batch["input_ids"].aminmax())
     if lowest >= 0 and highest < rows:
         return
     wrong = lowest if lowest < 0 else highest
-    remedy = (
-        "the data is damaged: batchloom check says where"
-        if store.vocab_size is not None or lowest < 0
-        else f"set model.vocab_size in the --config-file to more than {highest}"
-    )
+    if store.vocab_size is not None or lowest < 0:
+        remedy = "the data is damaged: batchloom check says where"
+    elif isinstance(run.settings.model, PretrainedSettings):
+        remedy = "the data was made for another model"
+    else:
+        remedy = f"set model.vocab_size in the --config-file to more than {highest}"
     raise TrainError(
         f"Step {batch.step + 1} of {store.path} holds id {wrong} and the model has {rows} of them: "
         f"{remedy}."
@@ -124,12 +148,10 @@ def learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
     return optim.lr * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * way)))
 
 
-def learn(run: Run, batch: Batch, lr: float) -> tuple[float, float]:
-    """One optimizer step; returns the loss of the global batch and the gradient's norm.
-
-    The weights stay as they are when either is not finite.
-    """
-    trained = max(1.0, run.ranks.total(float((batch["labels"] != IGNORED).sum()))[0])
+def learn(run: Run, batch: Batch, lr: float) -> Learned:
+    """One optimizer step; the weights stay as they are when loss or norm is not finite."""
+    counted = run.ranks.total(float((batch["labels"] != IGNORED).sum()))[0]
+    trained = max(1.0, counted)
     total = torch.zeros((), device=run.ranks.device)
     for number, part in enumerate(passes_of(run, batch)):
         with reduced_once(run.learner, last=number == run.passes - 1):
@@ -146,7 +168,7 @@ def learn(run: Run, batch: Batch, lr: float) -> tuple[float, float]:
             group["lr"] = lr
         run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
-    return mean, norm
+    return Learned(mean, norm, int(counted))
 
 
 def passes_of(run: Run, batch: Batch) -> Iterator[dict[str, Tensor]]:
@@ -184,14 +206,14 @@ def look_at_val(run: Run, step: int) -> float | None:
         return None
     plain: nn.Module = run.learner
     plain = run.learner.module if isinstance(run.learner, DistributedDataParallel) else run.learner
-    vocab_size = run.model.embedding.num_embeddings
+    parameters = parameters_of(run)
     total = trained = 0.0
     for number in range(min(len(run.val), run.settings.eval_batches or len(run.val))):
         batch = run.val[number]
         check_ids(run, run.val.store, batch)
         trained += float((batch["labels"] != IGNORED).sum())
         for part in passes_of(run, batch):
-            with precision(run.ranks.device), memory_explained(run.settings, vocab_size):
+            with precision(run.ranks.device), memory_explained(run.settings, parameters):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)
     loss = total / max(1.0, trained)
@@ -213,6 +235,7 @@ def tell_step(
         "step": batch.step + 1,
         **figures,
         "tokens": tokens,
+        "trained_share": figures["trained"] / max(tokens, 1),
         "tokens_per_s": tokens / took,
         "padding": 1 - tokens / (size * run.settings.seq_len),
         "data_wait": waited / took,
@@ -231,7 +254,21 @@ def save(run: Run, step: int) -> None:
         raise TrainError(diverged(run, step, f"Weights are not finite after step {step}"))
     if run.ranks.first:
         run.folder.save(step, run.model, run.optimizer, run.loader.state_dict())
+        give_back(run)
     run.ranks.wait()
+
+
+def give_back(run: Run) -> None:
+    """Write a pretrained model as a folder that transformers loads, with its tokenizer."""
+    model, settings = run.model, run.settings.model
+    if not (isinstance(model, Pretrained) and isinstance(settings, PretrainedSettings)):
+        return
+
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder)
+        copy_tokenizer(Path(settings.init), run.store, folder)
+
+    run.folder.write_model(write)
 
 
 def is_due(step: int, interval: int) -> bool:

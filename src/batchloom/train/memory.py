@@ -7,9 +7,8 @@ from contextlib import contextmanager
 import torch
 
 from batchloom.core.errors import TrainError
-from batchloom.train.model import parameter_count
 from batchloom.train.ranks import Ranks
-from batchloom.train.settings import TrainSettings
+from batchloom.train.settings import PretrainedSettings, TrainSettings
 
 # Of a parameter in float32: the weight, its gradient, AdamW's two moments.
 _LEARNING = 16
@@ -20,13 +19,12 @@ _TOKEN = 24
 _SAID = ("can't allocate memory", "Storage size calculation overflowed")
 
 
-def check_memory(settings: TrainSettings, vocab_size: int, ranks: Ranks) -> None:
+def check_memory(settings: TrainSettings, parameters: int, ranks: Ranks) -> None:
     """Refuse a run whose model or batch alone is more than the whole memory.
 
     Raises:
         TrainError: names what is needed, what there is, and the sizes to lower.
     """
-    parameters = parameter_count(settings.model, vocab_size)
     on_gpu = ranks.device.type == "cuda"
     if on_gpu:
         there = torch.cuda.get_device_properties(ranks.device).total_memory
@@ -49,10 +47,16 @@ def _refuse_model(
     if needed <= there:
         return
     shape = settings.model
+    if isinstance(shape, PretrainedSettings):
+        kind, remedy = shape.init, "give --init a smaller model"
+    else:
+        kind = f"{shape.layers:,} layers of width {shape.width:,}"
+        remedy = (
+            "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
+        )
     raise TrainError(
-        f"A model of {parameters:,} parameters ({shape.layers:,} layers of width {shape.width:,}) "
-        f"takes {_spelled(needed)} to train and {where} has {_spelled(there)}: lower the configuration's "
-        "model.layers, model.width, model.hidden or model.vocab_size."
+        f"A model of {parameters:,} parameters ({kind}) takes {_spelled(needed)} to train and {where} "
+        f"has {_spelled(there)}: {remedy}."
     )
 
 
@@ -62,7 +66,7 @@ def _spelled(size: int) -> str:
 
 
 @contextmanager
-def memory_explained(settings: TrainSettings, vocab_size: int) -> Iterator[None]:
+def memory_explained(settings: TrainSettings, parameters: int) -> Iterator[None]:
     """Turn running out of memory into a sentence that names what to lower.
 
     Raises:
@@ -74,11 +78,14 @@ def memory_explained(settings: TrainSettings, vocab_size: int) -> Iterator[None]
         short = (MemoryError, torch.OutOfMemoryError)
         if not (isinstance(error, short) or any(said in str(error) for said in _SAID)):
             raise
-        parameters = parameter_count(settings.model, vocab_size)
         rows = settings.batch_size or "all"
+        smaller = (
+            "give --init a smaller model"
+            if isinstance(settings.model, PretrainedSettings)
+            else "the configuration's model.layers and model.width"
+        )
         raise TrainError(
             f"Out of memory with {parameters:,} parameters ({_spelled(_LEARNING * parameters)} to "
             f"train) and passes of {rows} rows of {settings.seq_len} tokens: lower --batch-size "
-            "(more passes make the same step), --seq-len, or the configuration's model.layers "
-            "and model.width (another run)."
+            f"(more passes make the same step), --seq-len, or {smaller} (another run)."
         ) from error

@@ -171,6 +171,16 @@ class GPT(nn.Module):
         # torch draws by 32 bits of a seed; hashed, every bit of any seed counts.
         self._start(torch.Generator().manual_seed(key128("weights", seed)[0]))
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self.embedding.num_embeddings
+
+    @property
+    def description(self) -> str:
+        """The model in a few words."""
+        return f"{self.settings.layers} layers of width {self.settings.width}"
+
     @torch.no_grad()
     def _start(self, generator: torch.Generator) -> None:
         for name, weight in self.named_parameters():

@@ -6,22 +6,34 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Loader, Store, open_store
-from batchloom.core.errors import SettingsError, StateError, TrainError
+from batchloom.core.errors import StateError, TrainError
 from batchloom.core.spec import to_plain
+from batchloom.train.build import Model, build, outline
 from batchloom.train.checkpoint import load_checkpoint
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, cut_log
-from batchloom.train.memory import check_memory, memory_explained
-from batchloom.train.model import GPT, padded_vocabulary, parameter_count, parameter_groups
+from batchloom.train.memory import check_memory
+from batchloom.train.model import parameter_groups
+from batchloom.train.model_folder import folder_fingerprint
 from batchloom.train.ranks import Ranks
-from batchloom.train.settings import MOST_STEPS, TrainSettings, accumulation
+from batchloom.train.settings import MOST_STEPS, PretrainedSettings, TrainSettings, accumulation
 
 # What a run cannot change half-way: the model, the data and their order.
-_FIXED = ("model", "seq_len", "global_batch_size", "packing", "seed", "data.fingerprint")
-_LOOKED_AT = 1 << 14
+_FIXED = (
+    "model",
+    "init.fingerprint",
+    "seq_len",
+    "global_batch_size",
+    "packing",
+    "seed",
+    "data.fingerprint",
+)
+# Where things lie does not matter: their fingerprints say whether they are the same.
+_PLACES = {"data.name", "model.init"}
+# Rows: masks are read span by span, and the first few hundred say it as a rule.
+_LOOKED_AT, _LOOKED_AT_MASKED = 1 << 14, 1 << 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,7 @@ class Run:
     store: Store
     loader: Loader
     val: Loader | None
-    model: GPT
+    model: Model
     learner: nn.Module
     optimizer: torch.optim.Optimizer
     folder: RunFolder
@@ -75,23 +87,17 @@ def set_up(
     """
     passes = accumulation(settings, ranks.world_size)
     store = open_store(data)
-    vocab_size = _vocabulary(store, settings)
-    check_memory(settings, vocab_size, ranks)
+    outlined = outline(settings, store)
+    check_memory(settings, outlined.parameters, ranks)
     loader = _loader(store, settings, ranks, settings.steps)
     if not has_targets(loader, settings.steps):
+        trained = "a trained token after another" if store.masked else "two tokens"
         raise TrainError(
             f"None of the {settings.steps} steps on {store.path} has anything to predict: no "
-            f"sequence of {settings.seq_len} tokens ({settings.packing}) holds two tokens of one "
+            f"sequence of {settings.seq_len} tokens ({settings.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
-    with memory_explained(settings, vocab_size):
-        model = GPT(settings.model, vocab_size, settings.seed).to(ranks.device)
-        learner: nn.Module = model
-        if settings.compile:
-            learner = torch.compile(model)  # type: ignore[assignment]
-        if ranks.world_size > 1:
-            with ranks.talking():
-                learner = DistributedDataParallel(learner)
+    model, learner = build(outlined, settings, store, ranks, log)
     optim = settings.optim
     groups = parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
@@ -100,15 +106,26 @@ def set_up(
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
-    """Whether any of a loader's first steps holds a token to predict: a span of two tokens.
+    """Whether any of a loader's first steps has a trained token that is not its span's first.
 
     Packs are the same in every epoch, so one epoch tells; as a rule its first sequences do.
     """
-    plan, position = loader.plan, 0
+    plan, store, position = loader.plan, loader.store, 0
+    if not store.trained_tokens:
+        return False
     stop = steps * plan.spec.global_batch_size
+    looked_at = _LOOKED_AT_MASKED if store.masked else _LOOKED_AT
     while position < stop and (place := plan.locate(position)) and not place.epoch:
-        end = min(stop, position + _LOOKED_AT)
-        if (plan.rows(position, end).lengths > 1).any():
+        end = min(stop, position + looked_at)
+        rows = plan.rows(position, end)
+        long = rows.lengths > 1
+        if store.masked:
+            # Of the later tokens of each span.
+            spans = (rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
+            found = any(bool(mask.any()) for mask in store.mask(*spans))
+        else:
+            found = bool(long.any())
+        if found:
             return True
         position = end
     return False
@@ -144,21 +161,6 @@ def _loader(store: Store, settings: TrainSettings, ranks: Ranks, steps: int | No
     )
 
 
-def _vocabulary(store: Store, settings: TrainSettings) -> int:
-    """Rows of the model's embedding: the tokenizer's vocabulary up to a multiple of 64."""
-    known, stated = store.vocab_size, settings.model.vocab_size
-    if known is None and stated is None:
-        problem = (
-            f"missing; {store.path} does not say which tokenizer made it: set it in a "
-            "--config-file to more than its largest id"
-        )
-        raise SettingsError([f"model.vocab_size: {problem}"])
-    if known is not None and stated is not None and stated < known:
-        problem = f"{stated} is below the {known} ids of the store; leave it unset"
-        raise SettingsError([f"model.vocab_size: {problem}"])
-    return padded_vocabulary(stated or known or 0)
-
-
 def open_folder(run: Run, *, resume: bool) -> int:
     """Begin the run's folder, or with ``resume`` go on from its newest checkpoint.
 
@@ -173,6 +175,8 @@ def open_folder(run: Run, *, resume: bool) -> int:
     folder, log = run.folder, run.log
     data = {"name": run.store.path.name, "fingerprint": run.store.fingerprint}
     asked = {"data": data, **to_plain(run.settings)}
+    if isinstance(run.settings.model, PretrainedSettings):
+        asked["init"] = {"fingerprint": folder_fingerprint(Path(run.settings.model.init))}
     changes: list[str] = []
     done = 0
     if resume:
@@ -209,7 +213,7 @@ def _go_on(run: Run) -> int:
 def _allowed_changes(before: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     """What differs between a run and its continuation, where it may; else StateError."""
     old, new = _flattened(before), _flattened(asked)
-    names = sorted({*old, *new} - {"data.name"})
+    names = sorted({*old, *new} - _PLACES)
     differing = [name for name in names if old.get(name) != new.get(name)]
     refused = [name for name in differing if name.startswith(_FIXED)]
     if refused:
@@ -237,11 +241,16 @@ def _introduce(run: Run, done: int) -> None:
     settings, ranks, say = run.settings, run.ranks, run.log.say
     share = settings.global_batch_size // ranks.world_size
     seen = settings.steps * settings.global_batch_size * settings.seq_len / max(run.store.tokens, 1)
-    say(f"data   {run.loader.origin}: {len(run.store):,} documents, {run.store.tokens:,} tokens")
-    vocab_size = run.model.embedding.num_embeddings
+    share_trained = run.store.trained_tokens / max(run.store.tokens, 1)
+    trained = f", {share_trained:.1%} of them trained" if run.store.masked else ""
     say(
-        f"model  {settings.model.layers} layers of width {settings.model.width}, vocabulary "
-        f"{vocab_size:,}, {parameter_count(settings.model, vocab_size):,} parameters"
+        f"data   {run.loader.origin}: {len(run.store):,} documents, {run.store.tokens:,} tokens"
+        f"{trained}"
+    )
+    parameters = sum(weight.numel() for weight in run.model.parameters())
+    say(
+        f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, "
+        f"{parameters:,} parameters"
     )
     say(
         f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "

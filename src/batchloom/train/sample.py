@@ -5,12 +5,19 @@ from torch import Tensor
 
 from batchloom import Store
 from batchloom.train.model import GPT
+from batchloom.train.pretrained import Pretrained
 
 _CANDIDATES = 40
 
 
 def continue_text(
-    model: GPT, store: Store, prompt: str, count: int, *, window: int, temperature: float = 0.8
+    model: GPT | Pretrained,
+    store: Store,
+    prompt: str,
+    count: int,
+    *,
+    window: int,
+    temperature: float = 0.8,
 ) -> str:
     """Continue a prompt; the same model and prompt give the same text.
 
@@ -39,9 +46,9 @@ def continue_text(
 
 
 @torch.no_grad()
-def _next_scores(model: GPT, ids: list[int]) -> Tensor:
+def _next_scores(model: GPT | Pretrained, ids: list[int]) -> Tensor:
     """Scores of the token after ``ids``: [vocab_size] float32 on the CPU."""
-    device = model.embedding.weight.device
+    device = next(model.parameters()).device
     row = torch.tensor([ids], device=device)
     positions = torch.arange(len(ids), device=device)[None]
     return model.logits(row, positions)[0, -1].float().cpu()

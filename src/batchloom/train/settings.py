@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from batchloom.core.errors import InputMissingError, SettingsError
 from batchloom.core.spec import from_plain, nearest, raise_problems
@@ -18,6 +18,10 @@ MOST_ROWS = 1 << 24
 _MOST_WIDTH = 1 << 24
 _MOST_LAYERS = 4096
 _MOST_IDS = 1 << 31
+
+# Settings of a part of TrainSettings that have an option of their own.
+PRETRAINED = {"init", "attn_implementation"}
+_INNER = {"optim": ("lr",), "model": PRETRAINED}
 
 Bounds = dict[str, tuple[float, float]]
 
@@ -59,6 +63,31 @@ class ModelSettings:
                 f"(2 x {self.heads} heads)"
             )
         return [f"model.{problem}" for problem in found]
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainedSettings:
+    """A Hugging Face causal language model in a local folder, to be finetuned.
+
+    Attributes:
+        init: the folder: config.json and safetensors weights.
+        attn_implementation: as transformers names it; None for SDPA where the model has it.
+    """
+
+    init: str
+    attn_implementation: (
+        Literal["sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3"] | None
+    ) = None
+
+    def problems(self) -> list[str]:
+        """What is wrong with these values that can be told without the folder."""
+        return [] if self.init else ["model.init: names no folder"]
+
+
+# Over the defaults of TrainSettings: a trained model is moved by small steps.
+_FINETUNING = {"steps": 100}
+_FINETUNING_OPTIM = {"lr": 1e-5, "warmup_steps": 10, "weight_decay": 0.0, "beta2": 0.999}
+_FINETUNING_SEQ_LEN = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +138,7 @@ class TrainSettings:
     """Everything that decides what a run computes.
 
     Attributes:
-        model: the model's shape.
+        model: the model's shape, or the folder of a trained one.
         optim: the optimizer's course.
         steps: optimizer steps of the whole run.
         seq_len: tokens of a sequence.
@@ -123,7 +152,7 @@ class TrainSettings:
         compile: whether the model goes through ``torch.compile``.
     """
 
-    model: ModelSettings
+    model: PretrainedSettings | ModelSettings
     optim: OptimSettings = field(default_factory=OptimSettings)
     steps: int = 1000
     seq_len: int = 1024
@@ -215,24 +244,40 @@ def read_config(path: Path) -> dict[str, Any]:
         raise SettingsError([problem]) from error
 
 
+def finetuning(plain: dict[str, Any], longest: int | None) -> dict[str, Any]:
+    """A configuration's plain values over the defaults for a model that was trained before.
+
+    Args:
+        plain: as a configuration file holds it.
+        longest: the most tokens the model was built for; None for no bound.
+    """
+    seq_len = min(_FINETUNING_SEQ_LEN, longest or _FINETUNING_SEQ_LEN)
+    whole = {**_FINETUNING, "seq_len": seq_len, **plain}
+    optim = plain.get("optim", {})
+    if isinstance(optim, dict):
+        whole["optim"] = {**_FINETUNING_OPTIM, **optim}
+    return whole
+
+
 def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = "") -> TrainSettings:
     """Settings from a configuration's plain values and what was asked for over them.
 
     Args:
         plain: as a configuration file holds it.
-        changes: fields of TrainSettings to set, where the value is not None; ``lr`` goes
-            to the optimizer's settings.
+        changes: fields of TrainSettings to set, where the value is not None; ``lr`` goes to
+            the optimizer's settings, ``init`` and ``attn_implementation`` to the model's.
         path: named before every problem.
 
     Raises:
         SettingsError: unknown settings, missing ones, wrong types and impossible values.
     """
     given = {name: value for name, value in changes.items() if value is not None}
-    lr = given.pop("lr", None)
-    before = plain.get("optim", {})
-    # What is no object stays, so that its problem is told with the others.
-    if lr is not None and isinstance(before, dict):
-        given["optim"] = {**before, "lr": lr}
+    for group, names in _INNER.items():
+        inner = {name: given.pop(name) for name in names if name in given}
+        before = plain.get(group, {})
+        # What is no object stays, so that its problem is told with the others.
+        if inner and isinstance(before, dict):
+            given[group] = {**before, **inner}
     return from_plain(TrainSettings, {**plain, **given}, path)
 
 

@@ -12,12 +12,16 @@ from batchloom.train.checkpoint import step_of
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, Say
 from batchloom.train.loop import Outcome, train
+from batchloom.train.pretrained import longest_row, read_model_config
 from batchloom.train.ranks import Ranks, joined_ranks
 from batchloom.train.run import set_up
 from batchloom.train.settings import (
     MOST_STEPS,
+    PRETRAINED,
     Bounds,
+    PretrainedSettings,
     TrainSettings,
+    finetuning,
     named_config,
     outside,
     read_config,
@@ -38,6 +42,8 @@ class Request:
         tokenizer: of ``input_file``, as prepare takes it; None for its default.
         model_name: a configuration that ships with the package.
         config_file: a configuration; excludes ``model_name``.
+        init: the folder of a Hugging Face model to finetune; excludes ``model_name``.
+        attn_implementation: of that model; None for its default.
         out: the run's folder; None for ``runs/`` and the configuration's name.
         resume: go on with the run in ``out``, by its own settings where nothing else is asked.
         stop_at: save and stop after this step.
@@ -51,6 +57,8 @@ class Request:
     tokenizer: str | None = None
     model_name: str | None = None
     config_file: Path | None = None
+    init: Path | None = None
+    attn_implementation: str | None = None
     out: Path | None = None
     resume: bool = False
     stop_at: int | None = None
@@ -59,7 +67,12 @@ class Request:
 
     def __post_init__(self) -> None:
         problems: list[str] = []
-        for pair in (("data", "input_file"), ("model_name", "config_file")):
+        excluding = (
+            ("data", "input_file"),
+            ("model_name", "config_file"),
+            ("model_name", "init"),
+        )
+        for pair in excluding:
             if all(getattr(self, name) is not None for name in pair):
                 first, second = (f"--{name.replace('_', '-')}" for name in pair)
                 problems.append(f"{first} and {second} exclude each other: give one")
@@ -86,7 +99,8 @@ class Request:
     @property
     def folder(self) -> RunFolder:
         """Where the run is written."""
-        stem = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
+        named = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
+        stem = self.init.resolve().name if self.init else named
         return RunFolder(self.out or Path("runs") / stem)
 
     def settings(self) -> TrainSettings:
@@ -94,22 +108,47 @@ class Request:
 
         Raises:
             SettingsError: whatever is wrong with it, all at once.
+            InputError: the folder of a model to finetune cannot be used.
         """
-        if self.config_file is not None:
-            return settings_from(read_config(self.config_file), self.changes, str(self.config_file))
-        if self.resume and self.model_name is None:
+        file = self.config_file
+        if file is None and self.model_name is None and self.resume:
             return self._before()
-        return settings_from(named_config(self.model_name or DEFAULT_MODEL), self.changes)
+        path = "" if file is None else str(file)
+        if file is not None:
+            plain = read_config(file)
+        elif self.init is not None:
+            plain = {"model": {}}
+        else:
+            plain = named_config(self.model_name or DEFAULT_MODEL)
+        shape = plain.get("model")
+        if self.init is not None and isinstance(shape, dict) and not shape.keys() <= PRETRAINED:
+            problem = f"model: the shape in {path} and --init exclude each other: give one"
+            raise SettingsError([problem])
+        named = self._changes.get("init") or (
+            shape.get("init") if isinstance(shape, dict) else None
+        )
+        if named is None and self.attn_implementation is not None:
+            raise SettingsError(["--attn-implementation: goes with --init; the GPT has its own"])
+        if isinstance(named, str):
+            plain = finetuning(plain, longest_row(read_model_config(PretrainedSettings(named))))
+        return settings_from(plain, self._changes, path)
+
+    @property
+    def _changes(self) -> dict[str, Any]:
+        """What is set over a configuration; a folder is named so that any place can find it."""
+        init = None if self.init is None else str(self.init.resolve())
+        return {**self.changes, "init": init, "attn_implementation": self.attn_implementation}
 
     def _before(self) -> TrainSettings:
         """The settings of the run in the folder, with what was asked for over them."""
         before = self.folder.read()
         before.pop("data", None)
+        before.pop("init", None)
         try:
             settings_from(before, {})
         except SettingsError as error:
             raise self.folder.damaged(f"holds no settings of a run ({error})") from error
-        return settings_from(before, self.changes)
+        return settings_from(before, self._changes)
 
 
 def start(request: Request, say: Say) -> Outcome:

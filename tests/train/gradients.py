@@ -1,0 +1,40 @@
+"""The gradient of one step, as the optimizer sees it; under torchrun, that of every rank."""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from batchloom.train.folder import RunFolder
+from batchloom.train.log import RunLog
+from batchloom.train.loop import learn
+from batchloom.train.ranks import joined_ranks
+from batchloom.train.run import set_up
+from batchloom.train.settings import settings_from
+from train.runs import PLAIN
+
+
+def gradient_of_first_step(data, changes):
+    """Loss, trained tokens and gradients by name of the first step, without clipping."""
+    plain = {**PLAIN, "optim": {"clip": 1e9}, **changes}
+    with joined_ranks("cpu") as ranks:
+        run = set_up(
+            Path(data), settings_from(plain, {}), RunFolder(Path()), ranks, RunLog(None, print)
+        )
+        seen = {}
+        run.optimizer.register_step_pre_hook(
+            lambda *_: seen.update({n: w.grad.clone() for n, w in run.model.named_parameters()})
+        )
+        loss, _, trained = learn(run, run.loader[0], lr=0.0)
+    return loss, trained, seen
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    data, init, size, out = sys.argv[1:]
+    changes = {"global_batch_size": int(size), "batch_size": 1}
+    if init:
+        changes["model"] = {"init": init}
+    loss, trained, gradients = gradient_of_first_step(data, changes)
+    save_file({**gradients, "loss": torch.tensor(loss), "trained": torch.tensor(trained)}, out)

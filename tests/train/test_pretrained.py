@@ -1,0 +1,417 @@
+"""Finetuning a Hugging Face model: the loop's own promises, kept for a model of others."""
+
+import json
+import shutil
+import socket
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from batchloom import Loader, open_store
+from batchloom.cli.main import run
+from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
+from batchloom.testing.stores import write_store
+from batchloom.train import pretrained
+from batchloom.train.folder import RunFolder
+from batchloom.train.memory import memory_explained
+from batchloom.train.pretrained import blueprint, load, summed_loss
+from batchloom.train.settings import PretrainedSettings, finetuning, settings_from
+from train.folders import CONFIGS, chat_store, write_model
+from train.gradients import gradient_of_first_step
+from train.runs import run_training, steps_of
+from train.test_ranks import ENVIRONMENT, TORCHRUN
+
+SIZES = {"steps": 20, "seq_len": 32, "global_batch_size": 4, "batch_size": 2, "eval_interval": 10}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return chat_store(tmp_path_factory.mktemp("store") / "chat")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    write_model(folder)
+    return folder
+
+
+def finetune(store, init, out, changes=None, **course):
+    asked = {"model": PretrainedSettings(str(init)), **SIZES, "lr": 0.01, **(changes or {})}
+    return run_training(store, out, asked, **course)
+
+
+@pytest.fixture(scope="module")
+def whole(store, llama, tmp_path_factory):
+    """An undisturbed run of 20 steps."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    return out, *finetune(store, llama, out)
+
+
+def loaded(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+
+
+def test_it_learns_and_transformers_loads_what_it_learned(store, whole):
+    out, outcome, said = whole
+    losses = [loss for _, loss, *_ in steps_of(out)]
+    assert len(losses) == 20
+    assert losses[-1] < losses[0] - 1
+    assert any("LlamaForCausalLM of" in line for line in said)
+    assert any("packed documents do not see each other" in line for line in said)
+    trained = store.trained_tokens / store.tokens
+    assert any(f"{trained:.1%} of them trained" in line for line in said)
+
+    model = loaded(out / "model")
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, outcome.model.model.get_parameter(name)), name
+    total = count = 0
+    for document, mask in trained_documents(open_store(store.path, "val")):
+        with torch.no_grad():
+            scores = model(document[None]).logits[0, :-1]
+        kept = mask[1:]
+        total += float(functional.cross_entropy(scores[kept], document[1:][kept], reduction="sum"))
+        count += int(kept.sum())
+    assert outcome.val_loss == pytest.approx(total / count, rel=1e-5)
+
+
+def trained_documents(store):
+    """Ids and mask of every document, as its shards hold them."""
+    import numpy as np
+
+    numbers = np.arange(len(store))
+    lengths = store.lengths.slice(0, len(store)).astype(np.int64)
+    spans = (numbers, np.zeros_like(numbers), lengths)
+    for ids, mask in zip(store.read(*spans), store.mask(*spans), strict=True):
+        yield torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(mask.copy())
+
+
+def test_resuming_is_the_same_to_the_last_bit(store, llama, whole, tmp_path):
+    reference, outcome, _ = whole
+    # Where the folder lies does not matter, what is in it does.
+    moved = shutil.copytree(llama, tmp_path / "moved")
+    finetune(store, llama, tmp_path / "run", stop_at=10)
+    resumed, said = finetune(store, moved, tmp_path / "run", resume=True)
+    assert "resume from the checkpoint of step 10" in said
+    assert steps_of(tmp_path / "run") == steps_of(reference)
+    assert resumed.val_loss == outcome.val_loss
+    newest = [RunFolder(folder).newest() for folder in (reference, tmp_path / "run")]
+    names = [folder / "model.safetensors" for folder in newest]
+    names += [folder / "model" / "model.safetensors" for folder in (reference, tmp_path / "run")]
+    assert len({file.read_bytes()[-4096:] for file in names[:2]}) == 1
+    assert names[0].read_bytes() == names[1].read_bytes()
+    assert names[2].read_bytes() == names[3].read_bytes()
+
+
+def test_resuming_from_another_model_is_refused(store, llama, whole, tmp_path):
+    reference, _, _ = whole
+    out = shutil.copytree(reference, tmp_path / "run")
+    with pytest.raises(StateError, match=r"init.fingerprint was"):
+        finetune(store, reference / "model", out, resume=True)
+
+
+def test_a_lost_model_folder_is_written_again(store, llama, whole, tmp_path):
+    reference, _, _ = whole
+    out = shutil.copytree(reference, tmp_path / "run")
+    shutil.rmtree(out / "model")
+    finetune(store, llama, out, resume=True)
+    written, before = (folder / "model" / "model.safetensors" for folder in (out, reference))
+    assert written.read_bytes() == before.read_bytes()
+    assert not list(out.glob("*.partial"))
+
+
+APART = ["llama", "tied", "qwen2", "qwen2-window", "qwen3", "mistral-window", "gemma", "gemma2"]
+APART += ["gemma3", "gpt2", "neox"]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_models_that_mix_packed_documents_are_refused(store, tmp_path, kind):
+    write_model(tmp_path / "m", kind)
+    if kind in APART:
+        outcome, _ = finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
+        assert packed_loss(outcome.model, store) == pytest.approx(
+            single_loss(outcome.model, store), rel=1e-5
+        )
+        return
+    with pytest.raises(TrainError, match=r"ForCausalLM with .* see each other.*--packing none"):
+        finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
+    assert not (tmp_path / "run").exists()
+    finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1, "packing": "none"})
+
+
+def packed_loss(model, store):
+    with torch.no_grad():
+        return sum(float(model(**part)) for part in Loader(store, seq_len=32, global_batch_size=4))
+
+
+def single_loss(model, store):
+    total = 0.0
+    for ids, mask in trained_documents(store):
+        labels = ids.where(mask, torch.tensor(-100))
+        with torch.no_grad():
+            total += float(model(ids[None], labels[None], torch.arange(len(ids))[None]))
+    return total
+
+
+def sequences(store, packing):
+    return len(Loader(store, seq_len=32, global_batch_size=1, packing=packing))
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_layout_does_not_change_the_gradient(store, llama, tmp_path, model):
+    """All documents once in one step: in one pass, in many, on two ranks, one document a row."""
+    init = str(llama) if model == "llama" else ""
+    shape = {"model": {"init": init}} if init else {}
+    packed, single = sequences(store, "best_fit"), sequences(store, "none")
+    assert packed < single == len(store)
+    assert packed % 2 == 0, "two ranks share the rows"
+    layouts = [
+        {"global_batch_size": packed},
+        {"global_batch_size": packed, "batch_size": 1},
+        {"global_batch_size": single, "batch_size": 15, "packing": "none"},
+    ]
+    loss, trained, wanted = gradient_of_first_step(store.path, {**shape, **layouts[0]})
+    found = [gradient_of_first_step(store.path, {**shape, **layout}) for layout in layouts[1:]]
+    file = tmp_path / "ranks.safetensors"
+    words = ["-m", "train.gradients", store.path, init, packed, file]
+    done = subprocess.run(
+        [*TORCHRUN, *map(str, words)], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = load_file(file)
+    found.append((float(ranks.pop("loss")), int(ranks.pop("trained")), ranks))
+    size = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for loss_again, trained_again, gradients in found:
+        assert trained_again == trained
+        assert loss_again == pytest.approx(loss, rel=1e-5)
+        for name, gradient in wanted.items():
+            assert float((gradients[name] - gradient).abs().max()) < 1e-5 * size, name
+
+
+def test_a_loss_in_parts_is_the_loss(monkeypatch):
+    torch.manual_seed(0)
+    head = torch.nn.Linear(8, 50)
+    hidden = torch.randn(33, 8, requires_grad=True)
+    targets = torch.randint(0, 50, (33,))
+    whole = summed_loss(head, hidden, targets)
+    wanted = torch.autograd.grad(whole, (hidden, head.weight, head.bias))
+    monkeypatch.setattr(pretrained, "_MOST_SCORES", 50 * 7)
+    parts = summed_loss(head, hidden, targets)
+    assert parts.detach().item() == pytest.approx(whole.detach().item(), rel=1e-6)
+    for found, gradient in zip(
+        torch.autograd.grad(parts, (hidden, head.weight, head.bias)), wanted, strict=True
+    ):
+        torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6)
+    nothing = summed_loss(head, hidden[:0], targets[:0])
+    assert nothing.detach().item() == 0
+    assert not torch.autograd.grad(nothing, hidden)[0].any()
+
+
+def test_scores_that_are_more_than_a_matrix_are_taken_whole(store, tmp_path):
+    """Gemma 2 bends its scores: a head without that would learn another loss."""
+    write_model(tmp_path / "m", "gemma2", final_logit_softcapping=0.5)
+    settings = PretrainedSettings(str(tmp_path / "m"))
+    model = load(settings, blueprint(settings))
+    batch = Loader(store, seq_len=32, global_batch_size=4)[0]
+    with torch.no_grad():
+        before = float(model(**batch))
+        model.find_head(store)
+        assert float(model(**batch)) == pytest.approx(before, rel=1e-6)
+
+
+def test_weights_come_back_in_the_dtype_they_came_in(store, tmp_path):
+    write_model(tmp_path / "m", "tied", torch.bfloat16)
+    finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 2})
+    model = loaded(tmp_path / "run" / "model")
+    assert model.dtype == torch.bfloat16
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert "lm_head.weight" not in weights
+    # The steps themselves were taken in float32.
+    kept = load_file(RunFolder(tmp_path / "run").newest() / "model.safetensors")
+    assert {weight.dtype for weight in kept.values()} == {torch.float32}
+
+
+def without(folder, name):
+    (folder / name).unlink()
+
+
+def stating(folder, name, **entries):
+    file = folder / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (shutil.rmtree, "there is no folder .* hf download"),
+        (lambda f: without(f, "config.json"), "config.json is not there"),
+        (lambda f: without(f, "model.safetensors"), "has no model.safetensors"),
+        (
+            lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+            "a pickle, which can run code .*save_pretrained",
+        ),
+        (
+            lambda f: stating(f, "config.json", auto_map={"AutoModelForCausalLM": "x.Y"}),
+            "auto_map: it asks for code",
+        ),
+        (
+            lambda f: stating(f, "config.json", attn_implementation="org/kernel"),
+            "'org/kernel': it asks for code",
+        ),
+        (lambda f: stating(f, "config.json", quantization_config={}), "are quantized"),
+        (lambda f: stating(f, "config.json", model_type="lama"), "cannot load .*lama"),
+        (
+            lambda f: stating(f, "config.json", architectures=["BertForMaskedLM"]),
+            "holds BertForMaskedLM, no causal",
+        ),
+        (lambda f: stating(f, "config.json", num_hidden_layers=3), "lack 9 of those"),
+        (lambda f: stating(f, "config.json", hidden_size=64), "cannot load|lack"),
+        (lambda f: stating(f, "config.json", hidden_size="wide"), "cannot load"),
+        (
+            lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100),
+            "cannot load .*(header|Header)",
+        ),
+    ],
+)
+def test_folders_that_cannot_be_finetuned(store, llama, tmp_path, spoil, said):
+    folder = shutil.copytree(llama, tmp_path / "m")
+    spoil(folder)
+    with pytest.raises(InputError, match=said):
+        finetune(store, folder, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_in_several_files(store, llama, tmp_path):
+    loaded(llama).save_pretrained(tmp_path / "m", max_shard_size="20KB")
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
+    names = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": {**names, "lm_head.weight": "../x.safetensors"}}))
+    with pytest.raises(InputError, match=r"names '../x.safetensors', which is no file beside it"):
+        finetune(store, tmp_path / "m", tmp_path / "other", {"steps": 1})
+
+
+def test_sizes_that_do_not_fit_the_model(store, llama, tmp_path):
+    with pytest.raises(SettingsError, match="65 is more than the 64 positions .* --seq-len 64"):
+        finetune(store, llama, tmp_path / "run", {"seq_len": 65})
+    write_model(tmp_path / "few", vocab_size=200, bos_token_id=1, eos_token_id=2)
+    with pytest.raises(TrainError, match=r"ids up to 256 and the model in .* has 200.*--tokenizer"):
+        finetune(store, tmp_path / "few", tmp_path / "run")
+
+
+def test_nothing_trained_is_refused(llama, tmp_path):
+    documents = [[1, 2, 3], [4, 5, 6, 7]]
+    for number, trained in enumerate(([[0] * 3, [0] * 4], [[1, 0, 0], [1, 0, 0, 0]])):
+        store = write_store(tmp_path / f"s{number}", documents, trained=trained)
+        with pytest.raises(TrainError, match="no sequence .* a trained token after another"):
+            finetune(store, llama, tmp_path / "run")
+
+
+WORDS = {"a": 0, "b": 1, "c": 2, "d": 3, "<|endoftext|>": 4}
+
+
+def word_tokenizer(folder, words):
+    """A tokenizer.json of these words, as a model's folder has one."""
+    end = {"id": words["<|endoftext|>"], "content": "<|endoftext|>", "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "a"}
+    definition = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None}
+    definition |= {"added_tokens": [{**end, **flags}], "post_processor": None, "decoder": None}
+    definition |= {"pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    return folder
+
+
+def test_another_tokenizer_is_refused_and_a_richer_one_told(llama, tmp_path):
+    own = word_tokenizer(tmp_path / "own", WORDS)
+    store = write_store(tmp_path / "s", [[0, 1, 2, 3, 4]] * 8, tokenizer=str(own))
+    same, other = (shutil.copytree(llama, tmp_path / name) for name in ("same", "other"))
+    word_tokenizer(same, WORDS)
+    _, said = finetune(store, same, tmp_path / "run", {"steps": 1})
+    assert not any(line.startswith("note") for line in said)
+    assert (tmp_path / "run" / "model" / "tokenizer.json").is_file()
+
+    word_tokenizer(same, {word: n for word, n in WORDS.items() if word != "d"})
+    _, said = finetune(store, same, tmp_path / "run2", {"steps": 1})
+    assert any("1 are not in it" in line for line in said)
+
+    word_tokenizer(other, {**WORDS, "a": 3, "d": 0})
+    with pytest.raises(TrainError, match=r"2 of 5 ids .*id 0 is 'a' in the store and 'd'.*Prepare"):
+        finetune(store, other, tmp_path / "run3", {"steps": 1})
+
+    # A folder without one gets that of the store.
+    _, said = finetune(store, llama, tmp_path / "run4", {"steps": 1})
+    assert any("no tokenizer.json that can be compared" in line for line in said)
+    written = json.loads((tmp_path / "run4" / "model" / "tokenizer.json").read_text())
+    assert written["model"]["vocab"] == WORDS
+
+
+def test_the_command_line(store, llama, tmp_path, capsys, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("no network is needed")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    out = tmp_path / "run"
+    words = ["train", "--data", store.path, "--device", "cpu", "--out", out]
+    begin = [*words, "--init", llama, "--max-iters", 4, "--global-batch-size", 4]
+    assert run(list(map(str, [*begin, "--stop-at", 2]))) == 0
+    settings = json.loads((out / "run.json").read_text())
+    assert settings["optim"]["lr"] == 1e-5
+    assert (settings["seq_len"], settings["steps"]) == (64, 4)
+    assert settings["model"] == {"init": str(llama), "attn_implementation": None}
+    assert "  trained 5" in capsys.readouterr().out
+    # The run knows its model.
+    assert run(list(map(str, [*words, "--resume"]))) == 0
+    assert [step for step, *_ in steps_of(out)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--init", "x", "--model-name", "tiny"], "--model-name and --init exclude each other"),
+        (["--init", "Qwen/Qwen3-0.6B"], "Qwen/Qwen3-0.6B. It takes a local folder"),
+        (["--init", "LLAMA", "--config-file", "shape.json"], "--init exclude each other"),
+        (["--init", "LLAMA", "--attn-implementation", "sdpaa"], "'sdpaa' is none of 'sdpa'"),
+        (["--attn-implementation", "sdpa"], "--attn-implementation: goes with --init"),
+    ],
+)
+def test_options_that_contradict(store, llama, tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shape.json").write_text('{"model": {"layers": 1, "heads": 1, "width": 8}}')
+    words = [str(llama) if word == "LLAMA" else word for word in words]
+    assert run(["train", "--data", str(store.path), "--device", "cpu", *words]) != 0
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_defaults_of_finetuning_go_under_a_configuration():
+    plain = finetuning({"model": {"init": "m"}, "optim": {"lr": 2e-4}, "steps": 7}, 1024)
+    settings = settings_from(plain, {})
+    assert (settings.steps, settings.seq_len) == (7, 1024)
+    assert (settings.optim.lr, settings.optim.weight_decay) == (2e-4, 0.0)
+    with pytest.raises(SettingsError, match=r"model.widht: unknown setting; did you mean 'width'"):
+        settings_from({"model": {"layers": 1, "heads": 1, "widht": 8}}, {})
+    with pytest.raises(SettingsError, match=r"model.innit: unknown setting; did you mean 'init'"):
+        settings_from({"model": {"innit": "m", "attn_implementation": "sdpa"}}, {})
+
+
+def test_transformers_is_asked_for_by_its_extra(store, llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "find_spec", lambda _name: None)
+    with pytest.raises(ImportError, match=r"pip install 'batchloom\[train,hf\]'"):
+        finetune(store, llama, tmp_path / "run")
+
+
+def test_running_out_of_memory_names_a_smaller_model(llama):
+    settings = settings_from({"model": {"init": str(llama)}, "seq_len": 64}, {})
+    with (
+        pytest.raises(TrainError, match="lower --batch-size .*, or give --init a smaller model"),
+        memory_explained(settings, 10**9),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
