@@ -5,6 +5,8 @@ import os
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import batchloom
 from batchloom.cli.main import run
@@ -357,3 +359,29 @@ def test_the_command(tmp_path, prefix, capsys):
     assert run(["import", str(prefix), "--out", out]) == 2
     assert "say what the ids mean" in capsys.readouterr().err
     assert run(["import", str(prefix), "--out", out, "--copy", "--symlink", "--vocab-size=9"]) == 2
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    name=st.sampled_from(["p.idx", "p.bin", "a.npy"]),
+    how=st.sampled_from(["link", "copy"]),
+    cut=st.none() | st.integers(0, 200),
+    edits=st.lists(st.tuples(st.integers(0, 200), st.binary(min_size=1, max_size=8)), max_size=3),
+)
+def test_damaged_files_end_in_a_sound_store_or_a_named_error(
+    tmp_path_factory, name, how, cut, edits
+):
+    folder = tmp_path_factory.mktemp("damaged")
+    megatron_prefix(folder / "p", [[[1, 2, 3], [4]], [], [[5, 6]], [[7, 7]]])
+    np.save(folder / "a.npy", np.arange(20, dtype=np.int32).reshape(4, 5))
+    data = bytearray((folder / name).read_bytes())
+    for place, new in edits:
+        data[place : place + len(new)] = new
+    (folder / name).write_bytes(data if cut is None else data[:cut])
+    source, how = (folder / "a.npy", "copy") if name == "a.npy" else (folder / "p", how)
+    try:
+        import_tokens(source, out=folder / "s", vocab_size=300, how=how)
+    except batchloom.BatchloomError:
+        assert not (folder / "s").exists()
+    else:
+        assert batchloom.check(folder / "s").faults == []

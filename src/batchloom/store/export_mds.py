@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.store.reader import Store
@@ -53,32 +52,33 @@ def export_mds(store: Store, folder: Path, tick: Tick) -> list[str]:
 
 def _samples(stretch: Stretch, names: list[bytes]) -> list[bytes]:
     stops = np.cumsum(stretch.lengths).tolist()
-    ids = int32_ids(stretch.ids)
-    flags = None if stretch.trained is None else stretch.trained.view(np.uint8)
+    ids = int32_ids(stretch.ids).astype("<i4").tobytes()
+    flags = None if stretch.trained is None else stretch.trained.tobytes()
+    sources = None if stretch.sources is None else stretch.sources.tolist()
+    records = b"" if stretch.records is None else stretch.records.astype("<i8").tobytes()
     samples = []
     for number, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
-        values = [_array(ids[start:stop])]
+        shape = _shape(stop - start)
+        values = [shape + ids[4 * start : 4 * stop]]
         if flags is not None:
-            values.append(_array(flags[start:stop]))
-        fixed = b""
-        if stretch.sources is not None and stretch.records is not None:
-            values.append(names[int(stretch.sources[number])])
-            fixed = stretch.records[number].astype("<i8").tobytes()
-        sizes = np.array([len(value) for value in values], "<u8")
-        if int(sizes.sum()) > _MOST_BYTES - _SHARD_BYTES:
+            values.append(shape + flags[start:stop])
+        if sources is not None:
+            values.append(names[sources[number]])
+        sizes = list(map(len, values))
+        if sum(sizes) > _MOST_BYTES - _SHARD_BYTES:
             raise InputError(
                 f"A document of {stop - start:,} tokens is too long for an MDS shard, which ends at 4 GiB; give "
                 "--to megatron or parquet."
             )
-        samples.append(b"".join([sizes.astype("<u4").tobytes(), *values, fixed]))
+        head = [size.to_bytes(4, "little") for size in sizes]
+        samples.append(b"".join([*head, *values, records[8 * number : 8 * number + 8]]))
     return samples
 
 
-def _array(values: NDArray[Any]) -> bytes:
-    """A one-dimensional array of a known dtype: dimensions and the size of the shape's type, shape, values."""
-    code = 0 if values.size < 1 << 8 else 1 if values.size < 1 << 16 else 2
-    shape = np.array([values.size], ("<u1", "<u2", "<u4")[code])
-    return bytes([1 << 2 | code]) + shape.tobytes() + values.tobytes()
+def _shape(size: int) -> bytes:
+    """What stands before a one-dimensional array: dimensions and the width of its size, its size."""
+    code = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 2
+    return bytes([1 << 2 | code]) + size.to_bytes(1 << code, "little")
 
 
 @final
