@@ -53,6 +53,7 @@ def test_a_prefix_becomes_a_store_that_shares_its_bytes(tmp_path, prefix):
     assert origin.offset == 2 * sum(map(len, WORDS[:7]))
     assert store[7].text == "number 7 of the lot<|endoftext|>"
     assert store.manifest.sources[0].end == "present"
+    assert store.manifest.tokenizer.engine == result.engine == "imported"
     assert str(tmp_path) not in (tmp_path / "s/dataset_metadata.json").read_text()
     left = {path.name for path in (tmp_path / "s").iterdir()}
     assert left == {"dataset_metadata.json", "report.json", "tokenizer_state.json", "train"}

@@ -327,7 +327,10 @@ class _Import:
             format_version=FORMAT_VERSION,
             generation=1,
             dtype=dtype,
-            tokenizer=tokenizer_entry(tokenizer),
+            # Who encoded is not known, only whose ids they are said to be.
+            tokenizer=msgspec.structs.replace(
+                tokenizer_entry(tokenizer), engine="imported", engine_version=""
+            ),
             recipe=plain,
             recipe_fingerprint=fingerprint(
                 {name: value for name, value in plain.items() if name not in ("inputs", "val")}
