@@ -132,7 +132,7 @@ def test_a_mutated_file_ends_in_its_rows_or_in_an_error_with_a_name(tmp_path, na
         data = mutated(whole, choose)
         path.write_bytes(data)
         unit, field = choose.choice([1 << 40, 700]), choose.choice([None, None, "text"])
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             found = Read(path, unit=unit, field=field)
         except BatchloomError as error:
@@ -140,5 +140,5 @@ def test_a_mutated_file_ends_in_its_rows_or_in_an_error_with_a_name(tmp_path, na
         else:
             if field is None:
                 check_rows(name, data, found)
-        assert time.perf_counter() - begin < 5, f"number {number} takes too long"
+        assert time.process_time() - begin < 5, f"number {number} takes too long"
     assert [one for one in errors if path.name not in one or "\n" in one] == []

@@ -60,7 +60,7 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files, folders and globs of text, code and JSON Lines, also .gz and .zst.",
+            help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet, Arrow; also packed.",
         ),
     ],
     *,
@@ -124,7 +124,7 @@ def prepare(
         bool, typer.Option("--json", help="Print one JSON object at the end.")
     ] = False,
 ) -> int:
-    """Make a store of text, code and JSON Lines files.
+    """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
 
     The same command goes on where a stopped one ended, and succeeds at once when all is done.
     """

@@ -361,8 +361,6 @@ def _named(source: Source) -> Iterator[None]:
         ValueError,
         OSError,
         EOFError,
-        KeyError,
-        TypeError,
         MemoryError,
     ) as error:
         reason = (str(error) or "it is cut short").strip().splitlines()[0].rstrip(".")
