@@ -26,7 +26,7 @@ MAY = {
     "adapters": {"core", "batches", "plan", "store"},
     "train": {"core", "batchloom"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
-    "cli": {"core", "preparation", "batches", "store", "train", "batchloom"},
+    "cli": {"core", "chat", "preparation", "batches", "store", "train", "batchloom"},
 }
 TORCH_FREE_EXCEPT = ("train/", "adapters/", "batches/device.py")
 PLAN_MAY = {"numpy", "batchloom"} | (

@@ -13,15 +13,17 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from batchloom.chat.mapping import parse_mapping
 from batchloom.cli.console import plain_console
 from batchloom.core.files import printable
 from batchloom.core.spec import shown
 from batchloom.preparation.job import run_recipe
-from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.preparation.result import PrepareResult
 from batchloom.preparation.tally import Note, Progress
 from batchloom.store.format import QUARANTINE_NAME
 
+_CHAT = "Conversations"
 _SECONDS_BETWEEN_LINES = 5.0
 _SIZE_CHARACTERS = 40
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -77,8 +79,15 @@ def prepare(
         typer.Option(help="End-of-document token, where the tokenizer does not say."),
     ] = None,
     text_field: Annotated[
-        str, typer.Option(help="Field of a JSONL record that holds the text.")
-    ] = "text",
+        str | None,
+        typer.Option(
+            help="Field of a record that holds the text; told from the records by default."
+        ),
+    ] = None,
+    map_: Annotated[
+        str | None,
+        typer.Option("--map", help="Columns by role, over what is detected: prompt=q,response=a."),
+    ] = None,
     split_on: Annotated[
         str,
         typer.Option(
@@ -120,6 +129,37 @@ def prepare(
             "quarantine.jsonl."
         ),
     ] = "0.1%",
+    template: Annotated[
+        str | None,
+        typer.Option(
+            help="Chat template: chatml, llama3, alpaca, plain, one of the tokenizer's own by name, or a "
+            "file; the tokenizer's own by default, else plain.",
+            rich_help_panel=_CHAT,
+        ),
+    ] = None,
+    train_on: Annotated[
+        str | None,
+        typer.Option(
+            help="Turns that are trained: assistant, all, last or completion; the assistant's by default, "
+            "the completion of prompt-completion records.",
+            rich_help_panel=_CHAT,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens a conversation may have.", rich_help_panel=_CHAT),
+    ] = None,
+    overlong: Annotated[
+        str,
+        typer.Option(
+            help="What becomes of longer ones: drop, truncate-turns or error.",
+            rich_help_panel=_CHAT,
+        ),
+    ] = "drop",
+    prove: Annotated[
+        bool,
+        typer.Option("--prove", help="Decode trained tokens and compare.", rich_help_panel=_CHAT),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.")
     ] = False,
@@ -133,6 +173,7 @@ def prepare(
         tokenizer=tokenizer,
         end_token=end_token,
         text_field=text_field,
+        mapping=parse_mapping(map_) if map_ is not None else {},
         split_on=_marker(split_on),
         normalize=normalize,
         tokens_per_shard=parse_size(tokens_per_shard),
@@ -141,6 +182,13 @@ def prepare(
         test_fraction=test_fraction,
         dedup=dedup,  # type: ignore[arg-type]  # the recipe checks it
         max_bad=max_bad,
+        chat=ChatRecipe(
+            template=template,
+            train_on=train_on,  # type: ignore[arg-type]  # the recipe checks it
+            max_tokens=max_tokens,
+            overlong=overlong,  # type: ignore[arg-type]
+            prove=prove,
+        ),
     )
     with Display() as display:
         result = run_recipe(recipe, out, display.show)

@@ -1,6 +1,7 @@
 """The end of a job: lengths, quarantine, tokenizer, report, the manifest, and the move to OUT."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import xxhash
 
 from batchloom.core.document import BadRecord
+from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import Decision, PartCounts, UnitFacts, WorkFolder
@@ -51,7 +53,8 @@ class Finished:
 
     Attributes:
         recipe: the job's recipe.
-        rules: how sources were read.
+        rules: how sources were cut and text files read.
+        readings: how the records of each source became documents.
         sources: the inputs in order.
         units: the units in order.
         facts: what came of each unit.
@@ -63,6 +66,7 @@ class Finished:
 
     recipe: Recipe
     rules: ReadRules
+    readings: Readings
     sources: tuple[Source, ...]
     units: Sequence[Unit]
     facts: Sequence[UnitFacts]
@@ -143,7 +147,9 @@ def _parts(done: Finished) -> Iterator[tuple[Source, PartCounts]]:
 
 
 def _manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
-    empty = sum(part.empty for facts in done.facts for part in facts.parts)
+    dropped = sum((Counter(part.dropped) for _, part in _parts(done)), Counter())
+    if empty := sum(part.empty for _, part in _parts(done)):
+        dropped["empty"] += empty
     tokenizer = done.tokenizer
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -157,7 +163,7 @@ def _manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
             documents=sum(entry.documents for entry in subsets.values()),
             tokens=sum(entry.tokens for entry in subsets.values()),
             quarantined=sum(part.bad for facts in done.facts for part in facts.parts),
-            dropped={"empty": empty} if empty else {},
+            dropped=dict(sorted(dropped.items())),
         ),
         subsets=subsets,
         subset_overrides=done.decision.overrides,
@@ -169,7 +175,8 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
     parts: dict[str, list[PartCounts]] = {source.path: [] for source in done.sources}
     for source, counts in _parts(done):
         parts[source.path].append(counts)
-    bos = "absent" if done.tokenizer.bos_id is None else "added"
+    added = "absent" if done.tokenizer.bos_id is None else "added"
+    ways = {source.path: done.readings.of(source) for source in done.sources}
     return tuple(
         SourceEntry(
             name=source.name,
@@ -178,11 +185,12 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
             hash=source_hash([part.hash for part in parts[source.path]]),
             documents=sum(part.documents for part in parts[source.path]),
             tokens=sum(part.tokens for part in parts[source.path]),
-            bos=bos,
-            end="added",
+            bos=added if ways[source.path].way == "text" else "present",
+            end="added" if ways[source.path].way == "text" else "present",
             parts=tuple(
                 PartEntry(part.start, part.stop, part.records) for part in parts[source.path]
             ),
+            detected=ways[source.path].detected,
         )
         for source in done.sources
     )

@@ -3,12 +3,14 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from batchloom.chat.trained import TrainOn
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
-from batchloom.preparation.recipe import Dedup, Dtype, Recipe, is_path, make_inputs
+from batchloom.preparation.overlong import Overlong
+from batchloom.preparation.recipe import ChatRecipe, Dedup, Dtype, Recipe, is_path, make_inputs
 from batchloom.preparation.rerun import (
     check_apart,
     check_folder,
@@ -18,7 +20,6 @@ from batchloom.preparation.rerun import (
 )
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.run import Job
-from batchloom.preparation.sample import check_beginnings
 from batchloom.preparation.tally import Listener, Note, Progress
 from batchloom.preparation.units import UNIT_BYTES
 from batchloom.preparation.work import WorkFolder
@@ -28,13 +29,14 @@ from batchloom.sources.rules import Limits
 _LOG = logging.getLogger("batchloom")
 
 
-def prepare(
+def prepare(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     out: str | os.PathLike[str],
     tokenizer: str = "gpt2",
     end_token: str | None = None,
-    text_field: str = "text",
+    text_field: str | None = None,
+    mapping: Mapping[str, str] | None = None,
     split_on: str = "auto",
     normalize: bool = True,
     tokens_per_shard: int = 100_000_000,
@@ -43,6 +45,11 @@ def prepare(
     test_fraction: float = 0.0,
     dedup: Dedup = "none",
     max_bad: int | str = "0.1%",
+    template: str | None = None,
+    train_on: TrainOn | None = None,
+    max_tokens: int | None = None,
+    overlong: Overlong = "drop",
+    prove: bool = False,
     progress: Callable[[Note | Progress], None] | None = None,
 ) -> PrepareResult:
     """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
@@ -54,17 +61,9 @@ def prepare(
     Args:
         inputs: one or several files, folders, globs and archives; also packed (``.gz``, ``.zst`` ...).
         out: the store's folder.
-        tokenizer: see :class:`Recipe`, like all arguments up to ``max_bad``.
-        end_token: see :class:`Recipe`.
-        text_field: see :class:`Recipe`.
-        split_on: see :class:`Recipe`.
-        normalize: see :class:`Recipe`.
-        tokens_per_shard: see :class:`Recipe`.
-        dtype: see :class:`Recipe`.
-        val_fraction: see :class:`Recipe`.
-        test_fraction: see :class:`Recipe`.
-        dedup: see :class:`Recipe`.
-        max_bad: see :class:`Recipe`.
+        tokenizer, end_token, text_field, mapping, split_on, normalize, tokens_per_shard, dtype,
+            val_fraction, test_fraction, dedup, max_bad: see :class:`Recipe`.
+        template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
         progress: is called with a :class:`Note` or a :class:`Progress`, some times a second;
             what it raises stops the job. Without it, notes go to the log ``batchloom``.
 
@@ -81,6 +80,7 @@ def prepare(
         tokenizer=tokenizer,
         end_token=end_token,
         text_field=text_field,
+        mapping=dict(mapping or {}),
         split_on=split_on,
         normalize=normalize,
         tokens_per_shard=tokens_per_shard,
@@ -89,6 +89,13 @@ def prepare(
         test_fraction=test_fraction,
         dedup=dedup,
         max_bad=max_bad,
+        chat=ChatRecipe(
+            template=template,
+            train_on=train_on,
+            max_tokens=max_tokens,
+            overlong=overlong,
+            prove=prove,
+        ),
     )
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
@@ -124,7 +131,6 @@ def run_recipe(
         return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)
     check_folder(out)
     limits = limits or Limits()
-    check_beginnings(listing.sources, recipe.read_rules(limits))
     with WorkFolder(out) as work:
         job = Job(work, recipe, listing, listener, limits, unit_bytes, began)
         return job.run()

@@ -2,14 +2,22 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+import xxhash
+
+from batchloom.chat.choose import BUILT_IN
+from batchloom.chat.mapping import mapping_problems
+from batchloom.chat.trained import TrainOn
+from batchloom.core.files import read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, shown, to_plain
+from batchloom.preparation.conversations import ChatRules
+from batchloom.preparation.overlong import Overlong
 from batchloom.sources.listing import input_labels
 from batchloom.sources.rules import SPLIT_WORDS, Limits, ReadRules
 
@@ -30,6 +38,47 @@ _BESIDE = ("inputs", "max_bad")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRecipe:
+    """What becomes of conversations.
+
+    Attributes:
+        template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's
+            own or the path of a file; None for the tokenizer's own, else ``plain``.
+        train_on: the turns that are trained: ``assistant``, ``all``, ``last`` or ``completion``;
+            None for the completion of prompt-completion records, the assistant's turns of others.
+        max_tokens: tokens a conversation may have; None for any number.
+        overlong: what becomes of one that has more: ``drop``, ``truncate-turns`` or ``error``.
+        prove: whether trained tokens are decoded and compared with the text, too.
+    """
+
+    template: str | None = None
+    train_on: TrainOn | None = None
+    max_tokens: int | None = None
+    overlong: Overlong = "drop"
+    prove: bool = False
+
+    def __post_init__(self) -> None:
+        problems = [] if self.overlong != "split" else [_NO_SPLIT]
+        if self.template is not None and not is_text(self.template):
+            problems.append(f"chat.template: {shown(self.template)} is no name; give one or a path")
+        if not is_switch(self.prove):
+            problems.append(f"chat.prove: {shown(self.prove)} is neither True nor False")
+        raise_problems(problems)
+        self.rules(completion=False)
+
+    def rules(self, *, completion: bool) -> ChatRules:
+        """The rules for one source, whose records have a completion or not."""
+        train_on = self.train_on or ("completion" if completion else "assistant")
+        return ChatRules(train_on, self.max_tokens, self.overlong, self.prove)
+
+
+_NO_SPLIT = (
+    "chat.overlong: 'split' is the plan's work: prepare without --max-tokens, and the loader cuts "
+    "what is longer than its seq_len (overlong='split')"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     r"""How inputs become a store; the same recipe over the same inputs gives the same bytes.
 
@@ -37,7 +86,9 @@ class Recipe:
         inputs: files, folders and globs, in the order they are read.
         tokenizer: ``bytes``, ``gpt2``, ``train:N``, ``tiktoken:NAME``, a path or a Hub id.
         end_token: the end-of-document token, where the tokenizer does not say.
-        text_field: field of a record, or column of a table, that holds the text.
+        text_field: field of a record, or column of a table, that holds the text; None where the
+            schema is told from the records themselves.
+        mapping: role to column, where detection is to be overruled (``{"prompt": "q"}``).
         split_on: what a document of a text file is: ``auto`` (a file; a plain-text file above
             1 MiB is cut into documents of about 64 KiB), ``file``, ``line``, ``paragraph``, or
             a marker: any other string, at which texts are cut and which is removed.
@@ -49,12 +100,14 @@ class Recipe:
         dedup: which duplicates are left out; so far ``none``.
         max_bad: records that may be bad: a number, or a share (``"0.1%"``) that allows at
             least 10; beyond it the job fails.
+        chat: what becomes of conversations.
     """
 
     inputs: tuple[str, ...]
     tokenizer: str = "gpt2"
     end_token: str | None = None
-    text_field: str = "text"
+    text_field: str | None = None
+    mapping: Mapping[str, str] = field(default_factory=dict)
     split_on: str = "auto"
     normalize: bool = True
     tokens_per_shard: int = 100_000_000
@@ -63,6 +116,7 @@ class Recipe:
     test_fraction: float = 0.0
     dedup: Dedup = "none"
     max_bad: int | str = "0.1%"
+    chat: ChatRecipe = field(default_factory=ChatRecipe)
 
     def __post_init__(self) -> None:
         raise_problems(_problems(self) + _split_problems(self) + _fraction_problems(self))
@@ -72,7 +126,7 @@ class Recipe:
 
     def read_rules(self, limits: Limits) -> ReadRules:
         """What the sources need to know of the recipe."""
-        return ReadRules(self.text_field, self.split_on, limits)
+        return ReadRules(self.text_field or "text", self.split_on, limits)
 
 
 def make_inputs(
@@ -99,7 +153,16 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     plain["inputs"] = input_labels(recipe.inputs)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
+    plain["chat"] |= _template_plain(recipe.chat.template)
     return plain
+
+
+def _template_plain(template: str | None) -> dict[str, Any]:
+    """A template that is a file, by its name and content; another by its name alone."""
+    if template is None or template in BUILT_IN or not Path(template).is_file():
+        return {}
+    content = read_regular(template)
+    return {"template": Path(template).name, "template_hash": xxhash.xxh3_128_hexdigest(content)}
 
 
 def recipe_fingerprint(recipe: Recipe) -> str:
@@ -134,7 +197,7 @@ def _share(max_bad: int | str) -> Fraction | None:
 
 
 def _problems(recipe: Recipe) -> list[str]:
-    problems = _word_problems(recipe)
+    problems = _word_problems(recipe) + _mapping_problems(recipe)
     if not recipe.inputs:
         problems.append("inputs: there are none; name at least one file, folder or glob")
     if not is_switch(recipe.normalize):
@@ -164,6 +227,15 @@ def _problems(recipe: Recipe) -> list[str]:
     return problems
 
 
+def _mapping_problems(recipe: Recipe) -> list[str]:
+    mapping: object = recipe.mapping
+    if not isinstance(mapping, Mapping):
+        return [f"mapping: {shown(mapping)} is no mapping of roles to columns"]
+    if recipe.mapping and recipe.text_field is not None:
+        return ["text_field: goes with no mapping; give mapping={'text': ...} alone"]
+    return list(mapping_problems(recipe.mapping))
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -183,9 +255,12 @@ def _nearest(value: object, known: Sequence[str]) -> str:
 
 
 def _word_problems(recipe: Recipe) -> list[str]:
-    values = {name: getattr(recipe, name) for name in ("tokenizer", "text_field", "split_on")}
-    if recipe.end_token is not None:
-        values["end_token"] = recipe.end_token
+    values = {name: getattr(recipe, name) for name in ("tokenizer", "split_on")}
+    values |= {
+        name: value
+        for name in ("end_token", "text_field")
+        if (value := getattr(recipe, name)) is not None
+    }
     problems = [
         f"{name}: {shown(value)} is not a word; give one or more Unicode characters"
         for name, value in values.items()

@@ -14,7 +14,9 @@ import msgspec
 
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import printable
+from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.finish import Finished, finish_store, move_store
+from batchloom.preparation.reading import USUAL, Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.rerun import (
     begin_or_go_on,
@@ -47,6 +49,7 @@ from batchloom.tokens import (
     resolve_tokenizer,
     tokenizer_from_state,
     train_tokenizer,
+    verify_control,
     verify_engine,
 )
 
@@ -72,6 +75,7 @@ class Job:
         self._started = datetime.now(UTC)
         self._constants = [*dataclasses.astuple(limits)[:-1], unit_bytes]
         self._rules = recipe.read_rules(limits)
+        self._readings = Readings(recipe, limits)
         self._units = plan_units(listing.sources, self._rules, unit_bytes)
         self._notes: list[str] = []
         self._resumed = 0
@@ -81,6 +85,7 @@ class Job:
         """Do what is left to do."""
         for text in self._listing.notes:
             self._note(text)
+        self._tell_schemas()
         begin_or_go_on(self._work, self._recipe, self._listing, self._constants)
         note = ""
         if self._work.complete:
@@ -105,11 +110,13 @@ class Job:
         membership = Membership(self._recipe.val_fraction, self._recipe.test_fraction)
         task = Task(
             self._rules,
+            self._readings,
             RecordBounds(self._rules),
             self._recipe.normalize,
             tokenizer,
             TOKEN_DTYPES[dtype],
             membership,
+            self._template(tokenizer),
         )
         facts = self._timed("tokenize", lambda: self._tokenize(task))
         decision = self._work.decision() or decide(
@@ -126,6 +133,7 @@ class Job:
         done = Finished(
             self._recipe,
             self._rules,
+            self._readings,
             self._listing.sources,
             self._units,
             facts,
@@ -162,6 +170,30 @@ class Job:
             self._work.keep_tokenizer(tokenizer.state())
         return tokenizer
 
+    def _tell_schemas(self) -> None:
+        """Look at the first records of every source, and say what they are, before work begins."""
+        names: dict[str, list[str]] = {}
+        for source in self._listing.sources:
+            reading = self._readings.of(source)
+            # A column called text is what everybody expects.
+            if reading.detected and reading.detected != USUAL:
+                names.setdefault(reading.detected, []).append(source.name)
+        for detected, found in names.items():
+            more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
+            self._note(f"Detected {detected} in {found[0]}{more}.")
+
+    def _template(self, tokenizer: Tokenizer) -> ChatEncoder | None:
+        """Tokenizer and template for the conversations of the job; None where it has none."""
+        if not any(self._readings.of(source).chat for source in self._listing.sources):
+            return None
+        exact = verify_control(tokenizer, ())
+        if exact is not tokenizer:
+            self._note(f"Encoding conversations with {exact.engine.name}: {exact.engine.note}")
+        encoder = ChatEncoder(exact, self._recipe.chat.template)
+        for note in encoder.notes:
+            self._note(f"{note[:1].upper()}{note[1:]}.")
+        return encoder
+
     def _sample(self, most: int, probe: int) -> list[str]:
         return sample_texts(
             self._listing.sources,
@@ -169,6 +201,7 @@ class Job:
             normalized=self._recipe.normalize,
             most=most,
             probe=probe,
+            readings=self._readings,
         )
 
     def _tokenize(self, task: Task) -> list[UnitFacts]:

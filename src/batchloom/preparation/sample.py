@@ -4,9 +4,12 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
+from batchloom.core.errors import UnusableRecordError
 from batchloom.core.fingerprint import key128
+from batchloom.preparation.reading import Reading, Readings, texts_in
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Part, ReadRules, Source, splittable, way_of
@@ -19,13 +22,15 @@ _DISTINCT_BYTES = 3 << 20
 _PIECE = 1 << 16
 _WORDS = re.compile(r"\w+|[^\w\s]+")
 
-# Sources beyond this are checked when they are read.
-_FIRST_LOOKS = 1024
-_LOOK_RECORDS = 100
-
 
 def sample_texts(
-    sources: Sequence[Source], rules: ReadRules, *, normalized: bool, most: int, probe: int
+    sources: Sequence[Source],
+    rules: ReadRules,
+    *,
+    normalized: bool,
+    most: int,
+    probe: int,
+    readings: Readings | None = None,
 ) -> list[str]:
     """Texts from hash-chosen places of the whole input, or all of a small one.
 
@@ -34,14 +39,15 @@ def sample_texts(
 
     Args:
         sources: the inputs.
-        rules: how they are read.
+        rules: how they are cut, and how texts are read.
         normalized: whether the texts are normalised.
         most: characters of the sample at most.
         probe: bytes read at each place.
+        readings: how the records of each source become documents; None where they are texts.
     """
     texts: list[str] = []
     left = most
-    for text in _candidates(sources, rules, most, probe):
+    for text in _candidates(sources, _Look(rules, readings), most, probe):
         if not left:
             break
         taken = (normalize(text) if normalized else text)[:left]
@@ -71,37 +77,42 @@ def learning_texts(texts: Iterable[str]) -> Iterator[str]:
         yield pieces[number]
 
 
-def check_beginnings(sources: Sequence[Source], rules: ReadRules) -> None:
-    """Look at the first records of sources that have records, before hours of work go into them.
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How sources are cut, and how their records are read; without readings they are texts."""
 
-    Raises:
-        RecordError: the first records of a source all lack the text field.
-        InputError: a source cannot be read.
-    """
-    records = [source for source in sources if source.kind not in ("text", "code")]
-    for source in records[:_FIRST_LOOKS]:
-        seen = 0
-        with PartReader(Part(source, 0, source.size), rules) as reader:
+    rules: ReadRules
+    readings: Readings | None
+
+    def texts(self, part: Part) -> Iterator[str]:
+        """The texts of a part."""
+        reading = self.readings.of(part.source) if self.readings else Reading(self.rules)
+        with PartReader(part, reading.rules) as reader:
             for found in reader:
-                seen += found.seen
-                if found.values or seen >= _LOOK_RECORDS:
-                    break
+                if reading.read is None:
+                    yield from found.values
+                    continue
+                for row in found.values:
+                    try:
+                        document = reading.read(row)
+                    except UnusableRecordError:
+                        # It is told when it is read for good.
+                        continue
+                    yield from texts_in(document)
 
 
-def _candidates(
-    sources: Sequence[Source], rules: ReadRules, most: int, probe: int
-) -> Iterator[str]:
+def _candidates(sources: Sequence[Source], look: _Look, most: int, probe: int) -> Iterator[str]:
     sizes = [source.size for source in sources]
     found = False
     if sum(sizes) > most:
         for number, offsets in _probes(sizes, most // probe, probe).items():
-            for text in _probe_source(sources[number], rules, offsets, probe):
+            for text in _probe_source(sources[number], look, offsets, probe):
                 found = True
                 yield text
     # Records larger than a probe may slip through all of them.
     if not found:
         for source in sources:
-            yield from _read(Part(source, 0, source.size), rules)
+            yield from look.texts(Part(source, 0, source.size))
 
 
 def _probes(sizes: Sequence[int], count: int, probe: int) -> dict[int, list[int]]:
@@ -117,20 +128,18 @@ def _probes(sizes: Sequence[int], count: int, probe: int) -> dict[int, list[int]
     return places
 
 
-def _probe_source(
-    source: Source, rules: ReadRules, offsets: Iterable[int], probe: int
-) -> Iterator[str]:
-    if not splittable(source, rules):
+def _probe_source(source: Source, look: _Look, offsets: Iterable[int], probe: int) -> Iterator[str]:
+    if not splittable(source, look.rules):
         left = probe * len(list(offsets))
-        for text in _read(Part(source, 0, source.size), rules):
+        for text in look.texts(Part(source, 0, source.size)):
             yield text[:left]
             left -= len(text)
             if left <= 0:
                 return
         return
-    bounds, read_to = RecordBounds(rules), 0
-    if way_of(source, rules) == "table":
-        yield from _probe_table(source, rules, bounds.starts(source), list(offsets), probe)
+    bounds, read_to = RecordBounds(look.rules), 0
+    if way_of(source, look.rules) == "table":
+        yield from _probe_table(source, look, bounds.starts(source), list(offsets), probe)
         return
     for offset in offsets:
         start = _bound(bounds, source, max(offset, read_to), probe)
@@ -139,17 +148,17 @@ def _probe_source(
         stop = _bound(bounds, source, start + probe, probe)
         if stop is not None:
             read_to = stop
-            yield from _read(Part(source, start, stop), rules)
+            yield from look.texts(Part(source, start, stop))
 
 
 def _probe_table(
-    source: Source, rules: ReadRules, starts: Sequence[int], offsets: Sequence[int], probe: int
+    source: Source, look: _Look, starts: Sequence[int], offsets: Sequence[int], probe: int
 ) -> Iterator[str]:
     """The beginnings of the groups of rows that hold the places, a probe for each place."""
     hits = Counter(max(0, bisect_right(starts, offset) - 1) for offset in offsets)
     for group, times in sorted(hits.items()):
         left = probe * times
-        for text in _read(Part(source, starts[group], starts[group] + 1), rules):
+        for text in look.texts(Part(source, starts[group], starts[group] + 1)):
             yield text[:left]
             left -= len(text)
             if left <= 0:
@@ -160,9 +169,3 @@ def _bound(bounds: RecordBounds, source: Source, place: int, probe: int) -> int 
     if place <= 0 or place >= source.size:
         return min(max(place, 0), source.size)
     return bounds.within(source, place, place + probe)
-
-
-def _read(part: Part, rules: ReadRules) -> Iterator[str]:
-    with PartReader(part, rules) as reader:
-        for found in reader:
-            yield from found.values

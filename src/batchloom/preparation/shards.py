@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, final
+from typing import IO, NamedTuple, final
 
 import msgspec
 import numpy as np
@@ -12,14 +12,30 @@ from numpy.typing import NDArray
 
 from batchloom.preparation.recipe import SHARD_DOCUMENTS
 from batchloom.preparation.subsets import Membership, Smallest
-from batchloom.preparation.unit_files import ROW, ROWS_NAME, SHARDS_NAME, gather, tokens_name
+from batchloom.preparation.unit_files import (
+    ROW,
+    ROWS_NAME,
+    SHARDS_NAME,
+    gather,
+    tokens_name,
+    trained_name,
+)
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import Decision, UnitFacts, WorkFolder, reading
 from batchloom.store.format import SUBSETS, shard_name
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
+from batchloom.store.mask import MaskBits
 from batchloom.store.origins import Origins
-from batchloom.store.writer import ASIDE, ShardWriter, make_folder, sync_folder, write_file, writing
+from batchloom.store.writer import (
+    ASIDE,
+    ShardWriter,
+    make_folder,
+    sync_folder,
+    write_file,
+    write_mask,
+    writing,
+)
 
 _STRETCH_ROWS = 1 << 16
 _STRETCH_TOKENS = 1 << 20
@@ -170,7 +186,7 @@ def write_unit(
 
 def _drop_temporary(folder: Path) -> None:
     with writing(folder):
-        for name in (ROWS_NAME, *map(tokens_name, SUBSETS)):
+        for name in (ROWS_NAME, *map(tokens_name, SUBSETS), *map(trained_name, SUBSETS)):
             (folder / name).unlink(missing_ok=True)
 
 
@@ -200,6 +216,8 @@ def _adopt(unit: Unit, folder: Path, task: ShardTask, stem: Path, checksum: str)
     lengths, tokens = taken["length"].astype(np.uint32), int(taken["length"].sum(dtype=np.int64))
     idx = write_file(stem.with_suffix(".idx"), index_bytes(lengths, task.dtype))
     docs = write_file(stem.with_suffix(".docs"), _origins(taken, unit.first_part).to_bytes())
+    bits = _mask_bits(folder / trained_name(stem.parent.name))
+    mask = write_mask(stem, bits)
     with writing(stem):
         _aside(stem).replace(stem.with_suffix(".bin"))
     return ShardEntry(
@@ -210,7 +228,19 @@ def _adopt(unit: Unit, folder: Path, task: ShardTask, stem: Path, checksum: str)
         bin=checksum,
         idx=idx,
         docs=docs,
+        mask=mask,
+        trained=bits.trained if mask else None,
     )
+
+
+def _mask_bits(path: Path) -> MaskBits:
+    """The flags of a whole token file, packed; none where the file is not there."""
+    bits = MaskBits()
+    if path.exists():
+        with reading(path), path.open("rb") as file:
+            while (flags := np.fromfile(file, np.bool_, _STRETCH_TOKENS)).size:
+                bits.append(flags)
+    return bits
 
 
 def _copy(
@@ -222,10 +252,11 @@ def _copy(
         for name, first in first_shards.items()
     }
     try:
-        for rows, tokens, starts in _stretches(folder, task):
+        for rows, tokens, starts, trained in _stretches(folder, task):
             codes = task.decided.codes(rows["hash"])
             for name, writer in writers.items():
-                writer.add(rows, tokens, starts, np.flatnonzero(codes == SUBSETS.index(name)))
+                mine = np.flatnonzero(codes == SUBSETS.index(name))
+                writer.add(rows, tokens, starts, mine, trained)
         return {name: writer.finish() for name, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -239,12 +270,21 @@ def _row_stretches(folder: Path) -> Iterator[NDArray[np.void]]:
             yield rows
 
 
-def _stretches(
-    folder: Path, task: ShardTask
-) -> Iterator[tuple[NDArray[np.void], NDArray[np.generic], NDArray[np.int64]]]:
-    """A unit's documents, a bounded stretch at a time: rows, tokens, where each begins in them."""
+class _Stretch(NamedTuple):
+    """Documents of a unit: rows, tokens, where each begins in them, which tokens are trained."""
+
+    rows: NDArray[np.void]
+    tokens: NDArray[np.generic]
+    starts: NDArray[np.int64]
+    trained: NDArray[np.bool_] | None
+
+
+def _stretches(folder: Path, task: ShardTask) -> Iterator[_Stretch]:
+    """A unit's documents, a bounded stretch at a time."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(_open(folder / tokens_name(name))) for name in SUBSETS]
+        flags = [folder / trained_name(name) for name in SUBSETS]
+        masks = [stack.enter_context(_open(path)) if path.exists() else None for path in flags]
         for rows in _row_stretches(folder):
             sums = np.cumsum(rows["length"], dtype=np.int64)
             at = 0
@@ -252,7 +292,7 @@ def _stretches(
                 before = int(sums[at - 1]) if at else 0
                 stop = int(np.searchsorted(sums, before + _STRETCH_TOKENS, side="right"))
                 stop = max(stop, at + 1)
-                yield rows[at:stop], *_tokens_of(rows[at:stop], files, task)
+                yield _tokens_of(rows[at:stop], files, masks, task)
                 at = stop
 
 
@@ -262,20 +302,26 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _tokens_of(
-    rows: NDArray[np.void], files: Sequence[IO[bytes]], task: ShardTask
-) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """The tokens of these rows from the files of the subsets, and where each row's begin."""
+    rows: NDArray[np.void],
+    files: Sequence[IO[bytes]],
+    masks: Sequence[IO[bytes] | None],
+    task: ShardTask,
+) -> _Stretch:
+    """The tokens of these rows from the files of the subsets, and what belongs to them."""
     codes = task.natural.codes(rows["hash"])
     starts, pieces, at = np.zeros(len(rows), np.int64), [], 0
-    for code, file in enumerate(files):
+    flags = []
+    for code, (file, mask) in enumerate(zip(files, masks, strict=True)):
         mine = codes == code
         lengths = rows["length"][mine].astype(np.int64)
         stops = at + np.cumsum(lengths)
         starts[mine] = stops - lengths
         count = int(lengths.sum())
         pieces.append(np.fromfile(file, task.dtype, count))
+        flags.append(np.fromfile(mask, np.bool_, count) if mask else np.ones(count, bool))
         at += count
-    return np.concatenate(pieces), starts
+    trained = np.concatenate(flags) if any(masks) else None
+    return _Stretch(rows, np.concatenate(pieces), starts, trained)
 
 
 def _origins(rows: NDArray[np.void], first_part: int) -> Origins:

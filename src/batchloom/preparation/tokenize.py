@@ -1,21 +1,35 @@
 """Phase A, per unit: parse, normalise, hash and tokenize into temporary files."""
 
+from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import UnusableRecordError
+from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.conversations import LeftOut
+from batchloom.preparation.encode import (
+    Encoded,
+    encode_chats,
+    encode_rows,
+    encode_texts,
+    hash_documents,
+    size_of,
+)
+from batchloom.preparation.reading import Reading, Readings
 from batchloom.preparation.subsets import Membership, Smallest
 from batchloom.preparation.tally import Tally
-from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles, hash_texts, with_control
+from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import PartCounts, UnitFacts
 from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.faults import SNIPPET_BYTES
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Part, ReadRules, Source
@@ -29,29 +43,30 @@ _BATCH_DOCUMENTS = 1 << 15
 # A batch above this is encoded with no other in memory.
 _LARGE_BATCH = 4 << 20
 
-# Tokens of documents back to back, and how many each has.
-Encoded = tuple[NDArray[np.generic], NDArray[np.uint32]]
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """What every unit of a job needs to know.
 
     Attributes:
-        rules: how sources are read.
+        rules: how sources are cut and text files read.
+        readings: how the records of each source become documents.
         bounds: finds where parts meet.
         normalize: whether text is normalised.
         tokenizer: turns text into ids.
         dtype: of a token on disk.
         membership: the shares of the subsets, without overrides.
+        chat: tokenizer and template; None where no source has conversations.
     """
 
     rules: ReadRules
+    readings: Readings
     bounds: RecordBounds
     normalize: bool
     tokenizer: Tokenizer
     dtype: np.dtype[np.generic]
     membership: Membership
+    chat: ChatEncoder | None = None
 
 
 def tokenize_unit(
@@ -85,21 +100,23 @@ def tokenize_unit(
     return facts
 
 
-def _encode(task: Task, texts: list[str]) -> Encoded:
-    """Tokenize ``texts``, which are let go of as soon as they are not needed."""
-    ids, bounds = task.tokenizer.encode_batch(texts)
-    texts.clear()
-    plain = ids.astype(task.dtype)
-    del ids
-    lengths = np.diff(bounds) + (1 if task.tokenizer.bos_id is None else 2)
-    return with_control(plain, bounds, task.tokenizer), lengths.astype(np.uint32)
+def _encode(task: Task, reading: Reading, documents: list[Any]) -> Encoded:
+    """Tokenize documents of one reading."""
+    if reading.way == "tokens":
+        return encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
+    if reading.chat is None:
+        return encode_texts(documents, task.tokenizer, task.dtype)
+    if task.chat is None:
+        raise AssertionError("a job with conversations has a template")
+    return encode_chats(documents, task.chat, reading.chat, task.dtype)
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Documents waiting to be tokenized, of one part or of several."""
+    """Documents waiting to be tokenized, of one part or of several that are read alike."""
 
-    texts: list[str] = field(default_factory=list)
+    reading: Reading | None = None
+    documents: list[Any] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
@@ -109,7 +126,12 @@ class _Batch:
     @property
     def full(self) -> bool:
         """Whether it is worth handing to the tokenizer."""
-        return self.characters >= _BATCH_CHARACTERS or len(self.texts) >= _BATCH_DOCUMENTS
+        return self.characters >= _BATCH_CHARACTERS or len(self.documents) >= _BATCH_DOCUMENTS
+
+    def fits(self, reading: Reading) -> bool:
+        """Whether documents of this reading can be encoded together with those that wait."""
+        mine = self.reading
+        return mine is None or (mine.way, mine.chat) == (reading.way, reading.chat)
 
 
 @dataclass(slots=True)
@@ -120,6 +142,7 @@ class _PartRun:
     documents: int = 0
     tokens: int = 0
     bad: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
     hash: str = ""
 
 
@@ -136,24 +159,31 @@ class _UnitRun:
     ) -> None:
         self._task, self._tally, self._files, self._encoder = task, tally, files, encoder
         self._parts = [_PartRun() for _ in range(parts)]
+        self._sources: dict[int, tuple[Source, int]] = {}
         self._batch = _Batch()
-        self._encoding: tuple[_Batch, NDArray[np.void], Future[Encoded]] | None = None
+        self._encoding: tuple[NDArray[np.void], Future[Encoded]] | None = None
         self._smallest = Smallest()
         self._first_bad: tuple[int, BadRecord] | None = None
 
     def read(self, number: int, part: Part, records_before: dict[str, int]) -> None:
         """Read one part to its end."""
         counts, before = self._parts[number], records_before.get(part.source.path, 0)
+        self._sources[number] = part.source, before
+        reading = self._task.readings.of(part.source)
+        if not self._batch.fits(reading):
+            self.flush()
         consumed = 0
-        with PartReader(part, self._task.rules, self._task.bounds) as reader:
+        with PartReader(part, reading.rules, self._task.bounds) as reader:
             for found in reader:
                 now = reader.consumed
                 self._tally.read(now - consumed, found.seen)
                 consumed = now
                 counts.records += found.seen
+                if reading.read is not None:
+                    _take_in(found, reading)
                 if found.bad:
-                    self._keep_aside(number, part.source, before, found)
-                self._add(number, found)
+                    self._keep_aside(number, found.bad)
+                self._add(number, found, reading)
                 if self._batch.full:
                     self.flush()
             counts.hash = reader.finish().hex()
@@ -161,54 +191,56 @@ class _UnitRun:
         self._tally.read(part.stop - part.start - consumed, 0)
         records_before[part.source.path] = before + counts.records
 
-    def _keep_aside(self, number: int, source: Source, before: int, found: Records) -> None:
-        first = found.bad[0]
-        self._parts[number].bad += len(found.bad)
-        self._files.add_bad(number, found)
+    def _keep_aside(self, number: int, bad: list[BadRecord]) -> None:
+        source, before = self._sources[number]
+        self._parts[number].bad += len(bad)
+        self._files.add_bad(number, bad)
         if self._first_bad is None:
-            self._first_bad = (number, first)
-        sentence = str(error_of(source, self._task.rules, before, first))
-        self._tally.bad(sentence, len(found.bad))
+            self._first_bad = (number, bad[0])
+        sentence = str(error_of(source, self._task.rules, before, bad[0]))
+        self._tally.bad(sentence, len(bad))
 
-    def _add(self, number: int, found: Records) -> None:
-        texts, found.values = found.values, []
-        if self._task.normalize:
-            # Most stretches need nothing, and a look at each text would show.
-            together = "".join(texts)
-            if not together.isascii() or "\r" in together:
-                texts = [normalize(text) for text in texts]
-            del together
+    def _add(self, number: int, found: Records, reading: Reading) -> None:
+        documents, found.values = found.values, []
         records, offsets = found.records, found.offsets
-        if "" in texts or any(map(str.isspace, texts)):
-            kept = [at for at, text in enumerate(texts) if text and not text.isspace()]
-            texts = [texts[at] for at in kept]
-            records = [records[at] for at in kept]
-            offsets = [offsets[at] for at in kept]
+        if reading.way == "text":
+            if self._task.normalize:
+                # Most stretches need nothing, and a look at each text would show.
+                together = "".join(documents)
+                if not together.isascii() or "\r" in together:
+                    documents = [normalize(text) for text in documents]
+                del together
+            if "" in documents or any(map(str.isspace, documents)):
+                kept = [at for at, text in enumerate(documents) if text and not text.isspace()]
+                documents = [documents[at] for at in kept]
+                records = [records[at] for at in kept]
+                offsets = [offsets[at] for at in kept]
         batch = self._batch
-        batch.texts += texts
+        batch.reading = reading
+        batch.characters += sum(map(size_of, documents) if reading.read else map(len, documents))
+        batch.documents += documents
         batch.records += records
         batch.offsets += offsets
         batch.parts.append(number)
-        batch.per_part.append(len(texts))
-        batch.characters += sum(map(len, texts))
+        batch.per_part.append(len(documents))
 
     def flush(self) -> None:
         """Hand the documents that wait to the tokenizer, and write the ones before them."""
         batch, self._batch = self._batch, _Batch()
-        if not batch.texts:
+        if not batch.documents or batch.reading is None:
             return
         large = batch.characters > _LARGE_BATCH
         if large:
             self.settle()
-        texts, batch.texts = batch.texts, []
-        rows = np.empty(len(texts), ROW)
-        rows["hash"] = hash_texts(texts)
+        documents, batch.documents = batch.documents, []
+        rows = np.empty(len(documents), ROW)
+        rows["hash"] = hash_documents(documents)
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
-        future = self._encoder.submit(_encode, self._task, texts)
-        del texts
-        before, self._encoding = self._encoding, (batch, rows, future)
+        future = self._encoder.submit(_encode, self._task, batch.reading, documents)
+        del documents
+        before, self._encoding = self._encoding, (rows, future)
         if before:
             self._write(*before)
         if large:
@@ -220,21 +252,29 @@ class _UnitRun:
         if before:
             self._write(*before)
 
-    def _write(self, batch: _Batch, rows: NDArray[np.void], future: Future[Encoded]) -> None:
-        tokens, rows["length"] = future.result()
-        self._count(batch, rows["length"])
+    def _write(self, rows: NDArray[np.void], future: Future[Encoded]) -> None:
+        made = future.result()
+        for left in made.faults:
+            row = rows[left.number]
+            bad = BadRecord(int(row["record"]), int(row["offset"]), None, left.reason, "")
+            self._keep_aside(int(row["part"]), [bad])
+        for left in made.dropped:
+            self._parts[int(rows["part"][left.number])].dropped[_rule(left)] += 1
+        if made.numbers is not None:
+            rows = rows[made.numbers]
+        rows["length"] = made.lengths
+        self._count(rows)
         codes = self._task.membership.codes(rows["hash"])
         self._smallest.add(rows["hash"], codes)
-        self._files.add(tokens, rows, codes)
-        self._tally.kept(len(rows), len(tokens))
+        self._files.add(made.tokens, rows, codes, made.trained)
+        self._tally.kept(len(rows), len(made.tokens))
 
-    def _count(self, batch: _Batch, lengths: NDArray[np.uint32]) -> None:
-        at = 0
-        for number, documents in zip(batch.parts, batch.per_part, strict=True):
-            counts = self._parts[number]
-            counts.documents += documents
-            counts.tokens += int(lengths[at : at + documents].sum(dtype=np.int64))
-            at += documents
+    def _count(self, rows: NDArray[np.void]) -> None:
+        documents = np.bincount(rows["part"])
+        tokens = np.bincount(rows["part"], rows["length"])
+        for number in np.flatnonzero(documents).tolist():
+            self._parts[number].documents += int(documents[number])
+            self._parts[number].tokens += int(tokens[number])
 
     def facts(self) -> UnitFacts:
         """What came of the unit."""
@@ -245,8 +285,9 @@ class _UnitRun:
                 records=run.records,
                 documents=run.documents,
                 tokens=run.tokens,
-                empty=run.records - run.documents - run.bad,
+                empty=run.records - run.documents - run.bad - run.dropped.total(),
                 bad=run.bad,
+                dropped=dict(run.dropped),
                 hash=run.hash,
             )
             for run in self._parts
@@ -259,3 +300,28 @@ class _UnitRun:
             first_bad=self._first_bad,
             checksums=self._files.checksums(),
         )
+
+
+def _take_in(found: Records, reading: Reading) -> None:
+    """Make documents of rows; those that cannot be used become bad records."""
+    if reading.read is None:
+        return
+    values, records, offsets = found.values, found.records, found.offsets
+    found.values, found.records, found.offsets = [], [], []
+    for value, record, offset in zip(values, records, offsets, strict=True):
+        try:
+            document = reading.read(value)
+        except UnusableRecordError as error:
+            snippet = msgspec.json.encode(value, enc_hook=str)[:SNIPPET_BYTES]
+            found.bad.append(
+                BadRecord(record, offset, None, error.reason, snippet.decode("utf-8", "replace"))
+            )
+            continue
+        found.values.append(document)
+        found.records.append(record)
+        found.offsets.append(offset)
+
+
+def _rule(left: LeftOut) -> str:
+    """The rule by which a document was left out: the reason up to its figures."""
+    return left.reason.partition(":")[0]

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self, TypeVar, final
 
@@ -10,7 +11,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchloom.core.document import Records
+from batchloom.core.document import BadRecord
 from batchloom.store.format import SUBSETS
 from batchloom.store.writer import writing
 from batchloom.tokens import Tokenizer
@@ -21,6 +22,7 @@ ROWS_NAME = "documents.rows"
 BAD_NAME = "bad.jsonl"
 FACTS_NAME = "unit.json"
 SHARDS_NAME = "shards.json"
+_STRETCH = 1 << 20
 
 # One document; `part` counts inside the unit.
 ROW = np.dtype(
@@ -71,6 +73,14 @@ def tokens_name(subset: str) -> str:
     return f"tokens.{subset}.bin"
 
 
+def trained_name(subset: str) -> str:
+    """Name of the file that says of each token of a unit's subset whether it is trained, a byte each.
+
+    It is there only where some token is not.
+    """
+    return f"trained.{subset}.bool"
+
+
 @final
 class UnitFiles:
     """The temporary files of a unit while they are written."""
@@ -79,6 +89,7 @@ class UnitFiles:
         self._folder = folder
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
+        self._tokens = dict.fromkeys(SUBSETS, 0)
         for name in (ROWS_NAME, BAD_NAME, *map(tokens_name, SUBSETS)):
             with writing(folder):
                 self._open[name] = (folder / name).open("wb")
@@ -93,9 +104,16 @@ class UnitFiles:
                 file.close()
 
     def add(
-        self, tokens: NDArray[np.generic], rows: NDArray[np.void], codes: NDArray[np.uint8]
+        self,
+        tokens: NDArray[np.generic],
+        rows: NDArray[np.void],
+        codes: NDArray[np.uint8],
+        trained: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Append documents: their tokens back to back, their rows and their subset codes."""
+        """Append documents: their tokens back to back, their rows and their subset codes.
+
+        ``trained`` says of each token whether it is trained; None: every one.
+        """
         stops = np.cumsum(rows["length"], dtype=np.int64)
         starts = stops - rows["length"]
         for code, name in enumerate(SUBSETS):
@@ -105,13 +123,27 @@ class UnitFiles:
                 self._hashes[name].update(taken.data)
                 with writing(self._folder):
                     self._open[tokens_name(name)].write(taken.data)
+                    if trained is not None or trained_name(name) in self._open:
+                        flags = np.ones(len(tokens), bool) if trained is None else trained
+                        self._flag(name, gather(flags, starts[mine], stops[mine]))
+                self._tokens[name] += taken.size
         with writing(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
 
-    def add_bad(self, part: int, found: Records) -> None:
+    def _flag(self, subset: str, flags: NDArray[np.generic]) -> None:
+        """Append flags of tokens; what came before the first of them is trained."""
+        name = trained_name(subset)
+        if name not in self._open:
+            self._open[name] = (self._folder / name).open("wb")
+            for start in range(0, self._tokens[subset], _STRETCH):
+                size = min(_STRETCH, self._tokens[subset] - start)
+                self._open[name].write(np.ones(size, bool).data)
+        self._open[name].write(flags.data)
+
+    def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
         """Append bad records."""
         with writing(self._folder):
-            for bad in found.bad:
+            for bad in found:
                 self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
 
     def sync(self) -> None:

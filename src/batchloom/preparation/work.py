@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 WORK_NAME = ".work"
 # Of the temporary files; a job begun by another version is begun anew.
-WORK_VERSION = 2
+WORK_VERSION = 3
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -35,6 +35,7 @@ class PartCounts(msgspec.Struct, frozen=True):
     tokens: int
     empty: int
     bad: int
+    dropped: dict[str, int]
     hash: str
 
 

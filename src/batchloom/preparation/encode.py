@@ -1,0 +1,123 @@
+"""Documents to tokens: texts, conversations, and rows that are tokens already."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.chat.token_rows import TokenRow
+from batchloom.core.conversation import Conversation
+from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.conversations import ChatRules, LeftOut, encode_conversations
+from batchloom.preparation.unit_files import hash_texts, with_control
+from batchloom.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What came of a batch of documents.
+
+    Attributes:
+        tokens: of all documents back to back, in the dtype on disk [tokens].
+        lengths: tokens of each document [documents].
+        trained: for each token whether it is trained; None where every one is.
+        numbers: which of the batch each document is [documents]; None where all of them are.
+        faults: those that cannot be used.
+        dropped: those left out by rule.
+    """
+
+    tokens: NDArray[np.generic]
+    lengths: NDArray[np.uint32]
+    trained: NDArray[np.bool_] | None = None
+    numbers: NDArray[np.int64] | None = None
+    faults: list[LeftOut] = field(default_factory=list)
+    dropped: list[LeftOut] = field(default_factory=list)
+
+
+def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> Encoded:
+    """Tokenize ``texts``, which are let go of as soon as they are not needed."""
+    ids, bounds = tokenizer.encode_batch(texts)
+    texts.clear()
+    plain = ids.astype(dtype)
+    del ids
+    lengths = np.diff(bounds) + (1 if tokenizer.bos_id is None else 2)
+    return Encoded(with_control(plain, bounds, tokenizer), lengths.astype(np.uint32))
+
+
+def encode_chats(
+    conversations: Sequence[Conversation],
+    encoder: ChatEncoder,
+    rules: ChatRules,
+    dtype: np.dtype[np.generic],
+) -> Encoded:
+    """Render, tokenize and mask conversations; exactly what the template gives, nothing added."""
+    made = encode_conversations(conversations, encoder, rules)
+    return Encoded(
+        made.ids.astype(dtype), made.lengths, made.mask, made.numbers, made.faults, made.dropped
+    )
+
+
+def encode_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.generic]) -> Encoded:
+    """Take ids as they are; a row with an id outside the vocabulary is a fault."""
+    faults, dropped, kept = [], [], []
+    for number, row in enumerate(rows):
+        if row.ids.size and int(row.ids.max()) >= vocab_size:
+            faults.append(
+                LeftOut(
+                    number,
+                    f"holds token id {int(row.ids.max())}; the vocabulary has ids 0 to {vocab_size - 1}: these ids "
+                    "were made by another tokenizer, name that one with --tokenizer",
+                )
+            )
+        elif row.trained is not None and not row.trained.any():
+            dropped.append(LeftOut(number, "nothing to train: none of its tokens is"))
+        elif row.ids.size:
+            kept.append(number)
+    chosen = [rows[number] for number in kept]
+    trained = None
+    if any(row.trained is not None for row in chosen):
+        trained = np.concatenate(
+            [np.ones(row.ids.size, bool) if row.trained is None else row.trained for row in chosen]
+        )
+    return Encoded(
+        np.concatenate([np.zeros(0, np.int64), *(row.ids for row in chosen)]).astype(dtype),
+        np.array([row.ids.size for row in chosen], np.uint32),
+        trained,
+        np.array(kept, np.int64),
+        faults,
+        dropped,
+    )
+
+
+def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
+    """The hash of each document as (low, high) halves, uint64 [D, 2].
+
+    XXH3-128 of the UTF-8 of a text; of the JSON of a conversation's messages, tools and flags; of
+    ids as u32.
+    """
+    if not documents or isinstance(documents[0], str):
+        return hash_texts(list(documents))
+    digests = b"".join([xxhash.xxh3_128_digest(_content(document)) for document in documents])
+    # A digest is big-endian, its high half first.
+    return np.frombuffer(digests, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
+
+
+def _content(document: Conversation | TokenRow) -> bytes:
+    if isinstance(document, TokenRow):
+        return document.ids.astype("<u4").tobytes()
+    said = (document.messages, document.tools, document.trained, document.completion)
+    return msgspec.json.encode(said, enc_hook=str)
+
+
+def size_of(document: Any) -> int:
+    """About how many characters a document has, to bound what is encoded at once."""
+    if isinstance(document, str):
+        return len(document)
+    if isinstance(document, TokenRow):
+        return 4 * int(document.ids.size)
+    contents = [message.get("content") for message in document.messages]
+    return sum(len(text) if isinstance(text, str) else 1000 for text in contents)

@@ -1,0 +1,138 @@
+"""How the records of each source become documents: the schema their first records have."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
+
+from batchloom.chat.detect import detect_schema
+from batchloom.chat.records import Read, record_reader
+from batchloom.chat.schema import Schema
+from batchloom.core.errors import InputError, SchemaError
+from batchloom.preparation.conversations import ChatRules
+from batchloom.preparation.recipe import ChatRecipe, Recipe
+from batchloom.sources.parts import PartReader
+from batchloom.sources.rules import Limits, Part, ReadRules, Source
+
+Way = Literal["text", "conversation", "tokens"]
+
+# What is detected where a column called text holds text.
+USUAL = "text -> plain text"
+_FIRST_RECORDS = 100
+_FIRST_BYTES = 8 << 20
+_TEXTS = ("text", "code")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the records of one source become documents.
+
+    Attributes:
+        rules: how the source is read.
+        way: what its documents are.
+        read: from a row to what it holds; None where the source gives texts already.
+        chat: what is trained of its conversations; None where it has none.
+        detected: one line for people, empty for text files.
+    """
+
+    rules: ReadRules
+    way: Way = "text"
+    read: Read | None = None
+    chat: ChatRules | None = None
+    detected: str = ""
+
+
+@final
+class Readings:
+    """The reading of every source of a job: a function of the source's first records and the recipe.
+
+    Raises:
+        SchemaError: the records of a source fit no schema.
+        InputError: a source holds what cannot be prepared yet, or cannot be read.
+    """
+
+    def __init__(self, recipe: Recipe, limits: Limits) -> None:
+        self._rules = recipe.read_rules(limits)
+        self._mapping, self._field, self._chat = recipe.mapping, recipe.text_field, recipe.chat
+        self._known: dict[str, Reading] = {}
+
+    def of(self, source: Source) -> Reading:
+        """How this source is read; its first records are looked at once."""
+        if source.kind in _TEXTS:
+            return Reading(self._rules)
+        found = self._known.get(source.path)
+        if found is None:
+            found = self._known[source.path] = self._detect(source)
+        return found
+
+    def _detect(self, source: Source) -> Reading:
+        if self._field is not None:
+            rules = replace(self._rules, text_field=self._field)
+            return Reading(rules, detected=f"{self._field} -> plain text")
+        rows = first_rows(source, self._rules)
+        if not rows:
+            # Nothing here is a record: reading it as text says of each line what is wrong with it.
+            return Reading(replace(self._rules, text_field="text"))
+        return reading_of(source, rows, self._rules, self._mapping, self._chat)
+
+
+def reading_of(
+    source: Source,
+    rows: Sequence[Mapping[str, Any]],
+    rules: ReadRules,
+    mapping: Mapping[str, str],
+    chat: ChatRecipe,
+) -> Reading:
+    """How a source with these first records is read."""
+    try:
+        schema = detect_schema(rows, mapping)
+    except SchemaError as error:
+        raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
+    plain = _plain_column(schema, rows)
+    if plain is not None:
+        return Reading(replace(rules, text_field=plain), detected=schema.description)
+    if schema.kind == "preference":
+        raise InputError(
+            f"{source.name} holds preferences ({schema.description}), which are not prepared yet: name what is to be "
+            "trained, for example --map prompt=prompt,response=chosen, or --map label= to leave a label out"
+        )
+    rules = replace(rules, text_field=None)
+    way: Way = "text" if schema.kind == "text" else "tokens"
+    if schema.kind != "conversation":
+        return Reading(rules, way, record_reader(schema), detected=schema.description)
+    return Reading(
+        rules,
+        "conversation",
+        record_reader(schema),
+        chat.rules(completion=schema.form == "prompt-completion"),
+        schema.description,
+    )
+
+
+def first_rows(source: Source, rules: ReadRules) -> list[dict[str, Any]]:
+    """The first records of a source as whole rows, at most 100 of its first 8 MiB."""
+    rows: list[dict[str, Any]] = []
+    with PartReader(Part(source, 0, source.size), replace(rules, text_field=None)) as reader:
+        for found in reader:
+            rows += found.values
+            if len(rows) >= _FIRST_RECORDS or (rows and reader.consumed >= _FIRST_BYTES):
+                break
+    return rows[:_FIRST_RECORDS]
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """The texts of a document, as a tokenizer learns from them."""
+    if isinstance(value, str):
+        yield value
+    messages = getattr(value, "messages", ())
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+
+
+def _plain_column(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The column that alone is the text, where it is one of that very name: read the fast way."""
+    if schema.form != "text":
+        return None
+    (column,) = schema.columns["text"]
+    return column if any(column in row for row in rows) else None

@@ -1,0 +1,191 @@
+"""Conversations and token rows through ``prepare``: schemas told, masks stored, batches masked."""
+
+import json
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom.batches.assemble import IGNORE
+from batchloom.core.errors import InputError, SchemaError, SettingsError
+from prepare.stores import jsonl
+
+ASKED = [
+    {"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n}
+    for n in range(60)
+]
+
+
+def make(tmp_path, rows, **settings):
+    jsonl(tmp_path / "in.jsonl", rows)
+    settings = {"tokenizer": "bytes", "val_fraction": 0, **settings}
+    return batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", **settings)
+
+
+def trained_text(store, number):
+    """What of a document is trained, decoded."""
+    document = store[number]
+    mask = store.mask(np.array([number]), np.array([0]), np.array([len(document.ids)]))[0]
+    return store.tokenizer.decode(document.ids[mask])
+
+
+def test_questions_become_conversations_of_which_the_answers_are_trained(tmp_path):
+    result = make(tmp_path, ASKED)
+    assert "Detected question/answer -> 2 turns in in.jsonl." in result.notes
+    store = batchloom.open_store(result.path)
+    assert len(store) == 60
+    for number, row in enumerate(ASKED):
+        assert store[number].text.startswith(f"User:\n{row['question']}")
+        assert trained_text(store, number) == row["answer"] + "<|endoftext|>"
+        assert store.origin(number).line == number + 1
+    assert batchloom.check(result.path).sound
+    (source,) = store.manifest.sources
+    assert (source.detected, source.end) == ("question/answer -> 2 turns", "present")
+
+
+def test_batches_train_the_answers_and_nothing_else(tmp_path):
+    store = batchloom.open_store(make(tmp_path, ASKED).path)
+    loader = batchloom.Loader(store, seq_len=128, global_batch_size=4, output="numpy")
+    got = sorted(
+        piece
+        for batch in loader
+        for row in batch["labels"]
+        for piece in bytes((row[row != IGNORE] % 256).tolist()).decode().split("\x00")
+        if piece
+    )
+    assert got == sorted(row["answer"] for row in ASKED)
+
+
+def test_the_same_whatever_the_units_and_after_a_stop(tmp_path):
+    from batchloom.preparation.job import run_recipe
+    from batchloom.preparation.recipe import Recipe
+
+    jsonl(tmp_path / "in.jsonl", ASKED)
+    recipe = Recipe(inputs=(str(tmp_path / "in.jsonl"),), tokenizer="bytes", val_fraction=0.2)
+    whole = batchloom.open_store(run_recipe(recipe, tmp_path / "a", lambda _: None).path)
+    cut = batchloom.open_store(
+        run_recipe(recipe, tmp_path / "b", lambda _: None, unit_bytes=700).path
+    )
+    assert cut.shards > whole.shards
+    for number in range(len(whole)):
+        assert whole[number].text == cut[number].text
+        assert trained_text(whole, number) == trained_text(cut, number)
+
+
+def test_text_and_conversations_in_one_store(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("plain prose")
+    jsonl(tmp_path / "in/b.jsonl", ASKED[:3])
+    jsonl(tmp_path / "in/c.jsonl", [{"text": "more prose"}])
+    store = batchloom.open_store(
+        batchloom.prepare(
+            tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", val_fraction=0
+        ).path
+    )
+    assert store[0].text == trained_text(store, 0) == "plain prose<|endoftext|>"
+    assert trained_text(store, 1) == "It is 0.<|endoftext|>"
+    assert store[4].text == trained_text(store, 4) == "more prose<|endoftext|>"
+    assert batchloom.check(store.path).sound
+
+
+def test_a_mapping_names_the_columns(tmp_path):
+    rows = [{"prompt": f"add({n})", "canonical_solution": f"return {n}"} for n in range(12)]
+    with pytest.raises(SchemaError, match="--map prompt=prompt,response=canonical_solution"):
+        make(tmp_path, rows)
+    mapping = {"prompt": "prompt", "response": "canonical_solution"}
+    store = batchloom.open_store(make(tmp_path, rows, mapping=mapping).path)
+    assert trained_text(store, 3) == "return 3<|endoftext|>"
+
+
+def test_what_is_trained_can_be_chosen(tmp_path):
+    row = {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "first"},
+            {"role": "user", "content": "b"},
+            {"role": "assistant", "content": "second"},
+        ]
+    }
+    for train_on, expected in (("assistant", "first"), ("last", "second"), ("all", "User:\na")):
+        folder = tmp_path / train_on
+        folder.mkdir()
+        store = batchloom.open_store(make(folder, [row], train_on=train_on).path)
+        assert trained_text(store, 0).startswith(expected)
+
+
+def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path):
+    rows = [
+        *ASKED[:20],
+        {"question": "", "answer": "x"},
+        {"question": "y", "answer": 5},
+        {"question": "long", "answer": "z" * 500},
+    ]
+    result = make(tmp_path, rows, max_tokens=200)
+    assert result.counts.documents == 20
+    assert result.counts.quarantined == 2
+    assert result.counts.dropped == {"overlong": 1}
+    bad = [json.loads(line) for line in (result.path / "quarantine.jsonl").read_text().splitlines()]
+    assert [one["line"] for one in bad] == [21, 22]
+    assert "'answer'" in bad[1]["reason"]
+    assert batchloom.check(result.path).sound
+    with pytest.raises(InputError, match="tokens where 200 are allowed"):
+        batchloom.prepare(
+            tmp_path / "in.jsonl",
+            out=tmp_path / "e",
+            tokenizer="bytes",
+            max_tokens=200,
+            overlong="error",
+        )
+
+
+def test_rows_of_ids_are_taken_as_they_are(tmp_path):
+    rows = [{"input_ids": [1, 2, n, 4], "labels": [-100, -100, n, 4]} for n in range(5, 30)]
+    rows.append({"input_ids": [300], "labels": [300]})
+    result = make(tmp_path, rows)
+    store = batchloom.open_store(result.path)
+    assert [store[n].ids.tolist() for n in (0, 1)] == [[1, 2, 5, 4], [1, 2, 6, 4]]
+    assert store.trained_tokens == 50
+    assert result.counts.quarantined == 1
+    reason = json.loads((result.path / "quarantine.jsonl").read_text())["reason"]
+    assert "token id 300; the vocabulary has ids 0 to 256" in reason
+
+
+def test_the_content_of_a_template_file_is_part_of_the_recipe(tmp_path):
+    template = tmp_path / "mine.jinja"
+    template.write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    result = make(tmp_path, ASKED, template=str(template))
+    store = batchloom.open_store(result.path)
+    assert store[0].text.startswith("[user]How much")
+    assert trained_text(store, 0) == "It is 0.<|endoftext|>"
+    assert store.manifest.recipe["chat"]["template"] == "mine.jinja"
+    assert make(tmp_path, ASKED, template=str(template)).already_done
+    template.write_text(template.read_text().replace("[", "("))
+    with pytest.raises(FileExistsError, match="chat"):
+        make(tmp_path, ASKED, template=str(template))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"train_on": "users"}, "train_on: 'users' is not one of"),
+        ({"overlong": "split"}, "is the plan's work"),
+        ({"mapping": {"promt": "q"}}, "did you mean 'prompt'"),
+        ({"mapping": {"text": "a"}, "text_field": "b"}, "goes with no mapping"),
+        ({"max_tokens": 0}, "max_tokens: 0"),
+    ],
+)
+def test_settings_that_are_none(tmp_path, settings, sentence):
+    with pytest.raises(SettingsError, match=sentence):
+        make(tmp_path, ASKED, **settings)
+
+
+def test_preferences_are_refused_with_the_way_out(tmp_path):
+    rows = [{"prompt": "p", "chosen": "good", "rejected": "bad"}] * 3
+    with pytest.raises(InputError, match="--map prompt=prompt,response=chosen"):
+        make(tmp_path, rows)
+    store = batchloom.open_store(
+        make(tmp_path, rows, mapping={"prompt": "prompt", "response": "chosen"}).path
+    )
+    assert trained_text(store, 0) == "good<|endoftext|>"
