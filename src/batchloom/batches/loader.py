@@ -48,7 +48,9 @@ class Loader:
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
-        packing, overlong, seed, shuffle, epochs, steps, last, pool_size, block: see ``PlanSpec``.
+        packing, seed, shuffle, epochs, steps, last, pool_size, block: see ``PlanSpec``.
+        overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
+            of is worth nothing, and ``split`` for any other.
         rank: data-parallel rank; found out when neither it nor ``world_size`` is given: from an
             initialised torch.distributed, torchrun, SLURM or MPI variables, else 0 of 1.
         world_size: number of data-parallel ranks.
@@ -76,7 +78,7 @@ class Loader:
         seq_len: int | None = None,
         global_batch_size: int | None = None,
         packing: str = "best_fit",
-        overlong: Overlong = "split",
+        overlong: Overlong | None = None,
         seed: int = 0,
         shuffle: bool = True,
         epochs: int | None = None,
@@ -302,7 +304,8 @@ def _plan(
     data: Store | Plan, seq_len: int | None, global_batch_size: int | None, settings: dict[str, Any]
 ) -> Plan:
     if isinstance(data, Plan):
-        given = [name for name, value in settings.items() if value != _DEFAULTS[name]]
+        defaults = {**_DEFAULTS, "overlong": None}
+        given = [name for name, value in settings.items() if value != defaults[name]]
         given += [
             name
             for name, value in (("seq_len", seq_len), ("global_batch_size", global_batch_size))
@@ -324,6 +327,8 @@ def _plan(
     ]
     if seq_len is None or global_batch_size is None:
         raise SettingsError(missing)
+    if settings["overlong"] is None:
+        settings = {**settings, "overlong": "drop" if data.conversations else "split"}
     return Plan(data, PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size, **settings))
 
 

@@ -191,6 +191,7 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
                 PartEntry(part.start, part.stop, part.records) for part in parts[source.path]
             ),
             detected=ways[source.path].detected,
+            conversations=ways[source.path].way == "conversation",
         )
         for source in done.sources
     )

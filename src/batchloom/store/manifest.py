@@ -56,7 +56,8 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     ``hash`` is the XXH3-128 of the digests of its parts, each the XXH3-128 of the part's
     bytes after decompression. ``bos`` and ``end`` are ``added``, ``present`` or ``absent``.
-    ``detected`` says which columns became documents; empty for text files.
+    ``detected`` says which columns became documents; empty for text files. ``conversations``
+    says whether the documents are conversations.
     """
 
     name: str
@@ -69,6 +70,7 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     end: str
     parts: tuple[PartEntry, ...]
     detected: str = ""
+    conversations: bool = False
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -191,6 +191,12 @@ class Store:
         return tuple(name for name, entry in self.manifest.subsets.items() if entry.documents)
 
     @property
+    def conversations(self) -> bool:
+        """Whether every document of the store is a conversation."""
+        sources = self.manifest.sources if self.manifest else ()
+        return bool(sources) and all(source.conversations for source in sources)
+
+    @property
     def masked(self) -> bool:
         """Whether some tokens of the subset are not trained; then :meth:`mask` says which."""
         return bool(self._masked)
