@@ -144,7 +144,7 @@ def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
     )
     code += "runpy.run_module('batchloom', run_name='__main__')\n" if entry == "-m" else entry
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 130
     assert done.stderr.startswith("batchloom: Stopped.")
@@ -165,7 +165,7 @@ def test_ctrl_c_in_the_middle_of_the_work(tmp_path):
         assert job.poll() is None
         time.sleep(0.01)
     job.send_signal(signal.SIGINT)
-    _, told = job.communicate(timeout=60)
+    _, told = job.communicate(timeout=300)
     assert job.returncode == 130
     assert told.strip().splitlines()[-1].startswith("batchloom: Stopped.")
     assert "Traceback" not in told
@@ -215,7 +215,7 @@ def test_a_name_that_is_no_utf8_is_printed(tmp_path):
             ],
             capture_output=True,
             cwd=tmp_path,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, b"")
@@ -231,7 +231,7 @@ def test_output_that_cannot_be_printed_is_one_sentence(tmp_path):
             stderr=subprocess.PIPE,
             cwd=tmp_path,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
     assert done.returncode == 1

@@ -54,7 +54,7 @@ def test_python_stays_a_function_after_its_modules_are_loaded(tmp_path, text):
         f"batchloom.prepare({str(text)!r}, out={str(tmp_path / 'out')!r}, tokenizer='bytes')\n"
         f"assert batchloom.prepare([{str(text)!r}], out={str(tmp_path / 'out')!r}, tokenizer='bytes').already_done\n"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=300)
 
 
 def test_python_without_a_listener_logs_what_is_left_out(tmp_path, caplog):

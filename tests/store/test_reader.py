@@ -176,7 +176,7 @@ def test_too_many_open_files_are_told_with_the_limit_to_raise(tmp_path):
         "    print(error)\n"
     )
     words = [sys.executable, "-c", code, str(path)]
-    told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout
     assert "has too many files open; raise its limit: ulimit -n" in told
 
 
