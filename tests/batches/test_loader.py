@@ -407,6 +407,17 @@ def test_torch_missing_is_one_sentence(monkeypatch, store):
         make(store, output="torch")
 
 
+def test_a_step_that_is_none(store):
+    loader = make(store)
+    with pytest.raises(
+        IndexError,
+        match=f"There is no step {len(loader)}: .*, numbered from 0 to {len(loader) - 1}",
+    ):
+        loader[len(loader)]
+    with pytest.raises(TypeError, match="one by one, by a whole number, not by 2.5"):
+        loader[2.5]
+
+
 def test_small_plans_start_no_process(store, monkeypatch):
     monkeypatch.setattr(
         loader_module, "count_beside", lambda *_: pytest.fail("a process for 400 documents")

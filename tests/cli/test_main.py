@@ -83,6 +83,10 @@ def test_check_of_raw_files(tmp_path, capsys):
     (tmp_path / "plain.txt").write_text("hello")
     assert run(["check", str(tmp_path / "plain.txt")]) == 0
     capsys.readouterr()
+    bad.unlink()
+    (tmp_path / "x.pdf").write_bytes(b"%PDF")
+    assert run(["check", str(tmp_path)]) == 0
+    assert f"note:        Left out of {tmp_path.name}: 1 .pdf." in capsys.readouterr().out
 
 
 def test_inspect_shows_the_store(tmp_path, capsys):

@@ -23,7 +23,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Verify a store or a raw file. Exit code 0: sound, 1: faulty, 2: misuse."""
+    """Verify a store or a raw file. Exit code 0: sound, 1: faulty or not there, 2: wrong options."""
     verdict = batchloom.check(path, text_field=text_field, vocab_size=vocab_size)
     if as_json:
         facts = {"path": verdict.path, "kind": verdict.kind, "sound": verdict.sound}
