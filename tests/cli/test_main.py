@@ -9,8 +9,10 @@ import time
 import pytest
 
 from batchloom.cli import commands
+from batchloom.cli import prepare as prepare_module
 from batchloom.cli.commands import familiar
 from batchloom.cli.main import run
+from batchloom.preparation.tally import Progress
 from batchloom.testing.stores import write_store
 
 TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
@@ -93,7 +95,7 @@ def test_inspect_shows_the_store(tmp_path, capsys):
     write_store(tmp_path / "s", [*TEXT, [1] * 300])
     assert run(["inspect", str(tmp_path / "s"), "--seq-len", "128"]) == 0
     out = capsys.readouterr().out
-    assert "21 documents, 1,340 tokens (uint16) in 1 shards" in out
+    assert "21 documents, 1,340 tokens (uint16) in 1 shard\n" in out
     assert "best_fit" in out
     assert "it was the best of times" in out
     assert run(["inspect", str(tmp_path / "s"), "--json"]) == 0
@@ -249,3 +251,18 @@ def test_output_that_cannot_be_printed_is_one_sentence(tmp_path):
 def test_sizes_of_thousands_of_digits(size, capsys):
     assert run(["prepare", "a", "--out", "b", "--tokens-per-shard", size]) == 2
     assert len(capsys.readouterr().err) < 500
+
+
+def test_the_speed_shown_counts_what_was_done_since_the_phase_began(capsys, monkeypatch):
+    """Not what an earlier run had done, nor what was done when the first word of it came."""
+    now = [0.0]
+    monkeypatch.setattr(prepare_module.time, "monotonic", lambda: now[0])
+    display = prepare_module.Display()
+    now[0] = 100.0
+    display.show(Progress("write", 600_000_000, 1_200_000_000, 500_000_000, 1, 2, 0))
+    first = capsys.readouterr().err
+    assert "50%, 600.0 MB of 1,200.0 MB" in first
+    assert "/s" not in first
+    now[0] = 110.0
+    display.show(Progress("write", 700_000_000, 1_200_000_000, 500_000_000, 1, 2, 0))
+    assert "10.0 MB/s, 50 s left" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def test_options_go_over_the_configuration(store, config, tmp_path, capsys):
     assert (settings["batch_size"], settings["packing"], settings["seed"]) == (2, "wrap", 3)
     assert settings["optim"]["lr"] == 0.5
     assert settings["data"] == {"name": "s", "fingerprint": store.fingerprint}
-    assert "1 ranks x 4 passes x 2 rows" in capsys.readouterr().out
+    assert "1 rank x 4 passes x 2 rows" in capsys.readouterr().out
 
 
 def test_resuming_takes_the_runs_own_settings(store, config, tmp_path, capsys):
@@ -99,15 +99,15 @@ def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsy
         (["--data", "s", "--model-name", "tinny"], 2, "did you mean 'tiny'?"),
         (["--data", "s", "--model-name", "tiny", "--config-file", "c"], 2, "exclude each other"),
         (["--data", "s", "--config-file", "none.json"], 1, "none.json: no such file"),
-        (["--data", "s", "--max-iters", "0"], 2, "steps: 0 is below 1"),
+        (["--data", "s", "--max-iters", "0"], 2, "--max-iters: 0 is below 1"),
         (["--data", "s", "--packing", "best_fitt"], 2, "did you mean 'best_fit'?"),
         (["--data", "nowhere"], 1, "There is no store at nowhere"),
         (["--input-file", "nowhere.txt"], 1, "there is no nowhere.txt"),
         (["--data", "s", "--batch-size", "3"], 2, "--batch-size 1, 2, 4, 8 can"),
         (["--data", "s", "--resume"], 1, "holds no run"),
         (["--data", "s", "--device", "tpu"], 1, "none of auto, cpu"),
-        (["--data", "s", "--lr", "inf"], 2, "optim.lr: inf is not a finite number above 0"),
-        (["--data", "s", "--lr", "nan"], 2, "optim.lr: nan is not a finite number above 0"),
+        (["--data", "s", "--lr", "inf"], 2, "--lr: inf is not a finite number above 0"),
+        (["--data", "s", "--lr", "nan"], 2, "--lr: nan is not a finite number above 0"),
         (["--data", "s", "--stop-at", str(10**30)], 2, "--stop-at: 1000000000000000000000"),
         (["--data", "s", "--seq-len", "9" * 5000], 2, "--seq-len"),
         (["--data", "s", "--config-file", "."], 2, ".: is a folder, a pipe or a device"),

@@ -8,6 +8,7 @@ import typer
 
 import batchloom
 from batchloom.cli.console import plain_console
+from batchloom.core.values import counted
 
 
 def check(
@@ -46,6 +47,6 @@ def check(
     for fault in verdict.faults:
         console.print(f"FAULT: {fault}", style="red")
     console.print(
-        f"{verdict.path}: {'sound' if verdict.sound else f'{len(verdict.faults)} faults'}"
+        f"{verdict.path}: {'sound' if verdict.sound else counted(len(verdict.faults), 'fault')}"
     )
     return 0 if verdict.sound else 1
