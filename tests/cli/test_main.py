@@ -217,6 +217,7 @@ def test_a_name_that_is_no_utf8_is_printed(tmp_path):
                 b"out\xff",
                 "--tokenizer",
                 "bytes",
+                "--val-fraction=0",
                 *extra,
             ],
             capture_output=True,
