@@ -39,6 +39,22 @@ def test_names_brought_along(typed, understood):
     assert familiar(typed) == understood
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["prepare", "a", "--out", "o", "--tokens-per-shard", "-5"],
+            "for --tokens-per-shard: '-5'",
+        ),
+        (["prepare", "a", "--out", "o", "--val_fraction=2"], "--val-fraction: 2.0 is not in"),
+        (["train", "--data", "s", "--max-iters", "-2"], "--max-iters: -2 is below 1"),
+    ],
+)
+def test_a_problem_is_named_as_it_was_typed(words, said, capsys):
+    assert run(words) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_old_names_do_the_job(tmp_path, capsys):
     (tmp_path / "in.txt").write_text("some text\n")
     out = tmp_path / "store"

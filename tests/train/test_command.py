@@ -181,10 +181,17 @@ def test_ctrl_c_while_torch_is_being_loaded_is_one_sentence(store, config, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_ctrl_c_is_one_sentence_and_resuming_goes_on(store, config, tmp_path):
+@pytest.mark.parametrize(
+    ("interval", "left"),
+    [
+        ("5", "its newest checkpoint is of step "),
+        ("0", "it has no checkpoint yet, so its steps are lost"),
+    ],
+)
+def test_ctrl_c_is_one_sentence_and_resuming_goes_on(store, config, tmp_path, interval, left):
     out = tmp_path / "run"
     words = ["train", "--data", store.path, "--config-file", config, "--out", out]
-    asked = [*map(str, words), "--max-iters", "100000", "--save-interval", "5"]
+    asked = [*map(str, words), "--max-iters", "100000", "--save-interval", interval]
     program = "from batchloom.cli.main import main; main()"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
@@ -200,7 +207,7 @@ def test_ctrl_c_is_one_sentence_and_resuming_goes_on(store, config, tmp_path):
                 break
         _, said = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert said.strip().startswith("Stopped the run in")
+    assert said.strip().startswith(f"Stopped the run in {out}; {left}")
     assert len(said.strip().splitlines()) == 1
     assert not list(out.rglob("*.partial"))
     done = len(steps_of(out))

@@ -258,6 +258,8 @@ def print_result(console: Console, result: PrepareResult) -> None:
 
 
 def _megabytes(size: float) -> str:
+    if size < 10**3:
+        return f"{size:,.0f} bytes"
     if size < 10**5:
         return f"{size / 1e3:,.1f} kB"
     return f"{size / 1e6:,.1f} MB" if size < 10**10 else f"{size / 1e9:,.1f} GB"
