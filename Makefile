@@ -25,10 +25,12 @@ bench: .venv-bench/.bench
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 .venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+	@echo "Installing batchloom and torch into .venv: about a minute, longer on a slow network."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
 	touch $@
 
 .venv/.test: .venv/bin/python pyproject.toml constraints.txt
+	@echo "Installing batchloom and what its tests need into .venv: about a minute, longer on a slow network."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev]'
 	touch $@ .venv/.demo
 

@@ -50,7 +50,7 @@ def test_a_long_plan_is_served_at_once_and_counted_beside(store):
     next(iterator)
     assert not loader.plan.has_counts
     next(iterator)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not tables(store.path) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(tables(store.path)) == 1

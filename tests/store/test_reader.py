@@ -29,6 +29,10 @@ def test_documents_tokens_text_and_origin(tmp_path):
     assert batchloom.open_store(tmp_path / "s", split="val")[0].text.startswith("v")
     with pytest.raises(IndexError):
         store[3]
+    with pytest.raises(
+        TypeError, match=r"one by one, by a whole number, not by slice\(0, 2, None\)"
+    ):
+        store[0:2]
     assert "3 documents, 11 tokens" in repr(store)
 
 
@@ -41,8 +45,31 @@ def test_a_subset_that_is_not_there(tmp_path):
 def test_nothing_there(tmp_path):
     with pytest.raises(StoreMissingError, match="batchloom prepare INPUT"):
         batchloom.open_store(tmp_path / "no")
-    with pytest.raises(FileNotFoundError, match="dataset_metadata.json is missing"):
+    with pytest.raises(FileNotFoundError, match="the folder is empty. Make one with: batchloom"):
         batchloom.open_store(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a.txt", "this is a file.*batchloom prepare .*a.txt --out STORE;.*--input-file .*a.txt"),
+        ("texts", "this is a folder without .*batchloom prepare .*texts --out STORE"),
+        ("half", "is an unfinished store; give its prepare command again"),
+        ("half.bin", "a pair, and half.idx does not lie beside it"),
+        ("s/train", "is a subset of a store; name the store itself: .*/s$"),
+        ("a.tx", "did you mean 'a.txt'.*--out .*a.tx$"),
+    ],
+)
+def test_something_else_than_a_store_is_there(tmp_path, name, said):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text")
+    (tmp_path / "half" / ".work").mkdir(parents=True)
+    (tmp_path / "half.bin").write_bytes(b"1234")
+    write_store(tmp_path / "s", [HELLO])
+    with pytest.raises(StoreMissingError, match=said) as error:
+        batchloom.open_store(tmp_path / name)
+    assert name == "a.tx" or f"--out {tmp_path / name}" not in str(error.value)
 
 
 def test_spans_across_shards(tmp_path):
@@ -176,7 +203,7 @@ def test_too_many_open_files_are_told_with_the_limit_to_raise(tmp_path):
         "    print(error)\n"
     )
     words = [sys.executable, "-c", code, str(path)]
-    told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout
     assert "has too many files open; raise its limit: ulimit -n" in told
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -43,6 +44,7 @@ def resolve_elsewhere(home, specs, **environment):
         env=os.environ | known | environment,
     )
     assert run.returncode == 0, run.stderr
+    assert "Retry" not in run.stderr
     return run.stdout.splitlines()
 
 
@@ -115,6 +117,13 @@ def test_from_the_hub_and_then_from_the_cache(hub, tmp_path, trained):
         in offline[2]
     )
     assert "give the path of a tokenizer.json, bytes, or train:8192" in offline[2]
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    said = resolve_elsewhere(tmp_path, ["org/none"], HF_ENDPOINT=f"http://127.0.0.1:{port}")
+    assert "not in the local Hub cache and the Hub cannot be reached" in said[0]
 
 
 def test_gpt2_where_its_package_is_missing(hub, tmp_path, gpt2):

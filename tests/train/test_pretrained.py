@@ -180,7 +180,7 @@ def test_layout_does_not_change_the_gradient(store, llama, tmp_path, model):
     file = tmp_path / "ranks.safetensors"
     words = ["-m", "train.gradients", store.path, init, packed, file]
     done = subprocess.run(
-        [*TORCHRUN, *map(str, words)], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        [*TORCHRUN, *map(str, words)], env=ENVIRONMENT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     ranks = load_file(file)

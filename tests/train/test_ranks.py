@@ -30,7 +30,7 @@ def torchrun(*words):
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -111,7 +111,7 @@ def test_ctrl_c_under_torchrun_is_one_sentence_of_one_rank(tmp_path, endless):
     with started([*TORCHRUN, *endless], {}) as process:
         assert at_step(process, 12)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert process.returncode != 0
     assert said.count("Stopped the run in") == 1
     # torchrun shows where it was itself, as it does for every script.
@@ -134,7 +134,7 @@ def test_a_rank_that_is_gone_ends_the_others_in_a_sentence(endless):
     ):
         assert at_step(first, 3)
         second.kill()
-        _, said = first.communicate(timeout=60)
+        _, said = first.communicate(timeout=300)
     assert first.returncode == 1
     assert "batchloom: Rank 0 waited for the others in vain" in said
     assert "Traceback" not in said

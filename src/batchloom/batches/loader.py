@@ -23,7 +23,7 @@ from batchloom.batches.tables import (
 )
 from batchloom.batches.world import find_world
 from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
-from batchloom.core.spec import to_plain
+from batchloom.core.spec import shown, to_plain, whole
 from batchloom.plan.plan import Plan
 from batchloom.plan.ranks import check_world, rank_positions
 from batchloom.plan.spec import POOL_SIZE, Last, Overlong, PlanSpec
@@ -175,13 +175,22 @@ class Loader:
     def __bool__(self) -> bool:
         return True
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, asked: int) -> Batch:
+        step = whole(asked)
+        if step is None:
+            raise TypeError(
+                f"Steps are taken one by one, by a whole number, not by {shown(asked)}: "
+                "[loader[step] for step in range(2)]"
+            )
         if self.plan.spec.steps is None:
             self._wait()
         if step < 0:
             step += self.plan.steps
         if not 0 <= step < self.plan.steps:
-            raise IndexError(f"step {step} of a run of {self.plan.steps} steps")
+            raise IndexError(
+                f"There is no step {asked}: there are {self.plan.steps:,}, numbered from 0 to "
+                f"{self.plan.steps - 1}."
+            )
         if not self.plan.has_counts and step > 0:
             self._wait()
         return self.batch(step)

@@ -8,6 +8,7 @@ import typer
 
 import batchloom
 from batchloom.cli.console import plain_console
+from batchloom.core.values import counted
 
 
 def check(
@@ -23,7 +24,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Verify a store or a raw file. Exit code 0: sound, 1: faulty, 2: misuse."""
+    """Verify a store or a raw file. Exit code 0: sound, 1: faulty or not there, 2: wrong options."""
     verdict = batchloom.check(path, text_field=text_field, vocab_size=vocab_size)
     if as_json:
         facts = {"path": verdict.path, "kind": verdict.kind, "sound": verdict.sound}
@@ -46,6 +47,6 @@ def check(
     for fault in verdict.faults:
         console.print(f"FAULT: {fault}", style="red")
     console.print(
-        f"{verdict.path}: {'sound' if verdict.sound else f'{len(verdict.faults)} faults'}"
+        f"{verdict.path}: {'sound' if verdict.sound else counted(len(verdict.faults), 'fault')}"
     )
     return 0 if verdict.sound else 1

@@ -37,6 +37,8 @@ _ALIASES: dict[str, list[str]] = {
     "--tokenization": ["--tokenizer"],
     "--no-dedup": ["--dedup", "none"],
 }
+# Settings whose option has a name of its own.
+_OPTIONS = {"steps": "--max-iters", "optim.lr": "--lr", "model.init": "--init"}
 
 
 @app.callback(invoke_without_command=True)
@@ -72,6 +74,14 @@ def familiar(arguments: Sequence[str]) -> list[str]:
             words += known
             words += [value] if equals else []
     return words
+
+
+def as_typed(problem: str, arguments: Sequence[str]) -> str:
+    """The problem of a setting, named by its option where that is on the command line."""
+    name, colon, fault = problem.partition(":")
+    option = _OPTIONS.get(name) or f"--{name.replace('_', '-')}"
+    typed = {word.partition("=")[0] for word in familiar(arguments)}
+    return option + colon + fault if option in typed else problem
 
 
 def carry_out(arguments: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ def demo(
         int | None, typer.Option(help="Steps to train; 250 when not given.", min=1)
     ] = None,
 ) -> None:
-    """Watch a model learn from real text in two minutes: prepare, check, load, train, sample.
+    """Watch a model learn from real text in about three minutes: prepare, check, load, train, sample.
 
     The text is on every machine that has Python: no network, no account.
     """

@@ -12,6 +12,7 @@ from rich.table import Table
 import batchloom
 from batchloom.batches.inspect import Inspection
 from batchloom.cli.console import plain_console
+from batchloom.core.values import counted
 
 _BAR = 40
 
@@ -42,7 +43,7 @@ def _print_counts(console: Console, found: Inspection) -> None:
     split = f" [{found.split}]" if found.split else ""
     console.print(
         f"{found.path}{split}: {found.documents:,} documents, {found.tokens:,} tokens ({found.dtype}) in "
-        f"{found.shards} shards",
+        f"{counted(found.shards, 'shard')}",
     )
     console.print(
         f"lengths in tokens: shortest {found.shortest:,}, median {found.median:,.0f}, mean {found.mean:,.1f}, "

@@ -58,7 +58,7 @@ def run(arguments: "Sequence[str]") -> int:
     """Run one command line; returns the exit code."""
     import errno  # noqa: PLC0415
 
-    from batchloom.cli.commands import carry_out  # noqa: PLC0415 - takes its time
+    from batchloom.cli.commands import as_typed, carry_out  # noqa: PLC0415 - takes its time
     from batchloom.core.errors import BatchloomError, SettingsError  # noqa: PLC0415
     from batchloom.core.files import because  # noqa: PLC0415
 
@@ -69,7 +69,8 @@ def run(arguments: "Sequence[str]") -> int:
     except KeyboardInterrupt:
         return _fail(_STOPPED, 130)
     except SettingsError as error:
-        return _fail("\n".join(error.problems), 2)
+        problems = [as_typed(problem, arguments) for problem in error.problems]
+        return _fail("\n".join(problems), 2)
     except BatchloomError as error:
         return _fail(str(error), 1)
     except BrokenPipeError:

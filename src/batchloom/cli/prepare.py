@@ -17,6 +17,7 @@ from batchloom.chat.mapping import parse_mapping
 from batchloom.cli.console import plain_console
 from batchloom.core.files import printable
 from batchloom.core.spec import shown
+from batchloom.core.values import counted
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.preparation.result import PrepareResult
@@ -45,7 +46,8 @@ def parse_size(text: str) -> int:
     if not match or len(text) > _SIZE_CHARACTERS:
         most = f"of at most {_SIZE_CHARACTERS} characters"
         raise typer.BadParameter(
-            f"{shown(text)} is not a number {most} such as 100M, 1G or 100_000"
+            f"{shown(text)} is not a size {most} such as 100M, 1G or 100_000",
+            param_hint="--tokens-per-shard",
         )
     digits, fraction, unit = match.groups()
     whole = re.sub("[_,]", "", digits)
@@ -210,6 +212,7 @@ class Display:
     def __init__(self) -> None:
         self._console = plain_console(stderr=True)
         self._phase = ""
+        self._made_before = 0
         self._began = self._told = time.monotonic()
         self._bars: Bars | None = None
         self._task: TaskID | None = None
@@ -227,7 +230,9 @@ class Display:
             self._console.print(event.text)
             return
         if event.phase != self._phase:
+            # The first word of a phase comes when some of its work is done already.
             self._phase, self._began = event.phase, time.monotonic()
+            self._made_before = event.bytes_done - event.bytes_found
         if self._console.is_terminal:
             self._show_live(event)
         elif time.monotonic() - self._told >= _SECONDS_BETWEEN_LINES:
@@ -254,14 +259,14 @@ class Display:
         if event.phase == "sample":
             return f"{_megabytes(event.bytes_total)} of input"
         seconds = max(time.monotonic() - self._began, 1e-3)
-        rate = (event.bytes_done - event.bytes_found) / seconds
+        rate = (event.bytes_done - event.bytes_found - self._made_before) / seconds
         facts = [
             f"{_megabytes(event.bytes_done)} of {_megabytes(event.bytes_total)}",
             f"{event.documents:,} documents",
             f"{event.tokens:,} tokens",
-            f"{rate / 1e6:,.1f} MB/s",
         ]
         if rate > 0:
+            facts.append(f"{_megabytes(rate)}/s")
             facts.append(f"{_duration((event.bytes_total - event.bytes_done) / rate)} left")
         if event.quarantined:
             facts.append(f"{event.quarantined:,} quarantined")
@@ -276,7 +281,9 @@ def print_result(console: Console, result: PrepareResult) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(justify="left")
     table.add_column(justify="right")
-    table.add_row("input", f"{result.input_files:,} files, {_megabytes(result.input_bytes)}")
+    table.add_row(
+        "input", f"{counted(result.input_files, 'file')}, {_megabytes(result.input_bytes)}"
+    )
     table.add_row("records read", f"{counts.records:,}")
     for reason, count in counts.dropped.items():
         table.add_row(f"dropped: {reason}", f"{count:,}")
@@ -293,12 +300,16 @@ def print_result(console: Console, result: PrepareResult) -> None:
         table.add_row(name, f"{subset.documents:,}", f"{subset.tokens:,}", f"{subset.shards:,}")
     console.print(table)
     if not result.already_done:
-        rate = result.input_bytes / max(result.seconds, 1e-9) / 1e6
-        done = f"{result.path}: done in {_duration(result.seconds)} ({rate:,.1f} MB/s)"
+        rate = result.input_bytes / max(result.seconds, 1e-9)
+        done = f"{result.path}: done in {_duration(result.seconds)} ({_megabytes(rate)}/s)"
         console.print(f"{done}, {result.tokenizer} by {result.engine}, {result.dtype}.")
 
 
-def _megabytes(size: int) -> str:
+def _megabytes(size: float) -> str:
+    if size < 10**3:
+        return f"{size:,.0f} bytes"
+    if size < 10**5:
+        return f"{size / 1e3:,.1f} kB"
     return f"{size / 1e6:,.1f} MB" if size < 10**10 else f"{size / 1e9:,.1f} GB"
 
 

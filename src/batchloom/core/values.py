@@ -1,4 +1,4 @@
-"""What a plain value is, in the words of a sentence for people."""
+"""Plain values in the words of a sentence for people."""
 
 _KINDS = {
     dict: "an object",
@@ -15,3 +15,9 @@ _KINDS = {
 def kind_of(value: object) -> str:
     """``an object``, ``a number``, ``null`` ... as JSON calls it, else the name of its type."""
     return _KINDS.get(type(value)) or f"a {type(value).__name__}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``, ``1 pass``, ``1,000 passes``."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"

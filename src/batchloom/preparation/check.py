@@ -14,6 +14,7 @@ from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits, Part, ReadRules
 from batchloom.store.format import MANIFEST_NAME
+from batchloom.store.missing import half_a_store
 from batchloom.store.verify import Verdict, verify_prefix, verify_store
 
 _SHOWN = 10
@@ -59,10 +60,8 @@ def _check_prepared(place: Path, vocab_size: int | None) -> Verdict | None:
             f"There is nothing at {place}, no store, no Megatron prefix, no file: check the path"
             f"{nearest_path(str(place))}"
         )
-    if (place / ".work").is_dir():
-        raise InputError(
-            f"{place} is an unfinished store; give its prepare command again: it goes on."
-        )
+    if half := half_a_store(place):
+        raise InputError(half)
     return None
 
 
@@ -70,6 +69,8 @@ def _check_raw(path: Path, text_field: str) -> Verdict:
     verdict = Verdict(str(path), "file")
     rules = Recipe(inputs=(str(path),), text_field=text_field).read_rules(Limits())
     listing = list_sources([str(path)])
+    for number, note in enumerate(listing.notes, 1):
+        verdict.facts["note" if number == 1 else f"note {number}"] = note
     bounds = RecordBounds(rules)
     earlier: dict[str, int] = {}
     records = documents = empty = bad = 0

@@ -11,11 +11,11 @@ from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import NOT_JSON, printable, read_regular
 from batchloom.preparation.finish import source_hash
 from batchloom.preparation.recipe import Recipe, recipe_differences, recipe_plain
-from batchloom.preparation.work import WORK_NAME, WORK_VERSION, JobFacts, WorkFolder
+from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
 from batchloom.sources.listing import Listing, fixed_part
 from batchloom.sources.rules import Source
 from batchloom.sources.streams import PartStream
-from batchloom.store.format import MANIFEST_NAME, REPORT_NAME
+from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, WORK_NAME
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.store.writer import writing
 from batchloom.tokens import parse_train_spec, resolve_tokenizer

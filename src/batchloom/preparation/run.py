@@ -122,6 +122,8 @@ class Job:
         decision = self._work.decision() or decide(
             self._work, self._units, facts, membership, self._recipe.tokens_per_shard
         )
+        for text in membership.empty_notes(decision.shards):
+            self._note(text)
         shard_task = ShardTask(
             self._work.store,
             task.dtype,
@@ -156,6 +158,11 @@ class Job:
             tokenizer = train_tokenizer(learning_texts(sample), size)
         else:
             tokenizer = resolve_tokenizer(self._recipe.tokenizer, end_token=self._recipe.end_token)
+        if size is not None and tokenizer.vocab_size < size:
+            self._note(
+                f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that are seen twice. "
+                "More text, or a smaller number, gives as many as asked."
+            )
         _dtype_name(self._recipe, tokenizer)
         tokenizer = verify_engine(tokenizer, self._sample(VERIFY_BYTES, VERIFY_PROBE))
         if tokenizer.engine.note:

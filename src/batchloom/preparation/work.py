@@ -14,13 +14,12 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
 from batchloom.core.files import NOT_JSON, because, open_regular, read_regular
 from batchloom.preparation.unit_files import BAD_NAME, FACTS_NAME, SHARDS_NAME
-from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME
+from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.writer import make_folder, write_file, writing
 
 T = TypeVar("T")
 
-WORK_NAME = ".work"
 # Of the temporary files; a job begun by another version is begun anew.
 WORK_VERSION = 3
 

@@ -21,6 +21,7 @@ _MARKS = {
     b"\xfe\xff": "UTF-16",
 }
 _COLUMNS_SHOWN = 12
+_TEXT_ALIKE = {"text", "texts", "txt"}
 
 
 class MissingField(Exception):  # noqa: N818 - a finding of this module, never seen outside sources
@@ -112,7 +113,9 @@ def missing_field(text_field: str, columns: list[str]) -> str:
         return f"no field {text_field!r}: the object is empty"
     some = ", ".join(shown(name) for name in columns[:_COLUMNS_SHOWN])
     more = f" and {len(columns) - _COLUMNS_SHOWN} more" if len(columns) > _COLUMNS_SHOWN else ""
-    hint = nearest(text_field, columns).replace("did you mean ", "did you mean --text-field ")
+    # Who named no field has not misspelt one: `test` beside the default `text` is another thing.
+    alike = columns if text_field != "text" else [c for c in columns if c.lower() in _TEXT_ALIKE]
+    hint = nearest(text_field, alike).replace("did you mean ", "did you mean --text-field ")
     hint = hint or "; name the one that holds the text with --text-field"
     return f"no field {text_field!r}: the record has {some}{more}{hint}"
 

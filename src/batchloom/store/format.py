@@ -12,6 +12,8 @@ TOKENIZER_NAME = "tokenizer_state.json"
 QUARANTINE_NAME = "quarantine.jsonl"
 REPORT_NAME = "report.json"
 LENGTHS_NAME = "lengths.u32"
+# A folder with it is a store that is not finished.
+WORK_NAME = ".work"
 SUBSETS = ("train", "val", "test")
 SHARD_NAME = re.compile(r"shard_\d{5,9}")
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from batchloom.core.errors import StoreError, StoreMissingError
+from batchloom.core.errors import StoreError
 from batchloom.core.files import NOT_JSON, because, read_regular
 from batchloom.store.format import FORMAT_VERSION, MANIFEST_NAME, SHARD_NAME, SUBSETS, TOKEN_DTYPES
+from batchloom.store.missing import no_store
 from batchloom.tokens import Tokenizer
 
 _RESTORE = "restore it from a copy, or prepare the data again"
@@ -142,10 +143,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = read_regular(path)
     except FileNotFoundError as error:
-        raise StoreMissingError(
-            f"There is no store at {folder}: {MANIFEST_NAME} is missing. "
-            f"Make one with: batchloom prepare INPUT... --out {folder}"
-        ) from error
+        raise no_store(folder) from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {because(error)}.") from error
     _check_version(data, path)

@@ -14,9 +14,10 @@ from typing import NoReturn, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, StoreError, StoreMissingError
+from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import because, read_regular
 from batchloom.core.fingerprint import fingerprint
+from batchloom.core.spec import shown, whole
 from batchloom.store.format import (
     FORMAT_VERSION,
     LENGTHS_NAME,
@@ -28,6 +29,7 @@ from batchloom.store.format import (
 from batchloom.store.index import map_file
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.store.mask import Mask, map_mask
+from batchloom.store.missing import no_store
 from batchloom.store.origins import Origins, map_origins
 from batchloom.store.shards import Place, Shard, map_prefix, map_shard
 from batchloom.tokens import Tokenizer, tokenizer_from_state
@@ -398,7 +400,13 @@ class Store:
             f"{self.path}: a document names a part of its sources that the manifest does not list."
         )
 
-    def _checked(self, number: int) -> int:
+    def _checked(self, asked: object) -> int:
+        number = whole(asked)
+        if number is None:
+            raise TypeError(
+                f"Documents are taken one by one, by a whole number, not by {shown(asked)}: "
+                "[store[n] for n in range(2)]"
+            )
         if not -len(self) <= number < len(self):
             raise IndexError(
                 f"There is no document {number}: there are {len(self):,}, numbered from 0."
@@ -449,10 +457,7 @@ def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
         return _open_folder(folder, split)
     if is_prefix:
         return _open_prefix(stem)
-    raise StoreMissingError(
-        f"There is no store at {path}: neither a folder with a manifest nor {stem.name}.bin with "
-        f"{stem.name}.idx. Make one with: batchloom prepare INPUT... --out {path}"
-    )
+    raise no_store(Path(path))
 
 
 def _open_folder(folder: Path, split: str) -> Store:

@@ -9,6 +9,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, StoreError
+from batchloom.core.values import counted
 from batchloom.store.counts import count_faults
 from batchloom.store.format import LENGTHS_NAME, TOKEN_DTYPES
 from batchloom.store.index import map_file, map_index
@@ -70,7 +71,7 @@ def verify_store(folder: Path, progress: Callable[[int], None] | None = None) ->
     for name, subset in manifest.subsets.items():
         verdict.faults += _subset_faults(folder / name, manifest, subset, tick)
         verdict.facts[name] = (
-            f"{subset.documents:,} documents, {subset.tokens:,} tokens, {len(subset.shards)} shards"
+            f"{subset.documents:,} documents, {subset.tokens:,} tokens, {counted(len(subset.shards), 'shard')}"
         )
     if not verdict.faults:
         try:

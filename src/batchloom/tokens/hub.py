@@ -1,5 +1,6 @@
 """A tokenizer from the Hugging Face Hub: its files, the local cache first."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
@@ -46,7 +47,13 @@ def hub_files(repo: str) -> Path:
 
 def _fetch(repo: str, filename: str, revision: str | None) -> Path | None:
     """The file, from the cache or the Hub; None where the repository has no such file."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # noqa: PLC0415 - optional
+    from huggingface_hub import (  # noqa: PLC0415 - optional
+        constants,
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
     from huggingface_hub.errors import (  # noqa: PLC0415
         EntryNotFoundError,
         GatedRepoError,
@@ -61,13 +68,13 @@ def _fetch(repo: str, filename: str, revision: str | None) -> Path | None:
         known = try_to_load_from_cache(repo, filename, revision=revision)
         if known is not None:
             return Path(known) if isinstance(known, str) else None
+        # A download tries a Hub that does not answer many times, and says so each time.
+        url = hf_hub_url(repo, filename, revision=revision)
+        with suppress(EntryNotFoundError, HfHubHTTPError):
+            get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         return Path(hf_hub_download(repo, filename, revision=revision))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise TokenizerError(
-            f"{filename} of {repo} is not in the local Hub cache and the Hub cannot be reached "
-            f"({type(error).__name__}); go online once, or give the path of a tokenizer.json, "
-            "bytes, or train:8192"
-        ) from error
+        raise _unreachable(repo, filename, error) from error
     except EntryNotFoundError:
         return None
     except GatedRepoError as error:
@@ -84,3 +91,14 @@ def _fetch(repo: str, filename: str, revision: str | None) -> Path | None:
             f"the Hub did not give {filename} of {repo} ({type(error).__name__}: "
             f"{str(error).splitlines()[0]}); try again, or give the path of a tokenizer.json"
         ) from error
+    except Exception as error:
+        # Of the network: its class is that of httpx, httpx2 or requests, as the version has it.
+        raise _unreachable(repo, filename, error) from error
+
+
+def _unreachable(repo: str, filename: str, error: Exception) -> TokenizerError:
+    return TokenizerError(
+        f"{filename} of {repo} is not in the local Hub cache and the Hub cannot be reached "
+        f"({type(error).__name__}); go online once, or give the path of a tokenizer.json, "
+        "bytes, or train:8192"
+    )

@@ -65,8 +65,7 @@ def run_demo(out: Path, steps: int | None, say: Say) -> None:
     )
     say("\nWhat the model writes after 'def ':")
     say(continue_text(outcome.model, store, "def ", 150, window=settings.seq_len))
-    say(f"\nLoss curve: {run.curve}")
-    say(f"All of it took {time.perf_counter() - began:.0f} seconds.")
+    say(f"\nAll of it took {time.perf_counter() - began:.0f} seconds.")
     if not reached < unigram:
         raise TrainError(
             f"The val loss {reached:.3f} is not below the unigram entropy {unigram:.3f} "

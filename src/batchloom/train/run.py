@@ -10,6 +10,7 @@ from torch import nn
 from batchloom import Loader, Store, open_store
 from batchloom.core.errors import StateError, TrainError
 from batchloom.core.spec import to_plain
+from batchloom.core.values import counted
 from batchloom.train.build import Model, build, outline
 from batchloom.train.checkpoint import load_checkpoint
 from batchloom.train.folder import RunFolder
@@ -240,7 +241,12 @@ def _introduce(run: Run, done: int) -> None:
     """Say what is about to be trained on what."""
     settings, ranks, say = run.settings, run.ranks, run.log.say
     share = settings.global_batch_size // ranks.world_size
-    seen = settings.steps * settings.global_batch_size * settings.seq_len / max(run.store.tokens, 1)
+    plan = run.loader.plan
+    # A plan of many pools is counted beside the training, and not waited for here.
+    known = plan.has_counts or plan.pools.count == 1
+    sequences = plan.sequences_per_epoch if known else 0
+    seen = settings.steps * settings.global_batch_size
+    epochs = f", {seen / sequences:.2f} epochs" if sequences else ""
     share_trained = run.store.trained_tokens / max(run.store.tokens, 1)
     trained = f", {share_trained:.1%} of them trained" if run.store.masked else ""
     say(
@@ -254,8 +260,9 @@ def _introduce(run: Run, done: int) -> None:
     )
     say(
         f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
-        f"({ranks.world_size} ranks x {run.passes} passes x {share // run.passes} rows) on "
-        f"{ranks.device.type}; {settings.steps} steps, about {seen:.2f} epochs"
+        f"({counted(ranks.world_size, 'rank')} x {counted(run.passes, 'pass')} x "
+        f"{counted(share // run.passes, 'row')}) on {ranks.device.type}; "
+        f"{counted(settings.steps, 'step')}{epochs}"
     )
     if done:
         say(f"resume from the checkpoint of step {done}")

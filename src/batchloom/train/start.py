@@ -189,6 +189,8 @@ def _stopped(folder: RunFolder) -> tuple[str, ...]:
     if not folder.begun:
         return ()
     newest = folder.newest()
-    step = step_of(newest) if newest else 0
-    left = f"Stopped the run in {folder.path}; its newest checkpoint is of step {step}. "
+    if newest is None:
+        left = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made)"
+        return (f"Stopped the run in {folder.path}; {left}. Begin it anew with --resume.",)
+    left = f"Stopped the run in {folder.path}; its newest checkpoint is of step {step_of(newest)}. "
     return (f"{left}Go on with the same command and --resume.",)
