@@ -161,8 +161,8 @@ def test_what_is_left_out_is_told_before_the_work(tmp_path):
     )
     notes = ["Left out of in: 2 .pdf, 1 hidden.", "Named more than once, read once: a.txt."]
     assert [event.text for event in events[:2]] == notes
-    assert result.notes == tuple(notes)
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["notes"] == notes
+    assert result.notes[:2] == tuple(notes)
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["notes"][:2] == notes
 
 
 def test_a_document_that_spells_a_control_token_is_text(tmp_path):

@@ -49,7 +49,7 @@ def test_two_ranks_train_as_one(tmp_path, config):
     done = torchrun(tmp_path, store.path, *words, "--out", out, "--batch-size", 1, "--stop-at", 6)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step  1/12") == 1
-    assert "2 ranks x 2 passes x 1 rows" in done.stdout
+    assert "2 ranks x 2 passes x 1 row" in done.stdout
 
     run_training(store, alone, {"steps": 12})
     # The two ranks stopped at step 6; one rank goes on from their checkpoint.
