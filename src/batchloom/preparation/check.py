@@ -5,12 +5,13 @@ from pathlib import Path
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.units import plan_units
 from batchloom.sources.cuts import RecordBounds
-from batchloom.sources.listing import list_sources
+from batchloom.sources.listing import Listing, list_sources
 from batchloom.sources.parts import PartReader
-from batchloom.sources.rules import Limits, Part
+from batchloom.sources.places import is_far, labels_of
+from batchloom.sources.rules import Part, ReadRules
+from batchloom.sources.spool import Spool
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.verify import Verdict, verify_prefix, verify_store
 
@@ -32,6 +33,8 @@ def check(path: str | os.PathLike[str], *, text_field: str = "text") -> Verdict:
         InputMissingError: there is nothing at ``path``.
         InputError: it is of a kind that cannot be checked.
     """
+    if is_far(os.fspath(path)):
+        return _check_raw(os.fspath(path), text_field)
     place = Path(path)
     if (place / MANIFEST_NAME).exists():
         return verify_store(place)
@@ -46,13 +49,17 @@ def check(path: str | os.PathLike[str], *, text_field: str = "text") -> Verdict:
         raise InputError(
             f"{place} is an unfinished store; give its prepare command again: it goes on."
         )
-    return _check_raw(place, text_field)
+    return _check_raw(str(place), text_field)
 
 
-def _check_raw(path: Path, text_field: str) -> Verdict:
-    verdict = Verdict(str(path), "file")
-    rules = Recipe(inputs=(str(path),), text_field=text_field).read_rules(Limits())
-    listing = list_sources([str(path)])
+def _check_raw(given: str, text_field: str) -> Verdict:
+    with Spool() as spool:
+        return _check_listed(list_sources([given], spool=spool), labels_of([given])[0], text_field)
+
+
+def _check_listed(listing: Listing, path: str, text_field: str) -> Verdict:
+    verdict = Verdict(path, "file")
+    rules = ReadRules(text_field=text_field)
     bounds = RecordBounds(rules)
     earlier: dict[str, int] = {}
     records = documents = empty = bad = 0

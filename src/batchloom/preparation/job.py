@@ -18,9 +18,10 @@ from batchloom.preparation.run import Job
 from batchloom.preparation.sample import check_beginnings
 from batchloom.preparation.tally import Listener, Note, Progress
 from batchloom.preparation.units import UNIT_BYTES
-from batchloom.preparation.work import WorkFolder
+from batchloom.preparation.work import SPOOL_NAME, WORK_NAME, WorkFolder
 from batchloom.sources.listing import list_sources
 from batchloom.sources.rules import Limits
+from batchloom.sources.spool import Spool
 
 _LOG = logging.getLogger("batchloom")
 
@@ -49,7 +50,8 @@ def prepare(
     store the same arguments succeed at once.
 
     Args:
-        inputs: one or several files, folders and globs; also ``.gz`` and ``.zst``.
+        inputs: one or several files, folders, globs and URLs, or ``-`` for standard input; see
+            :class:`Recipe`.
         out: the store's folder.
         tokenizer: see :class:`Recipe`, like all arguments up to ``max_bad``.
         end_token: see :class:`Recipe`.
@@ -107,8 +109,15 @@ def run_recipe(
         limits: the constants that decide documents; others than the default only in tests.
         unit_bytes: the size of a unit; another than the default only in tests.
     """
+    with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
+        return _run(recipe, out, listener, spool, limits or Limits(), unit_bytes)
+
+
+def _run(
+    recipe: Recipe, out: Path, listener: Listener, spool: Spool, limits: Limits, unit_bytes: int
+) -> PrepareResult:
     began = time.perf_counter()
-    listing = list_sources(recipe.inputs, exclude=out)
+    listing = list_sources(recipe.inputs, exclude=out, spool=spool)
     manifest = finished_store(out, recipe, listing)
     if manifest is not None:
         remove_leftover(out)
@@ -117,9 +126,9 @@ def run_recipe(
         seconds = time.perf_counter() - began
         return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)
     check_folder(out)
-    limits = limits or Limits()
     check_beginnings(listing.sources, recipe.read_rules(limits))
     with WorkFolder(out) as work:
+        spool.sweep()
         job = Job(work, recipe, listing, listener, limits, unit_bytes, began)
         return job.run()
 

@@ -12,6 +12,7 @@ from batchloom.preparation.finish import source_hash
 from batchloom.preparation.recipe import Recipe, recipe_differences, recipe_plain
 from batchloom.preparation.work import WORK_NAME, WORK_VERSION, JobFacts, WorkFolder
 from batchloom.sources.listing import Listing
+from batchloom.sources.places import is_url, shown
 from batchloom.sources.rules import Source
 from batchloom.sources.streams import PartStream
 from batchloom.store.format import MANIFEST_NAME, REPORT_NAME
@@ -133,9 +134,14 @@ def remove_leftover(out: Path) -> None:
 def report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
     """The inputs as the report holds them."""
     return [
-        ReportedSource(source.name, os.path.abspath(source.path), source.size, source.mtime_ns)  # noqa: PTH100
+        ReportedSource(source.name, _reported_path(source.path), source.size, source.mtime_ns)
         for source in sources
     ]
+
+
+def _reported_path(path: str) -> str:
+    """Where a source lay, without what it took to read it there."""
+    return shown(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
 
 
 def _same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:

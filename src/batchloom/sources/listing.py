@@ -17,7 +17,18 @@ from batchloom.sources.kinds import (
     kind_by_content,
     kind_by_name,
 )
+from batchloom.sources.places import (
+    STANDARD_INPUT,
+    has_wildcard,
+    is_far,
+    is_url,
+    labels_of,
+    local_path,
+    shown,
+)
+from batchloom.sources.remote import has_ranges, remote_files, remote_glob, remote_status
 from batchloom.sources.rules import Source
+from batchloom.sources.spool import Spool
 from batchloom.sources.streams import PartStream
 
 # A folder with this file is a store, which is no text.
@@ -38,24 +49,27 @@ class Listing:
         return sum(source.size for source in self.sources)
 
 
-def list_sources(inputs: Sequence[str], *, exclude: Path | None = None) -> Listing:
+def list_sources(
+    inputs: Sequence[str], *, exclude: Path | None = None, spool: Spool | None = None
+) -> Listing:
     """List the files of ``inputs`` in the order given, inside a folder sorted by path.
 
     Hidden files, ``__pycache__``, stores, empty files, and what is no text, code or JSONL are
     left out of folders and globs, and counted in the notes. A file named twice is listed once.
 
     Args:
-        inputs: files, folders and globs.
+        inputs: files, folders and globs, also behind URLs, and ``-`` for standard input.
         exclude: a folder that is left out wherever it lies (the output).
+        spool: keeps what can be read only once; without it such inputs are errors.
 
     Raises:
         InputMissingError: an input does not exist, is empty or holds no usable file.
         InputError: a file named by itself cannot be used, or something cannot be read.
     """
-    lister = _Lister(exclude)
+    lister = _Lister(exclude, spool)
     labels = input_labels(inputs)
     for given, label in zip(inputs, labels, strict=True):
-        lister.add(os.path.expanduser(given), label)  # noqa: PTH111 - a string stays a string
+        lister.add(os.path.expanduser(local_path(given)), label)  # noqa: PTH111 - a string stays a string
     return Listing(tuple(lister.sources), tuple(lister.notes))
 
 
@@ -63,10 +77,14 @@ def input_labels(inputs: Sequence[str]) -> list[str]:
     """What the inputs are called where no absolute path may stand.
 
     A relative input as it was given; of an absolute one the last part of its path (of a glob,
-    from the first part with a wildcard), with the parts before it where two would be alike.
+    from the first part with a wildcard), with the parts before it where two would be alike. A URL
+    without credentials and query.
     """
-    plain = [os.path.normpath(os.path.expanduser(given)) for given in inputs]  # noqa: PTH111
-    return [_label(path, {other for other in plain if other != path}) for path in plain]
+    far = iter(labels_of([given for given in inputs if is_far(given)]))
+    near = [local_path(given) for given in inputs if not is_far(given)]
+    plain = [os.path.normpath(os.path.expanduser(given)) for given in near]  # noqa: PTH111
+    names = iter([_label(path, {other for other in plain if other != path}) for path in plain])
+    return [next(far) if is_far(given) else next(names) for given in inputs]
 
 
 def _label(path: str, others: set[str]) -> str:
@@ -83,7 +101,8 @@ def _label(path: str, others: set[str]) -> str:
 
 @final
 class _Lister:
-    def __init__(self, exclude: Path | None) -> None:
+    def __init__(self, exclude: Path | None, spool: Spool | None) -> None:
+        self._spool = spool
         self.sources: list[Source] = []
         self.notes: list[str] = []
         self._exclude = _identity(exclude) if exclude else None
@@ -96,11 +115,18 @@ class _Lister:
         self._left, self._twice = Counter(), []
         self._folders = set()
         before = len(self.sources)
+        if given == STANDARD_INPUT:
+            given = self._spooled().standard_input()
+            self.notes.append(
+                "Standard input is kept until the job ends; to go on after a stop, give the same bytes again."
+            )
         found = self._stat(given)
-        if found is None and glob.has_magic(given):
+        if is_url(given):
+            self._add_far(given, label, found)
+        elif found is None and glob.has_magic(given):
             self._add_glob(given, label)
         elif found is None:
-            raise InputMissingError(f"There is no file or folder {given}.")
+            raise InputMissingError(f"There is no file or folder {shown(given)}.")
         elif stat.S_ISDIR(found.st_mode):
             if os.path.exists(f"{given}/{STORE_MARK}"):  # noqa: PTH110
                 raise InputError(f"{given} is a store already; name the text files it was made of.")
@@ -111,6 +137,43 @@ class _Lister:
         if len(self.sources) == before and not self._twice:
             raise InputMissingError(self._nothing_in(given))
 
+    def _add_far(self, url: str, label: str, found: os.stat_result | None) -> None:
+        """A file, a folder or a glob behind a URL."""
+        if found is not None and not stat.S_ISDIR(found.st_mode):
+            if has_ranges(url):
+                self._add_named(url, label, found)
+            else:
+                path = self._spooled().web_file(url)
+                self._add_named(path, label, os.stat(path))  # noqa: PTH116
+        elif found is None and has_wildcard(url):
+            wanted = url.rpartition("/")[2].startswith(".")
+            for place, status in remote_glob(url):
+                if shown(place).rpartition("/")[2].startswith(".") and not wanted:
+                    self._left["hidden"] += 1
+                else:
+                    self._add_file(place, shown(place), status)
+        elif found is None:
+            raise InputMissingError(f"There is no file or folder {label}.")
+        else:
+            self._add_far_folder(url, label)
+
+    def _add_far_folder(self, url: str, label: str) -> None:
+        files = remote_files(url)
+        stores = {
+            inside.rpartition("/")[0] for _, inside, _ in files if inside.endswith(STORE_MARK)
+        }
+        for place, inside, status in files:
+            parts = inside.split("/")
+            above = {"/".join(parts[:count]) for count in range(len(parts))}
+            if any(part.startswith(".") for part in parts):
+                self._left["hidden"] += 1
+            elif "__pycache__" in parts:
+                self._left["__pycache__"] += 1
+            elif above & stores:
+                self._left["files of stores"] += 1
+            else:
+                self._add_file(place, f"{label.rstrip('/')}/{inside}", status)
+
     def _tell(self, label: str) -> None:
         if self._left:
             counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
@@ -119,9 +182,10 @@ class _Lister:
             more = f" and {len(self._twice) - 1:,} more" if len(self._twice) > 1 else ""
             self.notes.append(f"Named more than once, read once: {self._twice[0]}{more}.")
 
-    def _nothing_in(self, given: str) -> str:
+    def _nothing_in(self, place: str) -> str:
         counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
-        if self._stat(given) is None:
+        given = shown(place)
+        if self._stat(place) is None:
             there = (
                 f"Nothing matches {given}"
                 if not counts
@@ -209,16 +273,22 @@ class _Lister:
 
     def _add_named(self, path: str, name: str, found: os.stat_result) -> None:
         """A file named by itself: an error where it is of no use."""
+        place = name if self._spool and self._spool.holds(path) else shown(path)
         if not stat.S_ISREG(found.st_mode):
             raise InputError(
-                f"{path} is neither a file nor a folder; write what it gives into a file first."
+                f"{place} is neither a file nor a folder; write what it gives into a file first."
             )
         if found.st_size == 0:
-            raise InputMissingError(f"{path} is empty: it has 0 bytes.")
+            raise InputMissingError(f"{place} is empty: it has 0 bytes.")
         verdict = self._verdict(path, name, found)
         if verdict.kind is None:
-            raise InputError(f"{path} is not read yet ({verdict.label}): {verdict.remedy}.")
+            raise InputError(f"{place} is not read yet ({verdict.label}): {verdict.remedy}.")
         self._append(path, name, found, verdict)
+
+    def _spooled(self) -> Spool:
+        if self._spool is None:
+            raise InputError("An input that can be read only once is of no use here; name a file.")
+        return self._spool
 
     def _append(self, path: str, name: str, found: os.stat_result, verdict: Verdict) -> None:
         if verdict.kind is None:
@@ -234,14 +304,14 @@ class _Lister:
         )
 
     def _verdict(self, path: str, name: str, found: os.stat_result) -> Verdict:
-        verdict = kind_by_name(path)
+        verdict = kind_by_name(shown(path))
         if verdict is not None:
             return verdict
         look = Source(
             _printable(name),
             path,
             "text",
-            compression_by_name(path),
+            compression_by_name(shown(path)),
             found.st_size,
             found.st_mtime_ns,
         )
@@ -249,9 +319,11 @@ class _Lister:
             start = stream.read_up_to(SNIFF_BYTES)
             if start.startswith(b"{") and b"\n" not in start:
                 start += stream.read_up_to(_FIRST_LINE_BYTES)
-        return kind_by_content(path, start)
+        return kind_by_content(shown(path), start)
 
     def _stat(self, path: str) -> os.stat_result | None:
+        if is_url(path):
+            return remote_status(path)
         try:
             return os.stat(path)  # noqa: PTH116 - a Path a file costs more than the call
         except (FileNotFoundError, NotADirectoryError):

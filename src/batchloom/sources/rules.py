@@ -45,11 +45,12 @@ class Source:
 
     Attributes:
         name: its name under the inputs, as the manifest and messages give it.
-        path: where it lies.
+        path: where it lies; of a file elsewhere its URL, with all that it takes to read it.
         kind: ``jsonl``, ``text`` or ``code``.
         compression: ``gzip``, ``zstd`` or None.
         size: bytes on disk.
-        mtime_ns: its modification time.
+        mtime_ns: its modification time; of a file elsewhere a number made of its ETag or version.
+        revision: the commit of the repository it is read at, which cannot change; else empty.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Source:
     compression: Compression | None
     size: int
     mtime_ns: int
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,15 @@ import zstandard
 from isal import igzip, isal_zlib
 
 from batchloom.core.errors import InputError, InputMissingError
+from batchloom.sources.blocks import open_blocks
+from batchloom.sources.places import is_url
+from batchloom.sources.remote import remote_status
 from batchloom.sources.rules import Source
 
 # A zstd block of 4 bytes may unpack to 128 KiB: feeding this much at a time bounds what comes out.
 _ZSTD_FEED = 1024
+# Of files elsewhere a smaller one comes at once, so a look at its end is enough: it costs a request.
+_LOOKED_AT_TWICE = 8 << 20
 
 
 @final
@@ -68,6 +73,8 @@ class PartStream:
                 data = self._read_zstd(size, self._frames)
             else:
                 data = self._read_plain(size)
+        except InputError:
+            raise
         except OSError as error:
             raise self._fault(error.strerror or str(error), "") from error
         self._hash.update(data)
@@ -90,7 +97,10 @@ class PartStream:
         """
         while self.read(1 << 20):
             pass
-        check_unchanged(self.source, os.fstat(self._file.fileno()))
+        if not is_url(self.source.path):
+            check_unchanged(self.source, os.fstat(self._file.fileno()))
+        elif not self.source.revision:
+            check_unchanged(self.source, _elsewhere(self.source))
         return self._hash.digest()
 
     def _read_plain(self, size: int) -> bytes:
@@ -172,18 +182,20 @@ class _ZstdFrames:
 
 
 def open_source(source: Source) -> BinaryIO:
-    """Open the file of a source, and check that it is still the one that was listed.
+    """Open the file of a source, wherever it lies, and check that it is the one that was listed.
 
     Raises:
         InputMissingError: it is gone.
         InputError: it cannot be read, or has changed.
     """
+    if is_url(source.path):
+        if source.size > _LOOKED_AT_TWICE and not source.revision:
+            check_unchanged(source, _elsewhere(source))
+        return open_blocks(source.path, source.size)
     try:
         file = open(source.path, "rb")  # noqa: PTH123, SIM115 - one call a small file; the caller closes it
     except FileNotFoundError as error:
-        raise InputMissingError(
-            f"{source.name} is gone: it was listed and cannot be found now."
-        ) from error
+        raise InputMissingError(_gone(source)) from error
     except OSError as error:
         raise InputError(
             f"{source.name} cannot be read: {(error.strerror or str(error)).lower()}."
@@ -196,10 +208,22 @@ def open_source(source: Source) -> BinaryIO:
     return file
 
 
+def _elsewhere(source: Source) -> os.stat_result:
+    """What lies by now where a source elsewhere was listed."""
+    found = remote_status(source.path)
+    if found is None:
+        raise InputMissingError(_gone(source))
+    return found
+
+
 def check_unchanged(source: Source, now: os.stat_result) -> None:
     """Raise InputError where the file is not the one that was listed any more."""
     if (now.st_size, now.st_mtime_ns) != (source.size, source.mtime_ns):
         raise InputError(_changed(source))
+
+
+def _gone(source: Source) -> str:
+    return f"{source.name} is gone: it was listed and cannot be found now."
 
 
 def _changed(source: Source) -> str:
