@@ -9,6 +9,7 @@ import typer
 
 from batchloom import __version__
 from batchloom.cli.check import check
+from batchloom.cli.datasets import datasets
 from batchloom.cli.demo import demo
 from batchloom.cli.inspect import inspect
 from batchloom.cli.prepare import prepare
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (prepare, check, inspect, train, demo):
+for command in (prepare, check, inspect, train, demo, datasets):
     app.command()(command)
 
 # Options under the names that other tools' users have in their fingers.

@@ -7,6 +7,7 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.preparation.units import plan_units
 from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.hub import hub_name
 from batchloom.sources.listing import Listing, list_sources
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import is_far, labels_of
@@ -33,9 +34,9 @@ def check(path: str | os.PathLike[str], *, text_field: str = "text") -> Verdict:
         InputMissingError: there is nothing at ``path``.
         InputError: it is of a kind that cannot be checked.
     """
-    if is_far(os.fspath(path)):
-        return _check_raw(os.fspath(path), text_field)
-    place = Path(path)
+    given, place = os.fspath(path), Path(path)
+    if is_far(given) or (hub_name(given) and not place.exists()):
+        return _check_raw(given, text_field)
     if (place / MANIFEST_NAME).exists():
         return verify_store(place)
     stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place

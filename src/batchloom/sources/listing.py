@@ -10,6 +10,16 @@ from pathlib import Path
 from typing import final
 
 from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.spec import nearest
+from batchloom.sources.hub import (
+    HubName,
+    hub_name,
+    keep_copies,
+    list_hub,
+    pin,
+    revision_of,
+    unpinned,
+)
 from batchloom.sources.kinds import (
     SNIFF_BYTES,
     Verdict,
@@ -26,6 +36,7 @@ from batchloom.sources.places import (
     local_path,
     shown,
 )
+from batchloom.sources.presets import preset_names
 from batchloom.sources.remote import has_ranges, remote_files, remote_glob, remote_status
 from batchloom.sources.rules import Source
 from batchloom.sources.spool import Spool
@@ -50,7 +61,11 @@ class Listing:
 
 
 def list_sources(
-    inputs: Sequence[str], *, exclude: Path | None = None, spool: Spool | None = None
+    inputs: Sequence[str],
+    *,
+    exclude: Path | None = None,
+    spool: Spool | None = None,
+    streaming: bool | None = None,
 ) -> Listing:
     """List the files of ``inputs`` in the order given, inside a folder sorted by path.
 
@@ -61,12 +76,14 @@ def list_sources(
         inputs: files, folders and globs, also behind URLs, and ``-`` for standard input.
         exclude: a folder that is left out wherever it lies (the output).
         spool: keeps what can be read only once; without it such inputs are errors.
+        streaming: whether data sets of the Hub are read where they lie rather than downloaded
+            first; None: those above 10 GB are.
 
     Raises:
         InputMissingError: an input does not exist, is empty or holds no usable file.
         InputError: a file named by itself cannot be used, or something cannot be read.
     """
-    lister = _Lister(exclude, spool)
+    lister = _Lister(exclude, spool, streaming=streaming)
     labels = input_labels(inputs)
     for given, label in zip(inputs, labels, strict=True):
         lister.add(os.path.expanduser(local_path(given)), label)  # noqa: PTH111 - a string stays a string
@@ -101,8 +118,10 @@ def _label(path: str, others: set[str]) -> str:
 
 @final
 class _Lister:
-    def __init__(self, exclude: Path | None, spool: Spool | None) -> None:
-        self._spool = spool
+    def __init__(
+        self, exclude: Path | None, spool: Spool | None, *, streaming: bool | None
+    ) -> None:
+        self._spool, self._streaming = spool, streaming
         self.sources: list[Source] = []
         self.notes: list[str] = []
         self._exclude = _identity(exclude) if exclude else None
@@ -120,13 +139,20 @@ class _Lister:
             self.notes.append(
                 "Standard input is kept until the job ends; to go on after a stop, give the same bytes again."
             )
-        found = self._stat(given)
-        if is_url(given):
+        far = hub_name(given)
+        if far is None:
+            given = pin(given)
+        found = None if far and is_url(given) else self._stat(given)
+        if far and found is None:
+            self._add_hub(far)
+        elif is_url(given):
             self._add_far(given, label, found)
         elif found is None and glob.has_magic(given):
             self._add_glob(given, label)
         elif found is None:
-            raise InputMissingError(f"There is no file or folder {shown(given)}.")
+            raise InputMissingError(
+                f"There is no file or folder {given}{nearest(given, preset_names())}."
+            )
         elif stat.S_ISDIR(found.st_mode):
             if os.path.exists(f"{given}/{STORE_MARK}"):  # noqa: PTH110
                 raise InputError(f"{given} is a store already; name the text files it was made of.")
@@ -136,6 +162,15 @@ class _Lister:
         self._tell(label)
         if len(self.sources) == before and not self._twice:
             raise InputMissingError(self._nothing_in(given))
+
+    def _add_hub(self, name: HubName) -> None:
+        """The data files of a data set of the Hub, downloaded first or not."""
+        files, note = list_hub(name)
+        self.notes.append(note)
+        if left := keep_copies(files, streaming=self._streaming):
+            self.notes.append(left)
+        for file in files:
+            self._add_file(file.url, file.name, file.status)
 
     def _add_far(self, url: str, label: str, found: os.stat_result | None) -> None:
         """A file, a folder or a glob behind a URL."""
@@ -151,7 +186,7 @@ class _Lister:
                 if shown(place).rpartition("/")[2].startswith(".") and not wanted:
                     self._left["hidden"] += 1
                 else:
-                    self._add_file(place, shown(place), status)
+                    self._add_file(place, unpinned(shown(place)), status)
         elif found is None:
             raise InputMissingError(f"There is no file or folder {label}.")
         else:
@@ -184,7 +219,7 @@ class _Lister:
 
     def _nothing_in(self, place: str) -> str:
         counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
-        given = shown(place)
+        given = unpinned(shown(place))
         if self._stat(place) is None:
             there = (
                 f"Nothing matches {given}"
@@ -273,7 +308,7 @@ class _Lister:
 
     def _add_named(self, path: str, name: str, found: os.stat_result) -> None:
         """A file named by itself: an error where it is of no use."""
-        place = name if self._spool and self._spool.holds(path) else shown(path)
+        place = name if self._spool and self._spool.holds(path) else unpinned(shown(path))
         if not stat.S_ISREG(found.st_mode):
             raise InputError(
                 f"{place} is neither a file nor a folder; write what it gives into a file first."
@@ -300,7 +335,15 @@ class _Lister:
             return
         self._files.add(identity)
         self.sources.append(
-            Source(name, path, verdict.kind, verdict.compression, found.st_size, found.st_mtime_ns)
+            Source(
+                name,
+                path,
+                verdict.kind,
+                verdict.compression,
+                found.st_size,
+                found.st_mtime_ns,
+                revision_of(path),
+            )
         )
 
     def _verdict(self, path: str, name: str, found: os.stat_result) -> Verdict:

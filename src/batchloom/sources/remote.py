@@ -22,7 +22,7 @@ from batchloom.sources.remote_faults import fault_of, their_errors, told
 T = TypeVar("T")
 
 # Before the first byte a person waits: what cannot be reached is told at once.
-_FIRST_TRIES = 4
+FIRST_TRIES = 4
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gs"),
@@ -282,7 +282,7 @@ def whole(url: str) -> Iterator[bytes]:
 
 def _first_contact(url: str, look: Callable[[], T]) -> T:
     """Look at a place; what passes is tried again, what does not is told at once."""
-    for tries in range(1, _FIRST_TRIES + 1):
+    for tries in range(1, FIRST_TRIES + 1):
         try:
             return look()
         except (InputError, MissingDependencyError):
@@ -291,7 +291,7 @@ def _first_contact(url: str, look: Callable[[], T]) -> T:
             fault = fault_of(error)
         if fault.what == "missing":
             raise FileNotFoundError
-        if fault.what != "passing" or tries == _FIRST_TRIES:
+        if fault.what != "passing" or tries == FIRST_TRIES:
             break
         time.sleep(patience(tries))
     raise told(fault, url) from None

@@ -35,7 +35,6 @@ _UNREACHABLE = (
     "ConnectTimeoutError",
     "ConnectionTimeoutError",
     "TransportError",
-    "OfflineModeIsEnabled",
 )
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
@@ -91,6 +90,8 @@ def _by_status(status: int, code: str) -> Fault:
 
 def _by_kind(error: BaseException, chain: list[BaseException]) -> Fault:
     names = {type(one).__name__ for one in chain}
+    if "OfflineModeIsEnabled" in names:
+        return Fault("unreachable", "HF_HUB_OFFLINE is set")
     if any(isinstance(one, ssl.SSLCertVerificationError) for one in chain):
         return Fault("refused", "the certificate of its server cannot be verified")
     if any(isinstance(one, socket.gaierror) for one in chain) or "ClientConnectorDNSError" in names:

@@ -10,6 +10,7 @@ from isal import igzip, isal_zlib
 
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.sources.blocks import open_blocks
+from batchloom.sources.hub import copy_of
 from batchloom.sources.places import is_url
 from batchloom.sources.remote import remote_status
 from batchloom.sources.rules import Source
@@ -191,7 +192,8 @@ def open_source(source: Source) -> BinaryIO:
     if is_url(source.path):
         if source.size > _LOOKED_AT_TWICE and not source.revision:
             check_unchanged(source, _elsewhere(source))
-        return open_blocks(source.path, source.size)
+        copy = copy_of(source.path, source.size)
+        return open(copy, "rb") if copy else open_blocks(source.path, source.size)  # noqa: PTH123
     try:
         file = open(source.path, "rb")  # noqa: PTH123, SIM115 - one call a small file; the caller closes it
     except FileNotFoundError as error:
