@@ -265,7 +265,6 @@ def test_what_cannot_be_reached_is_told_at_once(url, kind, words, monkeypatch):
         ("https://h/a", "aiohttp", "http"),
         ("s3://b/a", "s3fs", "s3"),
         ("gs://b/a", "gcsfs", "gs"),
-        ("hf://datasets/o/n/a.txt", "huggingface_hub", "hf"),
     ],
 )
 def test_a_library_that_is_missing_is_named(url, module, extra):
@@ -368,3 +367,21 @@ def test_standard_input(tmp_path):
     empty = run(["prepare", "-", "--out", "p"], b"", tmp_path)
     assert (empty.returncode, empty.stderr) == (1, b"batchloom: stdin is empty: it has 0 bytes.\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["o"]
+
+
+def test_local_data_opens_no_connection(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    code = """
+import sys
+def hook(name, _):
+    if name in ("socket.connect", "socket.getaddrinfo"):
+        raise SystemExit(f"{name} was called")
+sys.addaudithook(hook)
+import batchloom
+batchloom.prepare("a.jsonl", out="o", tokenizer="train:300")
+assert batchloom.check("o").sound and batchloom.check("a.jsonl").sound
+loader = batchloom.Loader(batchloom.open_store("o"), seq_len=64, global_batch_size=4, output="numpy")
+next(iter(loader))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
