@@ -385,3 +385,30 @@ next(iter(loader))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_stopped_job_over_standard_input_goes_on_with_the_same_bytes(tmp_path, monkeypatch):
+    def give(data):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    class Stop(Exception):
+        pass
+
+    def stop(event):
+        if getattr(event, "bytes_done", 0) > 900_000:
+            raise Stop
+
+    give(LINES)
+    with pytest.raises(Stop):
+        make("-", tmp_path / "o", unit_bytes=300_000, listener=stop)
+    left = tmp_path / "o" / ".work" / "spool" / "of-a-killed-run"
+    left.mkdir(parents=True)
+    give(LINES[:-3] + b"yy\n")
+    with pytest.raises(
+        BatchloomError, match=r"unfinished work of another job .inputs: stdin was written anew"
+    ):
+        make("-", tmp_path / "o", unit_bytes=300_000)
+    give(LINES)
+    assert make("-", tmp_path / "o", unit_bytes=300_000).resumed_units > 1
+    assert len(texts(tmp_path / "o")) == 3000
+    assert not (tmp_path / "o" / ".work").exists()
