@@ -1,7 +1,6 @@
 """``batchloom check``."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from batchloom.cli.console import plain_console
 
 def check(
     path: Annotated[
-        Path, typer.Argument(help="A store, a Megatron prefix, or a raw file or folder.")
+        str, typer.Argument(help="A store, a Megatron prefix, or a raw file, folder or URL.")
     ],
     *,
     text_field: Annotated[

@@ -60,7 +60,9 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files, folders and globs of text, code and JSON Lines, also .gz and .zst.",
+            help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, also packed; URLs "
+            "(s3://, gs://, https://, hf://); a data set of the Hub (org/name[:config][/split][@revision]) or its "
+            "short name (see batchloom datasets); - for standard input.",
         ),
     ],
     *,
@@ -120,6 +122,14 @@ def prepare(
             "quarantine.jsonl."
         ),
     ] = "0.1%",
+    streaming: Annotated[
+        bool | None,
+        typer.Option(
+            "--streaming/--no-streaming",
+            help="Read data sets of the Hub where they lie, or download them first; without it those above "
+            "10 GB are read where they lie.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.")
     ] = False,
@@ -143,7 +153,7 @@ def prepare(
         max_bad=max_bad,
     )
     with Display() as display:
-        result = run_recipe(recipe, out, display.show)
+        result = run_recipe(recipe, out, display.show, streaming=streaming)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:

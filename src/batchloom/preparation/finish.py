@@ -183,6 +183,7 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
             parts=tuple(
                 PartEntry(part.start, part.stop, part.records) for part in parts[source.path]
             ),
+            revision=source.revision,
         )
         for source in done.sources
     )

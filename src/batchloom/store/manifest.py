@@ -51,11 +51,12 @@ class PartEntry(msgspec.Struct, frozen=True, array_like=True):
     records: int
 
 
-class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One input file: its name under the inputs, what was read, and how documents end.
 
     ``hash`` is the XXH3-128 of the digests of its parts, each the XXH3-128 of the part's
     bytes after decompression. ``bos`` and ``end`` are ``added``, ``present`` or ``absent``.
+    ``revision`` is the commit of the repository it was read at, and is left out of other files.
     """
 
     name: str
@@ -67,6 +68,7 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bos: str
     end: str
     parts: tuple[PartEntry, ...]
+    revision: str = ""
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
