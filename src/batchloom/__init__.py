@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from batchloom.preparation.check import check
     from batchloom.preparation.job import prepare
     from batchloom.preparation.recipe import Recipe
+    from batchloom.sources.presets import list_datasets
     from batchloom.store.reader import Store, open_store
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ _HOMES = {
     "TokenizerError": "batchloom.core.errors",
     "check": "batchloom.preparation.check",
     "inspect": "batchloom.batches.inspect",
+    "list_datasets": "batchloom.sources.presets",
     "open_store": "batchloom.store.reader",
     "prepare": "batchloom.preparation.job",
 }
@@ -70,6 +72,7 @@ __all__ = [
     "TokenizerError",
     "check",
     "inspect",
+    "list_datasets",
     "open_store",
     "prepare",
 ]

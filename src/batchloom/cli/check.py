@@ -1,7 +1,6 @@
 """``batchloom check``."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +12,7 @@ from batchloom.core.values import counted
 
 def check(
     path: Annotated[
-        Path, typer.Argument(help="A store, a Megatron prefix, or a raw file or folder.")
+        str, typer.Argument(help="A store, a Megatron prefix, or a raw file, folder or URL.")
     ],
     *,
     text_field: Annotated[

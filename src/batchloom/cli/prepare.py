@@ -64,7 +64,9 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet, Arrow; also packed.",
+            help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, also packed; URLs "
+            "(s3://, gs://, https://, hf://); a data set of the Hub (org/name[:config][/split][@revision]) or its "
+            "short name (see batchloom datasets); - for standard input.",
         ),
     ],
     *,
@@ -162,6 +164,14 @@ def prepare(
         bool,
         typer.Option("--prove", help="Decode trained tokens and compare.", rich_help_panel=_CHAT),
     ] = False,
+    streaming: Annotated[
+        bool | None,
+        typer.Option(
+            "--streaming/--no-streaming",
+            help="Read data sets of the Hub where they lie, or download them first; without it those above "
+            "10 GB are read where they lie.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.")
     ] = False,
@@ -193,7 +203,7 @@ def prepare(
         ),
     )
     with Display() as display:
-        result = run_recipe(recipe, out, display.show)
+        result = run_recipe(recipe, out, display.show, streaming=streaming)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:

@@ -24,6 +24,14 @@ class InputMissingError(InputError, FileNotFoundError):
     """An input does not exist, or holds nothing that can be used."""
 
 
+class AccessError(InputError, PermissionError):
+    """An input exists, or may exist, and is not given to whoever asks with these credentials."""
+
+
+class DownloadError(InputError, ConnectionError):
+    """An input lies elsewhere and cannot be reached, or its bytes did not come."""
+
+
 class RecordError(InputError):
     """One record of an input cannot be used.
 

@@ -8,11 +8,14 @@ from batchloom.core.errors import BatchloomError, InputError, InputMissingError
 from batchloom.core.files import because, nearest_path
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.units import plan_units
+from batchloom.sources.addresses import is_far, label_of, local_path
 from batchloom.sources.cuts import RecordBounds
-from batchloom.sources.listing import list_sources
+from batchloom.sources.hub import hub_name
+from batchloom.sources.listing import Listing, list_sources
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits, Part, ReadRules
+from batchloom.sources.spool import Spool
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.missing import half_a_store
 from batchloom.store.verify import Verdict, verify_prefix, verify_store
@@ -38,14 +41,17 @@ def check(
         InputMissingError: there is nothing at ``path``.
         InputError: it is of a kind that cannot be checked.
     """
-    place = Path(path)
+    given = local_path(os.fspath(path))
+    place = Path(given)
+    if is_far(given):
+        return _check_raw(given, text_field)
     try:
         verdict = _check_prepared(place, vocab_size)
     except BatchloomError:
         raise
     except OSError as error:
         raise InputError(f"{place} cannot be read: {because(error)}.") from error
-    return verdict or _check_raw(place, text_field)
+    return verdict or _check_raw(given, text_field)
 
 
 def _check_prepared(place: Path, vocab_size: int | None) -> Verdict | None:
@@ -55,6 +61,8 @@ def _check_prepared(place: Path, vocab_size: int | None) -> Verdict | None:
     stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
     if not place.is_dir() and stem.name and stem.with_name(stem.name + ".idx").is_file():
         return verify_prefix(stem, vocab_size)
+    if stem == place and not os.path.lexists(place) and hub_name(str(place)):
+        return None
     if not place.exists():
         raise InputMissingError(
             f"There is nothing at {place}, no store, no Megatron prefix, no file: check the path"
@@ -65,10 +73,15 @@ def _check_prepared(place: Path, vocab_size: int | None) -> Verdict | None:
     return None
 
 
-def _check_raw(path: Path, text_field: str) -> Verdict:
-    verdict = Verdict(str(path), "file")
-    rules = Recipe(inputs=(str(path),), text_field=text_field).read_rules(Limits())
-    listing = list_sources([str(path)])
+def _check_raw(given: str, text_field: str) -> Verdict:
+    rules = Recipe(inputs=(given,), text_field=text_field).read_rules(Limits())
+    with Spool() as spool:
+        listing = list_sources([given], spool=spool)
+        return _check_listed(listing, label_of(given) if is_far(given) else given, rules)
+
+
+def _check_listed(listing: Listing, path: str, rules: ReadRules) -> Verdict:
+    verdict = Verdict(path, "file")
     for number, note in enumerate(listing.notes, 1):
         verdict.facts["note" if number == 1 else f"note {number}"] = note
     bounds = RecordBounds(rules)

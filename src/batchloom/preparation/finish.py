@@ -192,6 +192,7 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
             ),
             detected=ways[source.path].detected,
             conversations=ways[source.path].way == "conversation",
+            revision=source.revision,
         )
         for source in done.sources
     )

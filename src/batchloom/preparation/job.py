@@ -22,9 +22,11 @@ from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.run import Job
 from batchloom.preparation.tally import Listener, Note, Progress
 from batchloom.preparation.units import UNIT_BYTES
-from batchloom.preparation.work import WorkFolder
-from batchloom.sources.listing import list_sources
+from batchloom.preparation.work import SPOOL_NAME, WorkFolder
+from batchloom.sources.listing import Listing, list_sources
 from batchloom.sources.rules import Limits
+from batchloom.sources.spool import Spool
+from batchloom.store.format import WORK_NAME
 
 _LOG = logging.getLogger("batchloom")
 
@@ -50,6 +52,7 @@ def prepare(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     max_tokens: int | None = None,
     overlong: Overlong = "drop",
     prove: bool = False,
+    streaming: bool | None = None,
     progress: Callable[[Note | Progress], None] | None = None,
 ) -> PrepareResult:
     """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
@@ -59,11 +62,14 @@ def prepare(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     store the same arguments succeed at once.
 
     Args:
-        inputs: one or several files, folders, globs and archives; also packed (``.gz``, ``.zst`` ...).
+        inputs: one or several files, folders, globs, archives and URLs, also packed (``.gz``,
+            ``.zst`` ...), data sets of the Hub, or ``-`` for standard input.
         out: the store's folder.
         tokenizer, end_token, text_field, mapping, split_on, normalize, tokens_per_shard, dtype,
             val_fraction, test_fraction, dedup, max_bad: see :class:`Recipe`.
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
+        streaming: whether data sets of the Hub are read where they lie (True) or downloaded first
+            (False); None: those above 10 GB are read where they lie. It decides no byte.
         progress: is called with a :class:`Note` or a :class:`Progress`, some times a second;
             what it raises stops the job. Without it, notes go to the log ``batchloom``.
 
@@ -99,7 +105,7 @@ def prepare(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     )
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
-    return run_recipe(recipe, Path(folder), progress or _log_notes)
+    return run_recipe(recipe, Path(folder), progress or _log_notes, streaming=streaming)
 
 
 def run_recipe(
@@ -107,6 +113,7 @@ def run_recipe(
     out: Path,
     listener: Listener,
     *,
+    streaming: bool | None = None,
     limits: Limits | None = None,
     unit_bytes: int = UNIT_BYTES,
 ) -> PrepareResult:
@@ -116,24 +123,35 @@ def run_recipe(
         recipe: what to do.
         out: the store's folder.
         listener: is told of notes and progress.
+        streaming: see :func:`prepare`.
         limits: the constants that decide documents; others than the default only in tests.
         unit_bytes: the size of a unit; another than the default only in tests.
     """
     began = time.perf_counter()
     check_apart(recipe.inputs, out)
-    listing = list_sources(recipe.inputs, exclude=out)
+    with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
+        listing = list_sources(recipe.inputs, exclude=out, spool=spool, streaming=streaming)
+        done = _done_before(recipe, out, listing, began)
+        if done is not None:
+            return done
+        limits = limits or Limits()
+        with WorkFolder(out) as work:
+            spool.sweep()
+            job = Job(work, recipe, listing, listener, limits, unit_bytes, began)
+            return job.run()
+
+
+def _done_before(recipe: Recipe, out: Path, listing: Listing, began: float) -> PrepareResult | None:
+    """The result of a job that is finished already; None where there is work to do."""
     manifest = finished_store(out, recipe, listing)
-    if manifest is not None:
-        remove_leftover(out)
-        report = read_report(out)
-        note = report.engine_note if report else ""
-        seconds = time.perf_counter() - began
-        return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)
-    check_folder(out)
-    limits = limits or Limits()
-    with WorkFolder(out) as work:
-        job = Job(work, recipe, listing, listener, limits, unit_bytes, began)
-        return job.run()
+    if manifest is None:
+        check_folder(out)
+        return None
+    remove_leftover(out)
+    report = read_report(out)
+    note = report.engine_note if report else ""
+    seconds = time.perf_counter() - began
+    return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)
 
 
 def _log_notes(event: Note | Progress) -> None:

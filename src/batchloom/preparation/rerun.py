@@ -12,6 +12,7 @@ from batchloom.core.files import NOT_JSON, printable, read_regular
 from batchloom.preparation.finish import source_hash
 from batchloom.preparation.recipe import Recipe, recipe_differences, recipe_plain
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
+from batchloom.sources.addresses import is_far, is_url, shown
 from batchloom.sources.listing import Listing, fixed_part
 from batchloom.sources.rules import Source
 from batchloom.sources.streams import PartStream
@@ -86,6 +87,9 @@ def check_apart(inputs: Sequence[str], out: Path) -> None:
             return
     folder = os.path.realpath(out)
     for given in inputs:
+        # What is not here, on the Hub perhaps, lies in no folder.
+        if is_far(given) or not os.path.lexists(fixed_part(given)):
+            continue
         place = os.path.realpath(fixed_part(given))
         if place == folder:
             raise StoreConflictError(
@@ -159,14 +163,16 @@ def remove_leftover(out: Path) -> None:
 def report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
     """The inputs as the report holds them."""
     return [
-        ReportedSource(
-            source.name,
-            printable(os.path.abspath(source.path)),  # noqa: PTH100
-            source.size,
-            source.mtime_ns,
-        )
+        ReportedSource(source.name, _reported_path(source), source.size, source.mtime_ns)
         for source in sources
     ]
+
+
+def _reported_path(source: Source) -> str:
+    """Where a source lay, without what it took to read it there."""
+    if is_url(source.file):
+        return printable(shown(source.file) + source.path[len(source.file) :])
+    return printable(os.path.abspath(source.path))  # noqa: PTH100
 
 
 def _same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:

@@ -20,6 +20,8 @@ from batchloom.store.writer import make_folder, write_file, writing
 
 T = TypeVar("T")
 
+# Inputs that can be read only once are kept here, each run's in a folder of its own.
+SPOOL_NAME = "spool"
 # Of the temporary files; a job begun by another version is begun anew.
 WORK_VERSION = 3
 
@@ -212,9 +214,11 @@ class WorkFolder:
         self._lock.close()
 
     def clear(self) -> None:
-        """Delete what is in the folder but the lock."""
+        """Delete what is in the folder but the lock and the inputs that are kept."""
         with writing(self.path):
             for path in self.path.iterdir():
+                if path.name == SPOOL_NAME:
+                    continue
                 if path.is_dir():
                     shutil.rmtree(path)
                 elif path.name != "lock":

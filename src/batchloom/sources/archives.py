@@ -13,27 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import BinaryIO, Literal, cast, final
+from typing import BinaryIO, cast, final
 
 from batchloom.core.errors import InputError
 from batchloom.core.files import because
+from batchloom.sources.kinds import ArchiveKind, archive_by_name
+from batchloom.sources.opening import open_place
 from batchloom.sources.unpack import Broken, Compression, Deflated, OnceRead, Unpacker, unpacker
 
 # Together, members may unpack to this many times the archive's bytes, once they pass the size.
 BOMB_RATIO, BOMB_BYTES = 1000, 1 << 30
 
-_ENDINGS: dict[str, tuple[Literal["zip", "tar"], Compression | None]] = {
-    ".zip": ("zip", None),
-    ".tar": ("tar", None),
-    ".tar.gz": ("tar", "gzip"),
-    ".tgz": ("tar", "gzip"),
-    ".tar.zst": ("tar", "zstd"),
-    ".tar.xz": ("tar", "xz"),
-    ".txz": ("tar", "xz"),
-    ".tar.bz2": ("tar", "bzip2"),
-    ".tbz2": ("tar", "bzip2"),
-    ".tar.lz4": ("tar", "lz4"),
-}
 _STORED, _DEFLATED = 0, 8
 _LOCAL = struct.Struct("<4s22xHH")
 _TAR_READ = 64 << 10
@@ -55,14 +45,15 @@ _UNSOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive as it was listed: where it lies, what it is, its size and modification time."""
+    """An archive as it was listed: where it lies, what it is, its size and time, its commit if any."""
 
     name: str
     path: str
-    kind: Literal["zip", "tar"]
+    kind: ArchiveKind
     compression: Compression | None
     size: int
     mtime_ns: int
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +91,6 @@ class Found:
     start: Callable[[], BinaryIO]
 
 
-def archive_by_name(name: str) -> tuple[Literal["zip", "tar"], Compression | None] | None:
-    """What kind of archive a file is by its name; None where it is none."""
-    lower = name.lower()
-    return next((kind for ending, kind in _ENDINGS.items() if lower.endswith(ending)), None)
-
-
 def list_archive(archive: Archive, left: Counter[str]) -> Iterator[Found]:
     """The members of an archive that may be used, in its order; what is not is counted in ``left``.
 
@@ -115,7 +100,7 @@ def list_archive(archive: Archive, left: Counter[str]) -> Iterator[Found]:
     walk = _walk_zip if archive.kind == "zip" else _walk_tar
     total = 0
     try:
-        with open(archive.path, "rb") as file:  # noqa: PTH123 - the path stays a string
+        with open_place(archive.path, archive.size) as file:
             for found in walk(archive, file, left):
                 total += found.member.size
                 if total > max(BOMB_BYTES, BOMB_RATIO * archive.size):
@@ -125,6 +110,9 @@ def list_archive(archive: Archive, left: Counter[str]) -> Iterator[Found]:
     except _UNSOUND as error:
         if isinstance(error, InputError):
             raise
+        if isinstance(error.__context__, InputError):
+            # zipfile takes bytes that did not come for a file that is none.
+            raise error.__context__ from None
         raise InputError(_unsound(archive, error)) from error
     except OSError as error:
         raise InputError(f"{archive.name} cannot be read: {because(error)}.") from error
@@ -233,7 +221,7 @@ def open_member(member: Member) -> BinaryIO:
     archive = member.archive
     if archive.compression is not None:
         return cast("BinaryIO", _InTar(member))
-    file = open(archive.path, "rb")  # noqa: PTH123, SIM115 - the caller closes it
+    file = open_place(archive.path, archive.size)
     if archive.kind == "tar":
         return cast("BinaryIO", _Window(file, member.offset, member.size))
     file.seek(member.offset)
@@ -371,7 +359,7 @@ class _InTar(OnceRead):
             reader.file.close()
             reader = None
         if reader is None:
-            reader = _Sequential(archive, open(archive.path, "rb"))  # noqa: PTH123, SIM115
+            reader = _Sequential(archive, open_place(archive.path, archive.size))
         self._reader = reader
         while reader.position < member.offset:
             if not reader.read(min(1 << 20, member.offset - reader.position)):

@@ -12,6 +12,7 @@ from batchloom.sources.json_shape import begins_list, shape_of
 from batchloom.sources.unpack import Compression
 
 Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "text", "code"]
+ArchiveKind = Literal["zip", "tar"]
 
 COMPRESSIONS: dict[str, Compression] = {
     ".gz": "gzip",
@@ -32,6 +33,18 @@ _FEATHER_1 = b"FEA1"
 COLUMNAR: tuple[Kind, ...] = ("parquet", "arrow")
 # What these hold is looked at even where their names say it.
 _LOOKED_AT: tuple[Kind, ...] = ("jsonl", "json", *COLUMNAR)
+_ARCHIVES: dict[str, tuple[ArchiveKind, Compression | None]] = {
+    ".zip": ("zip", None),
+    ".tar": ("tar", None),
+    ".tar.gz": ("tar", "gzip"),
+    ".tgz": ("tar", "gzip"),
+    ".tar.zst": ("tar", "zstd"),
+    ".tar.xz": ("tar", "xz"),
+    ".txz": ("tar", "xz"),
+    ".tar.bz2": ("tar", "bzip2"),
+    ".tbz2": ("tar", "bzip2"),
+    ".tar.lz4": ("tar", "lz4"),
+}
 SNIFF_BYTES = 8192
 FIRST_LINE_BYTES = 1 << 20
 
@@ -117,6 +130,12 @@ def kind_by_name(name: str) -> Verdict | None:
 def compression_by_name(name: str) -> Compression | None:
     """What the file is packed with, by the last ending of its name."""
     return COMPRESSIONS.get(PurePath(name.lower()).suffix)
+
+
+def archive_by_name(name: str) -> tuple[ArchiveKind, Compression | None] | None:
+    """What kind of archive a file is by its name; None where it is none."""
+    lower = name.lower()
+    return next((kind for ending, kind in _ARCHIVES.items() if lower.endswith(ending)), None)
 
 
 def must_look(named: Verdict | None) -> bool:

@@ -11,11 +11,33 @@ from typing import final
 
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import because, nearest_path, printable
-from batchloom.sources.archives import Archive, archive_by_name
-from batchloom.sources.kinds import Verdict, kind_by_name
+from batchloom.core.spec import nearest
+from batchloom.sources.addresses import (
+    STANDARD_INPUT,
+    has_wildcard,
+    is_far,
+    is_url,
+    label_of,
+    local_path,
+    shown,
+)
+from batchloom.sources.archives import Archive
+from batchloom.sources.hub import (
+    HubName,
+    hub_name,
+    keep_copies,
+    list_hub,
+    pin,
+    revision_of,
+    unpinned,
+)
+from batchloom.sources.kinds import Verdict, archive_by_name, kind_by_name
 from batchloom.sources.looks import archive_sources, judge_file
+from batchloom.sources.presets import preset_names
+from batchloom.sources.remote import has_ranges, remote_files, remote_glob, remote_status
 from batchloom.sources.rules import Source
-from batchloom.sources.saved import saved_files, saved_split
+from batchloom.sources.saved import saved_files, saved_marks, saved_split
+from batchloom.sources.spool import Spool
 
 # A folder with this file is a store, which is no text.
 STORE_MARK = "dataset_metadata.json"
@@ -41,23 +63,32 @@ class Listing:
         return sum(source.size for source in self.sources)
 
 
-def list_sources(inputs: Sequence[str], *, exclude: Path | None = None) -> Listing:
+def list_sources(
+    inputs: Sequence[str],
+    *,
+    exclude: Path | None = None,
+    spool: Spool | None = None,
+    streaming: bool | None = None,
+) -> Listing:
     """List the files of ``inputs`` in the order given, inside a folder sorted by path.
 
     Hidden files, ``__pycache__``, stores, empty files, and what is of no kind that is read are
     left out of folders, globs and archives, and counted in the notes. A file named twice is listed once.
 
     Args:
-        inputs: files, folders and globs.
+        inputs: files, folders and globs, also behind URLs, and ``-`` for standard input.
         exclude: a folder that is left out wherever it lies (the output).
+        spool: keeps what can be read only once; without it such inputs are errors.
+        streaming: whether data sets of the Hub are read where they lie rather than downloaded
+            first; None: those above 10 GB are.
 
     Raises:
         InputMissingError: an input does not exist, is empty or holds no usable file.
         InputError: a file named by itself cannot be used, or something cannot be read.
     """
-    lister = _Lister(exclude)
+    lister = _Lister(exclude, spool, streaming=streaming)
     for given, (_, label) in zip(inputs, _labels(inputs), strict=True):
-        lister.add(os.path.expanduser(given), label)  # noqa: PTH111 - a string stays a string
+        lister.add(os.path.expanduser(local_path(given)), label)  # noqa: PTH111 - a string stays a string
     return Listing(tuple(lister.sources), tuple(lister.notes))
 
 
@@ -65,8 +96,9 @@ def input_labels(inputs: Sequence[str]) -> list[str]:
     """What the inputs are called where no absolute path may stand.
 
     A relative input as it was given; of an absolute one the last part of its path (of a glob,
-    from the first part with a wildcard), with the parts before it where two would be alike.
-    Bytes that are no UTF-8 are replaced, and no two different inputs are called the same.
+    from the first part with a wildcard), with the parts before it where two would be alike. A URL
+    without credentials and query. Bytes that are no UTF-8 are replaced, and no two different
+    inputs are called the same.
     """
     names, known = _Names(), dict[str, str]()
     for path, label in _labels(inputs):
@@ -77,7 +109,7 @@ def input_labels(inputs: Sequence[str]) -> list[str]:
 
 def fixed_part(given: str) -> str:
     """The path of an input; of a glob that is no file's name, the folder before its first wildcard."""
-    path = os.path.expanduser(given)  # noqa: PTH111
+    path = os.path.expanduser(local_path(given))  # noqa: PTH111
     if not glob.has_magic(path) or os.path.lexists(path):
         return path
     parts = path.split("/")
@@ -86,10 +118,16 @@ def fixed_part(given: str) -> str:
 
 
 def _labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
-    """The normal path of each input and what it is called, in the bytes it has."""
-    paths = [os.path.normpath(os.path.expanduser(given)) for given in inputs]  # noqa: PTH111
-    alike = Counter(tail for path in set(paths) for tail in _tails(path))
-    return [(path, _label(path, alike)) for path in paths]
+    """The normal path or URL of each input and what it is called, in the bytes it has."""
+    paths = [given if is_far(given) else _normal(given) for given in inputs]
+    alike = Counter(tail for path in set(paths) if not is_far(path) for tail in _tails(path))
+    return [(path, label_of(path) if is_far(path) else _label(path, alike)) for path in paths]
+
+
+def _normal(given: str) -> str:
+    path = os.path.normpath(os.path.expanduser(local_path(given)))  # noqa: PTH111
+    # A file of this name stays one.
+    return f"./{path}" if path == STANDARD_INPUT else path
 
 
 def _tails(path: str) -> list[str]:
@@ -129,8 +167,11 @@ class _Names:
 
 @final
 class _Lister:
-    def __init__(self, exclude: Path | None) -> None:
+    def __init__(
+        self, exclude: Path | None, spool: Spool | None, *, streaming: bool | None
+    ) -> None:
         self._names = _Names()
+        self._spool, self._streaming = spool, streaming
         self.sources: list[Source] = []
         self.notes: list[str] = []
         self._exclude = _identity(exclude) if exclude else None
@@ -144,9 +185,21 @@ class _Lister:
     def add(self, given: str, label: str) -> None:
         self._left, self._twice, self._otherwise = Counter(), [], []
         self._folders = set()
-        before = len(self.sources)
-        found = self._stat(given)
-        if found is None and glob.has_magic(given):
+        before, called = len(self.sources), label if is_far(given) else given
+        if given == STANDARD_INPUT:
+            given = self._spooled().standard_input()
+            self.notes.append(
+                "Standard input is kept until the job ends; to go on after a stop, give the same bytes again."
+            )
+        far = hub_name(given)
+        if far is None:
+            given = pin(given)
+        found = None if far and is_url(given) else self._stat(given)
+        if far and found is None:
+            self._add_hub(far)
+        elif is_url(given):
+            self._add_far(given, label, found)
+        elif found is None and glob.has_magic(given):
             self._add_glob(given, label)
         elif found is None:
             raise InputMissingError(_not_found(given))
@@ -158,7 +211,58 @@ class _Lister:
             self._add_named(given, label, found)
         self._tell(label)
         if len(self.sources) == before and not self._twice:
-            raise InputMissingError(self._nothing_in(given))
+            raise InputMissingError(self._nothing_in(given, called))
+
+    def _add_hub(self, name: HubName) -> None:
+        """The data files of a data set of the Hub, downloaded first or not."""
+        files, note = list_hub(name)
+        self.notes.append(note)
+        if left := keep_copies(files, streaming=self._streaming):
+            self.notes.append(left)
+        for file in files:
+            self._add_file(file.url, file.name, file.status)
+
+    def _add_far(self, url: str, label: str, found: os.stat_result | None) -> None:
+        """A file, a folder or a glob behind a URL."""
+        if found is not None and not stat.S_ISDIR(found.st_mode):
+            if has_ranges(url):
+                self._add_named(url, label, found)
+            else:
+                path = self._spooled().web_file(url)
+                self._add_named(path, label, os.stat(path))  # noqa: PTH116
+        elif found is None and has_wildcard(url):
+            wanted = url.rpartition("/")[2].startswith(".")
+            for place, status in remote_glob(url):
+                if shown(place).rpartition("/")[2].startswith(".") and not wanted:
+                    self._left["hidden"] += 1
+                else:
+                    self._add_file(place, unpinned(shown(place)), status)
+        elif found is None:
+            raise InputMissingError(f"There is no file or folder {label}.")
+        else:
+            self._add_far_folder(url, label)
+
+    def _add_far_folder(self, url: str, label: str) -> None:
+        files = remote_files(url)
+        if saved_marks({inside for _, inside, _ in files}):
+            raise InputError(
+                f"{label} holds a dataset of save_to_disk, which is read from folders of this machine only: copy it "
+                "here and name that folder, or name its .arrow files."
+            )
+        stores = {
+            inside.rpartition("/")[0] for _, inside, _ in files if inside.endswith(STORE_MARK)
+        }
+        for place, inside, status in files:
+            parts = inside.split("/")
+            above = {"/".join(parts[:count]) for count in range(len(parts))}
+            if any(part.startswith(".") for part in parts):
+                self._left["hidden"] += 1
+            elif "__pycache__" in parts:
+                self._left["__pycache__"] += 1
+            elif above & stores:
+                self._left["files of stores"] += 1
+            else:
+                self._add_file(place, f"{label.rstrip('/')}/{inside}", status)
 
     def _tell(self, label: str) -> None:
         if self._left:
@@ -171,9 +275,9 @@ class _Lister:
             more = f" and {len(self._twice) - 1:,} more" if len(self._twice) > 1 else ""
             self.notes.append(f"Named more than once, read once: {self._twice[0]}{more}.")
 
-    def _nothing_in(self, given: str) -> str:
+    def _nothing_in(self, place: str, given: str) -> str:
         counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
-        if self._stat(given) is None:
+        if self._stat(place) is None:
             there = (
                 f"Nothing matches {given}"
                 if not counts
@@ -281,7 +385,7 @@ class _Lister:
             self._left["special files"] += 1
         elif found.st_size == 0:
             self._left["empty"] += 1
-        elif archive_by_name(path):
+        elif archive_by_name(shown(path)):
             self._add_archive(path, name, found)
         else:
             verdict = self._verdict(path, name, found)
@@ -292,27 +396,35 @@ class _Lister:
 
     def _add_named(self, path: str, name: str, found: os.stat_result) -> None:
         """A file named by itself: an error where it is of no use."""
+        kept = self._spool is not None and self._spool.holds(path)
+        place = name if kept or is_url(path) else path
         if not stat.S_ISREG(found.st_mode):
             raise InputError(
-                f"{path} is neither a file nor a folder; write what it gives into a file first."
+                f"{place} is neither a file nor a folder; write what it gives into a file first."
             )
         if found.st_size == 0:
-            raise InputMissingError(f"{path} is empty: it has 0 bytes.")
-        if archive_by_name(path):
+            raise InputMissingError(f"{place} is empty: it has 0 bytes.")
+        if archive_by_name(shown(path)):
             self._add_archive(path, name, found)
             return
         verdict = self._verdict(path, name, found)
         if verdict.kind is None:
-            raise InputError(f"{path} is not read yet ({verdict.label}): {verdict.remedy}.")
+            raise InputError(f"{place} is not read yet ({verdict.label}): {verdict.remedy}.")
         self._append(path, name, found, verdict)
 
+    def _spooled(self) -> Spool:
+        if self._spool is None:
+            raise InputError("An input that can be read only once is of no use here; name a file.")
+        return self._spool
+
     def _add_archive(self, path: str, name: str, found: os.stat_result) -> None:
-        kind = archive_by_name(path)
+        kind = archive_by_name(shown(path))
         if kind is None:
             raise AssertionError("only archives are opened as such")
         if self._listed(name, found):
             return
-        archive = Archive(self._names.fresh(name), path, *kind, found.st_size, found.st_mtime_ns)
+        name, size, stamp = self._names.fresh(name), found.st_size, found.st_mtime_ns
+        archive = Archive(name, path, *kind, size, stamp, revision_of(path))
         self.sources += archive_sources(archive, self._left, self._tell_kind)
 
     def _tell_kind(self, name: str, verdict: Verdict) -> None:
@@ -338,14 +450,27 @@ class _Lister:
         name = self._names.fresh(name)
         self._tell_kind(name, verdict)
         self.sources.append(
-            Source(name, path, verdict.kind, verdict.compression, found.st_size, found.st_mtime_ns)
+            Source(
+                name,
+                path,
+                verdict.kind,
+                verdict.compression,
+                found.st_size,
+                found.st_mtime_ns,
+                revision=revision_of(path),
+            )
         )
 
     def _verdict(self, path: str, name: str, found: os.stat_result) -> Verdict:
-        look = Source(printable(name), path, "text", None, found.st_size, found.st_mtime_ns)
+        look = Source(
+            *(printable(name), path, "text", None, found.st_size, found.st_mtime_ns),
+            revision=revision_of(path),
+        )
         return judge_file(look)
 
     def _stat(self, path: str) -> os.stat_result | None:
+        if is_url(path):
+            return remote_status(path)
         try:
             return os.stat(path)  # noqa: PTH116 - a Path a file costs more than the call
         except (FileNotFoundError, NotADirectoryError):
@@ -371,4 +496,7 @@ def _not_found(given: str) -> str:
     called = {"jsonl": "JSONL", "json": "JSON", "csv": "CSV", "parquet": "Parquet"}
     kind = called.get(named.kind or "") if named else None
     fact = f"{kind} file not found: {given}" if kind else f"There is no file or folder {given}"
-    return f"{fact}: name files, folders or quoted globs that exist{nearest_path(given)}"
+    hint = nearest_path(given)
+    if hint == ".":
+        hint = nearest(given, preset_names()) or hint
+    return f"{fact}: name files, folders or quoted globs that exist{hint}"

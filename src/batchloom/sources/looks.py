@@ -5,9 +5,11 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import BinaryIO, final
 
 from batchloom.core.errors import InputError
+from batchloom.sources.addresses import shown
 from batchloom.sources.archives import Archive, Found, list_archive
 from batchloom.sources.kinds import (
     COLUMNAR,
@@ -46,19 +48,18 @@ def judge(name: str, start: Callable[[Compression | None], bytes]) -> Verdict:
 
 
 def judge_file(source: Source) -> Verdict:
-    """What a file on disk is; ``source`` stands for its bytes, of whatever kind.
+    """What a file is, wherever it lies; ``source`` stands for its bytes, of whatever kind.
 
     Raises:
         InputError: it cannot be read.
     """
 
     def start(compression: Compression | None) -> bytes:
-        packed = Source(source.name, source.path, "text", compression, source.size, source.mtime_ns)
-        with PartStream(packed) as stream:
+        with PartStream(replace(source, compression=compression)) as stream:
             seen = stream.read_up_to(SNIFF_BYTES)
             return seen + stream.read_up_to(FIRST_LINE_BYTES) if _wants_line(seen) else seen
 
-    return judge(source.path, start)
+    return judge(shown(source.path), start)
 
 
 def _wants_line(start: bytes) -> bool:
@@ -99,6 +100,7 @@ def archive_sources(
                 found.member.size,
                 archive.mtime_ns,
                 found.member,
+                archive.revision,
             )
 
 
@@ -108,6 +110,9 @@ def _judge_member(found: Found) -> Verdict:
     try:
         with closing(found.start()) as file:
             return judge(found.name, _Head(file).start)
+    except OSError:
+        # Also what does not come from elsewhere: nothing is wrong with the member itself.
+        raise
     except (Broken, EOFError, InputError, tarfile.TarError):
         return Verdict(None, None, "broken")
 

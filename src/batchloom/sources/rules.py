@@ -65,12 +65,14 @@ class Source:
 
     Attributes:
         name: its name under the inputs, as the manifest and messages give it.
-        path: where it lies.
+        path: where it lies; of a file elsewhere its URL, with all that it takes to read it.
         kind: how it is read.
         compression: what it is packed with; None for a plain file.
         size: bytes on disk; of a member of an archive, its own bytes unpacked.
-        mtime_ns: its modification time; of a member, the archive's.
+        mtime_ns: its modification time; of a file elsewhere a number made of its ETag or version;
+            of a member, the archive's.
         member: where it lies inside an archive, whose path ``path`` begins with; else None.
+        revision: the commit of the repository it is read at, which cannot change; else empty.
     """
 
     name: str
@@ -80,6 +82,17 @@ class Source:
     size: int
     mtime_ns: int
     member: Member | None = None
+    revision: str = ""
+
+    @property
+    def file(self) -> str:
+        """Where the file lies that holds it: itself, or its archive."""
+        return self.path if self.member is None else self.member.archive.path
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of that file."""
+        return self.size if self.member is None else self.member.archive.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Folders that ``datasets.save_to_disk`` wrote: which files hold the data, in which order."""
 
 import os
+from collections.abc import Collection
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -57,6 +58,12 @@ def saved_files(folder: str) -> list[str] | None:
     if not isinstance(entries, list) or len(names) != len(entries) or not all(map(_plain, names)):
         raise InputError(f"{folder}/{_STATE} does not name its data files; save the dataset anew.")
     return [f"{folder}/{name}" for name in names]
+
+
+def saved_marks(inside: Collection[str]) -> bool:
+    """Whether the files of a folder, by their paths inside, show that a dataset was saved there."""
+    folders = {path.rpartition("/")[0] for path in inside if PurePosixPath(path).name == _STATE}
+    return any(f"{one}/{_DATASET}".lstrip("/") in inside for one in folders)
 
 
 def _plain(name: Any) -> bool:

@@ -7,12 +7,18 @@ import xxhash
 
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import because
+from batchloom.sources.addresses import is_url
 from batchloom.sources.archives import BOMB_BYTES, BOMB_RATIO, open_member
+from batchloom.sources.opening import open_place
+from batchloom.sources.remote import remote_status
 from batchloom.sources.rules import Source
 from batchloom.sources.unpack import Broken, Unpacker, unpacker
 
 if TYPE_CHECKING:
     from batchloom.sources.tables import Table
+
+# Of files elsewhere a smaller one comes at once, so a look at its end is enough: it costs a request.
+_LOOKED_AT_TWICE = 8 << 20
 
 
 @final
@@ -68,6 +74,8 @@ class PartStream:
             raise self._fault("is cut short") from error
         except Broken as error:
             raise self._fault(f"is broken ({error})") from error
+        except InputError:
+            raise
         except OSError as error:
             raise InputError(f"{self.source.name} cannot be read: {because(error)}.") from error
         self._hash.update(data)
@@ -90,7 +98,10 @@ class PartStream:
         """
         while self.read(1 << 20):
             pass
-        check_unchanged(self.source, os.fstat(self._file.fileno()))
+        if not is_url(self.source.path):
+            check_unchanged(self.source, os.fstat(self._file.fileno()))
+        elif not self.source.revision:
+            check_unchanged(self.source, _elsewhere(self.source))
         return self._hash.digest()
 
     def _read_plain(self, size: int) -> bytes:
@@ -117,30 +128,31 @@ class PartStream:
 
 
 def open_source(source: Source) -> BinaryIO:
-    """Open the file of a source, and check that it is still the one that was listed.
+    """Open the file of a source, wherever it lies, and check that it is the one that was listed.
 
     Raises:
         InputMissingError: it is gone.
         InputError: it cannot be read, or has changed.
     """
+    far = is_url(source.path)
+    if far and source.file_size > _LOOKED_AT_TWICE and not source.revision:
+        check_unchanged(source, _elsewhere(source))
     try:
-        if source.member is None:
-            # One call a small file; the caller closes it.
-            file: BinaryIO = open(source.path, "rb")  # noqa: PTH123, SIM115
-        else:
-            file = open_member(source.member)
+        member = source.member
+        file = open_member(member) if member else open_place(source.path, source.size)
+    except InputError:
+        raise
     except (EOFError, Broken) as error:
         raise InputError(
             f"{source.name} cannot be read: {str(error) or 'the archive is cut short'}; fetch or pack the archive anew."
         ) from error
     except FileNotFoundError as error:
-        raise InputMissingError(
-            f"{source.name} is gone: it was listed and cannot be found now."
-        ) from error
+        raise InputMissingError(_gone(source)) from error
     except OSError as error:
         raise InputError(f"{source.name} cannot be read: {because(error)}.") from error
     try:
-        check_unchanged(source, os.fstat(file.fileno()))
+        if not far:
+            check_unchanged(source, os.fstat(file.fileno()))
     except InputError:
         file.close()
         raise
@@ -158,11 +170,22 @@ def open_table(source: Source) -> "Table":
     return Table(source)
 
 
+def _elsewhere(source: Source) -> os.stat_result:
+    """What lies by now where a source elsewhere was listed."""
+    found = remote_status(source.file)
+    if found is None:
+        raise InputMissingError(_gone(source))
+    return found
+
+
 def check_unchanged(source: Source, now: os.stat_result) -> None:
     """Raise InputError where the file is not the one that was listed any more."""
-    size = source.size if source.member is None else source.member.archive.size
-    if (now.st_size, now.st_mtime_ns) != (size, source.mtime_ns):
+    if (now.st_size, now.st_mtime_ns) != (source.file_size, source.mtime_ns):
         raise InputError(_changed(source))
+
+
+def _gone(source: Source) -> str:
+    return f"{source.name} is gone: it was listed and cannot be found now."
 
 
 def _changed(source: Source) -> str:

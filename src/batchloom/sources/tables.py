@@ -4,6 +4,7 @@ Parts meet where row groups (Parquet) or record batches (Arrow) begin. This modu
 and is itself loaded when the first such file is opened.
 """
 
+import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,9 +17,11 @@ import pyarrow.parquet as pq
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
+from batchloom.sources.addresses import is_url
 from batchloom.sources.archives import BOMB_BYTES, BOMB_RATIO
 from batchloom.sources.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, Message, messages
 from batchloom.sources.faults import SNIPPET_BYTES, missing_field, snippet, too_large
+from batchloom.sources.opening import path_here
 from batchloom.sources.plain_values import plain_batch, text_type
 from batchloom.sources.rules import ReadRules, Source
 from batchloom.sources.streams import open_source
@@ -47,9 +50,11 @@ class Table:
 
     def __init__(self, source: Source) -> None:
         self.source, self.consumed = source, 0
-        self._file = open_source(source)
+        self._file: BinaryIO = open_source(source)
+        if is_url(source.path):
+            self._file = cast("BinaryIO", _Remembering(self._file))
         try:
-            with _named(source):
+            with _named(source, self._file):
                 self._groups: _Groups = (
                     _ParquetGroups(self._file, source.size)
                     if source.kind == "parquet"
@@ -83,7 +88,7 @@ class Table:
             self._check_text(field)
         first, last = bisect_left(self.starts, start), bisect_left(self.starts, stop)
         record = 0
-        with _named(self.source):
+        with _named(self.source, self._file):
             for offset, batch in self._groups.batches(first, last, field):
                 self.consumed = max(0, offset - start)
                 rows = _rows_at_once(batch)
@@ -180,7 +185,8 @@ class _ArrowGroups:
         self._is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
         self._found = self._messages(source.size)
         large = max((one.body for one in self._found), default=0) > _MAPPED_BYTES
-        self._mapped = pa.memory_map(source.path) if large and source.member is None else None
+        here = path_here(source.path, source.size) if source.member is None else None
+        self._mapped = pa.memory_map(here) if large and here else None
         self._starts = [one.start for one in self._found if one.kind == BATCH]
         file.seek(0)
         if self._is_file:
@@ -189,7 +195,8 @@ class _ArrowGroups:
             apart = len(self._starts) == self._count
         else:
             self.schema = pa.ipc.open_stream(self._whole()).schema
-            apart = self._mapped is None
+            # Also where it cannot be mapped: where a file lies decides no part.
+            apart = not large or source.member is not None
         self.starts = self._starts if apart and self._starts else [0]
 
     def batches(
@@ -275,6 +282,39 @@ class _Stretches(OnceRead):
         return b"".join(pieces)
 
 
+@final
+class _Remembering(OnceRead):
+    """A file elsewhere, whose bytes may not come; pyarrow repeats such an error inside of its own.
+
+    Attributes:
+        fault: why bytes did not come; else None.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.fault: InputError | None = None
+
+    def read(self, size: int | None = -1) -> bytes:
+        try:
+            return self._file.read(-1 if size is None else size)
+        except InputError as error:
+            self.fault = error
+            raise
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def _rows_at_once(batch: pa.RecordBatch) -> int:
     average = max(1, batch.nbytes // max(1, batch.num_rows))
     return int(max(1, min(_BATCH_ROWS, _BATCH_BYTES // average)))
@@ -350,7 +390,7 @@ def _check_names(source: Source, names: list[str]) -> None:
 
 
 @contextmanager
-def _named(source: Source) -> Iterator[None]:
+def _named(source: Source, file: "BinaryIO | _Remembering") -> Iterator[None]:
     """Tell what pyarrow finds wrong with a file as an InputError that names it."""
     try:
         yield
@@ -363,6 +403,8 @@ def _named(source: Source) -> Iterator[None]:
         EOFError,
         MemoryError,
     ) as error:
+        if isinstance(file, _Remembering) and file.fault is not None:
+            raise file.fault from None
         reason = (str(error) or "it is cut short").strip().splitlines()[0].rstrip(".")
         kind = "Parquet" if source.kind == "parquet" else "Arrow"
         if "crypt" in reason.lower():

@@ -59,6 +59,7 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     bytes after decompression. ``bos`` and ``end`` are ``added``, ``present`` or ``absent``.
     ``detected`` says which columns became documents; empty for text files. ``conversations``
     says whether the documents are conversations.
+    ``revision`` is the commit of the repository it was read at, and is left out of other files.
     """
 
     name: str
@@ -72,6 +73,7 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     parts: tuple[PartEntry, ...]
     detected: str = ""
     conversations: bool = False
+    revision: str = ""
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,29 @@
+"""``batchloom datasets``."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+import batchloom
+from batchloom.cli.console import plain_console
+
+
+def datasets(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+) -> None:
+    """List the data sets that have a short name: batchloom prepare NAME --out STORE."""
+    found = batchloom.list_datasets()
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "size", "read", "input"):
+        table.add_column(title, justify="right" if title == "size" else "left", no_wrap=True)
+    table.add_column("what it is")
+    for one in found:
+        read = "where it lies" if one["streaming"] else "downloaded"
+        table.add_row(one["name"], one["size"], read, one["input"], one["description"])
+    plain_console().print(table)

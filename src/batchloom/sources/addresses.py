@@ -1,0 +1,59 @@
+"""Where an input lies: in a file, behind a URL, on standard input; and how such a place is named.
+
+All of this is decided by the words alone. A URL may carry credentials and signatures: what is
+shown of it in a name, a message or a manifest is its address without them.
+"""
+
+import re
+from urllib.parse import urlsplit
+
+STANDARD_INPUT = "-"
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
+_FILE = "file://"
+# Of these a question mark is a part of the name, and there is no signature behind it.
+_WITHOUT_QUERY = ("s3", "s3a", "gs", "gcs", "hf", "memory")
+
+
+def is_far(place: str) -> bool:
+    """Whether a place is no path of this machine: a URL, or standard input."""
+    return is_url(place) or place == STANDARD_INPUT
+
+
+def is_url(place: str) -> bool:
+    """Whether a place is the URL of something that is no file of this machine."""
+    return bool(_URL.match(place)) and not place.lower().startswith(_FILE)
+
+
+def local_path(place: str) -> str:
+    """The path of a ``file://`` URL; any other place as it is."""
+    return place[len(_FILE) :] if place.lower().startswith(_FILE) else place
+
+
+def scheme_of(url: str) -> str:
+    """What stands before ``://``, in small letters; empty for a path."""
+    match = _URL.match(url)
+    return match[1].lower() if match else ""
+
+
+def shown(place: str) -> str:
+    """The place without credentials, query and fragment; a path as it is."""
+    scheme = scheme_of(place)
+    if not scheme:
+        return place
+    address = place[len(scheme) + 3 :]
+    if scheme not in _WITHOUT_QUERY:
+        address = re.split(r"[?#]", address, maxsplit=1)[0]
+    host, slash, rest = address.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{rest}"
+
+
+def label_of(place: str) -> str:
+    """What an input that is no path is called; several may be called the same."""
+    return "stdin" if place == STANDARD_INPUT else shown(place)
+
+
+def has_wildcard(url: str) -> bool:
+    """Whether a URL may be a glob: a question mark of a web address begins its query."""
+    if scheme_of(url) in _WITHOUT_QUERY:
+        return bool(re.search(r"[*?\[]", url))
+    return bool(re.search(r"[*\[]", urlsplit(url).path))

@@ -1,0 +1,157 @@
+"""What went wrong at a distance: told by the error alone, in words that hold no address.
+
+Libraries put the whole URL into their errors, with its signature; so none of their sentences
+is repeated here, and none of their errors is chained to ours.
+"""
+
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError
+from batchloom.sources.addresses import scheme_of, shown
+
+What = Literal["missing", "denied", "unreachable", "passing", "refused"]
+
+# What libraries raise that is no OSError, by module; a module that is not loaded raised nothing.
+_THEIRS = (
+    ("aiohttp", "ClientError"),
+    ("botocore.exceptions", "BotoCoreError"),
+    ("botocore.exceptions", "ClientError"),
+    ("gcsfs.retry", "HttpError"),
+    ("google.auth.exceptions", "GoogleAuthError"),
+    ("httpx", "HTTPError"),
+    ("httpx2", "HTTPError"),
+)
+_UNREACHABLE = (
+    "ClientConnectorError",
+    "ClientConnectorDNSError",
+    "EndpointConnectionError",
+    "ConnectError",
+    "ConnectTimeout",
+    "ConnectTimeoutError",
+    "ConnectionTimeoutError",
+    "TransportError",
+)
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+_PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_CREDENTIALS = {
+    "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`",
+    "hf": "HF_TOKEN, or `hf auth login`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What an error of a library means, and what to call it."""
+
+    what: What
+    words: str
+
+
+def their_errors() -> tuple[type[BaseException], ...]:
+    """The errors that mean a fault of a place, of the libraries that are loaded."""
+    found: list[type[BaseException]] = [OSError]
+    for module, name in _THEIRS:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None:
+            found.append(kind)
+    return tuple(found)
+
+
+def fault_of(error: BaseException) -> Fault:
+    """What an error means: what it says itself first, then what caused it."""
+    chain = list(_chain(error))
+    if any(type(one).__name__ in _NO_CREDENTIALS for one in chain):
+        return Fault("denied", "no credentials were found")
+    status = next(filter(None, map(_status, chain)), None)
+    if status is None and isinstance(error, PermissionError):
+        status = 403
+    if status is None and isinstance(error, FileNotFoundError):
+        status = 404
+    if status is not None and status >= 400:
+        return _by_status(status, next(filter(None, map(_code, chain)), ""))
+    return _by_kind(error, chain)
+
+
+def _by_status(status: int, code: str) -> Fault:
+    answer = f"{status} {code}".strip()
+    if status in (401, 403):
+        return Fault("denied", f"the answer is {answer}")
+    if status in (404, 410):
+        return Fault("missing", "it does not exist")
+    passing = status in _PASSING_STATUS
+    return Fault("passing" if passing else "refused", f"the server answered {answer}")
+
+
+def _by_kind(error: BaseException, chain: list[BaseException]) -> Fault:
+    names = {type(one).__name__ for one in chain}
+    if "OfflineModeIsEnabled" in names:
+        return Fault("unreachable", "HF_HUB_OFFLINE is set")
+    if any(isinstance(one, ssl.SSLCertVerificationError) for one in chain):
+        return Fault("refused", "the certificate of its server cannot be verified")
+    if any(isinstance(one, socket.gaierror) for one in chain) or "ClientConnectorDNSError" in names:
+        return Fault("unreachable", "the name of its server is not known here")
+    if any(isinstance(one, ConnectionRefusedError) for one in chain):
+        return Fault("unreachable", "the connection was refused")
+    if names.intersection(_UNREACHABLE):
+        return Fault("unreachable", "there is no connection to its server")
+    if isinstance(error, TimeoutError):
+        return Fault("passing", "no answer in time")
+    return Fault("passing", f"the connection broke ({type(error).__name__})")
+
+
+def told(fault: Fault, url: str) -> InputError:
+    """The error to raise for a place whose fault is not going to pass."""
+    place = shown(url)
+    if fault.what == "missing":
+        return InputMissingError(f"There is no file or folder {place}.")
+    if fault.what == "denied":
+        wanted = _CREDENTIALS.get(scheme_of(url).replace("s3a", "s3").replace("gcs", "gs"))
+        remedy = (
+            f"give credentials that may read it ({wanted})" if wanted else "check who may read it"
+        )
+        return AccessError(f"Access to {place} is denied: {fault.words}; {remedy}.")
+    if fault.what == "refused":
+        return DownloadError(f"{place} cannot be read: {fault.words}; check its address.")
+    return DownloadError(
+        f"Failed to download {place}: {fault.words}; check the network and the address, then give the same "
+        "command again."
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        # aiohttp keeps what the system said beside the chain.
+        inner = getattr(error, "os_error", None)
+        if isinstance(inner, BaseException):
+            yield inner
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: Any) -> int | None:
+    """The status of the answer, wherever a library keeps it."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        found = getattr(response, "status_code", None) or getattr(error, "status", None)
+        if type(error).__module__.startswith("gcsfs"):
+            found = error.code
+    return found if isinstance(found, int) else None
+
+
+def _code(error: Any) -> str:
+    """The word an object store has for what is wrong."""
+    response = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return ""
+    word = str(response.get("Error", {}).get("Code", ""))
+    return word if word.isalpha() else ""

@@ -1,0 +1,128 @@
+"""A stand-in for the Hugging Face Hub on loopback: repositories of files, and the faults of a web server.
+
+What the real libraries ask for: the repository and its commit, its tree, facts of single paths, and files
+with ranges.
+"""
+
+import hashlib
+import json
+import re
+from contextlib import contextmanager
+from urllib.parse import parse_qs, unquote
+
+from sources.web import Handler, Web, serving
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NEXT_COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
+API = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
+FILE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.*)")
+
+
+class Hub(Web):
+    """Attributes: ``repos``: files by path by name of the repository; ``gated``: names."""
+
+    def __init__(self, repos):
+        super().__init__()
+        self.repos, self.gated, self.commit = repos, set(), COMMIT
+        self.tokens = set()
+
+
+class HubHandler(Handler):
+    def do_POST(self):  # noqa: N802
+        size = int(self.headers.get("Content-Length", 0))
+        self.posted = self.rfile.read(size)
+        self.answer(body=True)
+
+    def answer(self, *, body):
+        hub, path = self.web, unquote(self.path.partition("?")[0])
+        hub.tokens.add(self.headers.get("Authorization"))
+        match = FILE.fullmatch(path)
+        if match:
+            repo, revision, inside = match.groups()
+            found = self.known(repo, revision)
+            if found is None:
+                hub.asked.append((self.command, path, None))
+            elif inside in found:
+                hub.files[path] = found[inside]
+                super().answer(body=body)
+            else:
+                hub.asked.append((self.command, path, None))
+                self.refuse(404, "EntryNotFound")
+            return
+        hub.asked.append((self.command, path, None))
+        match = API.fullmatch(path)
+        if not match:
+            self.refuse(404, "RepoNotFound")
+            return
+        repo, what, revision, inside = match.groups()
+        found = self.known(repo, revision or "main")
+        if found is not None:
+            self.say(self.facts(repo, found, what, inside or ""))
+
+    def known(self, repo, revision):
+        """The files of a repository at a revision, or None after the answer that it is not to be had."""
+        hub = self.web
+        if repo not in hub.repos:
+            self.refuse(401, "RepoNotFound")
+        elif repo in hub.gated:
+            self.refuse(403, "GatedRepo")
+        elif revision not in ("main", hub.commit, COMMIT):
+            self.refuse(404, "RevisionNotFound")
+        else:
+            return hub.repos[repo]
+        return None
+
+    def facts(self, repo, files, what, inside):
+        if what == "tree":
+            prefix = f"{inside}/" if inside else ""
+            below = {path: data for path, data in files.items() if path.startswith(prefix)}
+            return self.tree(prefix, below, deep="recursive=true" in self.path.lower())
+        if what == "paths-info":
+            wanted = parse_qs(self.posted.decode())["paths"]
+            return self.entries({path: data for path, data in files.items() if path in wanted})
+        siblings = [{"rfilename": path} for path in files]
+        return {
+            "id": repo,
+            "sha": self.web.commit,
+            "siblings": siblings,
+            "private": False,
+            "tags": [],
+        }
+
+    def tree(self, prefix, files, *, deep):
+        above = {
+            path.rsplit("/", count)[0] for path in files for count in range(1, path.count("/") + 1)
+        }
+        folders = sorted(path for path in above if path.startswith(prefix) and path + "/" != prefix)
+        found = [
+            {"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in folders
+        ]
+        found += self.entries(files)
+        return [one for one in found if deep or "/" not in one["path"][len(prefix) :]]
+
+    def entries(self, files):
+        return [
+            {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+            for path, data in files.items()
+        ]
+
+    def say(self, value):
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def refuse(self, status, code):
+        self.empty(status, {"X-Error-Code": code, "X-Error-Message": code})
+
+    def end_headers(self):
+        self.send_header("X-Repo-Commit", self.web.commit)
+        super().end_headers()
+
+
+@contextmanager
+def hub_serving(repos):
+    with serving(HubHandler, Hub(repos)) as hub:
+        yield hub

@@ -1,0 +1,405 @@
+"""Data sets of the Hub: the real libraries against a stand-in on loopback, in processes of their own."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import batchloom
+from batchloom.sources.hub import HubName, hub_name, pin, revision_of, unpinned
+from batchloom.sources.listing import list_sources
+from sources.hub_server import COMMIT, NEXT_COMMIT, hub_serving
+
+TOKEN = "hf_SECRETSECRET"
+CODE = """
+import json, sys, time
+from batchloom.core.errors import BatchloomError
+from batchloom.preparation.check import check
+from batchloom.preparation.job import prepare
+# Neither we nor the libraries wait between tries.
+time.sleep = lambda seconds: None
+folder, streaming, *inputs = sys.argv[1:]
+for number, given in enumerate(inputs):
+    notes, began = [], time.perf_counter()
+    try:
+        prepare(
+            given, out=f"{folder}/{number}", tokenizer="bytes", streaming=json.loads(streaming),
+            progress=lambda event: notes.append(getattr(event, "text", "")),
+        )
+        result = check(given).sound if streaming == "null" else True
+    except BatchloomError as error:
+        result = [base.__name__ for base in type(error).__mro__], str(error), error.__cause__ is None
+    print("\\n@" + json.dumps([result, notes, time.perf_counter() - began]))
+"""
+CARD = b"""---
+configs:
+- config_name: big
+  data_files:
+  - split: train
+    path: data/*/*.jsonl
+- config_name: small
+  default: true
+  data_files:
+  - split: train
+    path: small/train.jsonl
+  - split: validation
+    path: small/test.jsonl
+---
+# A card
+"""
+
+
+def lines(what, count):
+    return b"".join(
+        json.dumps({"text": f"{what} {i} " + "x" * 200}).encode() + b"\n" for i in range(count)
+    )
+
+
+def parquet(what, count):
+    table = pa.Table.from_pylist([json.loads(line) for line in lines(what, count).splitlines()])
+    file = io.BytesIO()
+    pq.write_table(table, file, row_group_size=1000, compression="none")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def hub():
+    repos = {
+        "org/plain": {
+            "README.md": b"# hi",
+            "train.jsonl": lines("plain", 4000),
+            "test.jsonl": lines("test", 3),
+        },
+        "org/cards": {
+            "README.md": CARD,
+            "data/a/0.jsonl": lines("a", 2),
+            "data/b/0.jsonl": lines("b", 2),
+            "small/train.jsonl": lines("small", 3),
+            "small/test.jsonl": lines("validation", 4),
+        },
+        "org/tables": {
+            "README.md": b"# hi",
+            "data/train-00000-of-00002.parquet": parquet("table", 4000),
+            "data/train-00001-of-00002.parquet": parquet("other", 10),
+        },
+        "org/script": {"script.py": b"raise SystemExit('a script was run')"},
+        "org/gated": {"a.jsonl": lines("gated", 1)},
+        "org/empty": {"README.md": b"# nothing"},
+        "org/splits": {"a/dev.jsonl": lines("dev", 1), "a/test.jsonl": lines("t", 1)},
+        "karpathy/tiny_shakespeare": {"train.jsonl": lines("To be", 2)},
+    }
+    with hub_serving(repos) as server:
+        server.gated.add("org/gated")
+        yield server
+
+
+@pytest.fixture
+def elsewhere(hub, tmp_path):
+    """Prepares inputs in one process that knows the stand-in: result, notes and seconds of each.
+
+    Their stores are ``FOLDER/0``, ``FOLDER/1``, ...; the process is one since the libraries take seconds to load.
+    """
+
+    def run(folder, *inputs, streaming=None, **environment):
+        known = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_TOKEN": TOKEN,
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", CODE, str(tmp_path / folder), json.dumps(streaming), *inputs],
+            capture_output=True,
+            text=True,
+            env=os.environ | known | environment,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        assert TOKEN not in done.stdout + done.stderr
+        return [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
+
+    hub.asked.clear()
+    return run
+
+
+def manifest(folder):
+    return json.loads((folder / "dataset_metadata.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("org/name", HubName("org/name")),
+        ("org/name:config", HubName("org/name", "config")),
+        ("org/name/split", HubName("org/name", "", "split")),
+        (
+            "org/na-me.v1:2023.en/train@refs/pr/1",
+            HubName("org/na-me.v1", "2023.en", "train", "refs/pr/1"),
+        ),
+        ("org/name@main", HubName("org/name", revision="main")),
+        ("hf://datasets/org/name@v1", HubName("org/name", revision="v1")),
+        ("hf://datasets/org/name/", HubName("org/name")),
+        ("pile", HubName("monology/pile-uncopyrighted", "default", "train")),
+    ],
+)
+def test_names_of_the_hub(place, name):
+    assert hub_name(place) == name
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(
+            "org/name.jsonl",
+            "org/name.json",
+            "data/train.csv",
+            "a/b/c.parquet",
+            "x/y.txt.gz",
+            "x/y.jsonl@main",
+        ),
+        *(
+            "./org/name",
+            "/org/name",
+            "../name",
+            "~/name",
+            "name",
+            "a/b/c/d",
+            "org/*",
+            "org/name?",
+            "",
+            "a b/c",
+        ),
+        *(
+            "s3://org/name",
+            "hf://datasets/org/name/a.jsonl",
+            "hf://datasets/org/name@v1/data/a.jsonl",
+        ),
+    ],
+)
+def test_what_is_never_looked_up_on_the_hub(place):
+    assert hub_name(place) is None
+
+
+def test_what_lies_here_is_never_looked_up_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    (tmp_path / "org" / "name" / "a.txt").write_text("local")
+    (tmp_path / "pile").write_text("local")
+    assert [source.name for source in list_sources(["org/name", "pile"]).sources] == [
+        "org/name/a.txt",
+        "pile",
+    ]
+    with pytest.raises(
+        ImportError, match=r"no file or folder org/other.*pip install datasets transformers"
+    ):
+        list_sources(["org/other"])
+    with pytest.raises(
+        FileNotFoundError,
+        match="no file or folder tiny_shakespear: .*; did you mean 'tiny_shakespeare'",
+    ):
+        list_sources(["tiny_shakespear"])
+
+
+def test_pinned_urls():
+    url = f"hf://datasets/org/name@{COMMIT}/data/a.jsonl"
+    assert (revision_of(url), unpinned(url), pin(url)) == (
+        COMMIT,
+        "hf://datasets/org/name/data/a.jsonl",
+        url,
+    )
+    assert revision_of("hf://datasets/org/name@main/a.jsonl") == ""
+    assert pin("s3://bucket/a") == "s3://bucket/a"
+
+
+def test_a_data_set_gives_its_train_split_at_one_commit(hub, elsewhere, tmp_path):
+    ((result, notes, _),) = elsewhere("far", "org/plain", streaming=True)
+    assert result is True
+    (source,) = manifest(tmp_path / "far" / "0")["sources"]
+    assert (source["name"], source["revision"]) == ("org/plain/train.jsonl", COMMIT)
+    assert source["documents"] == 4000
+    assert (
+        f"org/plain: configuration default, split train (not test), 1 files, 0.9 MB, commit {COMMIT}"
+        in notes[0]
+    )
+    assert not list((tmp_path / "hf" / "hub").rglob("train.jsonl"))
+    # Downloaded first it is read from the copy, also when it is given again, and is the same store.
+    hub.asked.clear()
+    assert elsewhere("near", "org/plain", streaming=False)[0][0] is True
+    assert list((tmp_path / "hf" / "hub").rglob("train.jsonl"))
+    gets = [
+        path for method, path, _ in hub.asked if method == "GET" and path.endswith("train.jsonl")
+    ]
+    assert len(gets) == 1
+    manifests = [tmp_path / folder / "0" / "dataset_metadata.json" for folder in ("far", "near")]
+    assert manifests[0].read_bytes() == manifests[1].read_bytes()
+    for folder in ("far", "near"):
+        files = [path for path in (tmp_path / folder).rglob("*") if path.is_file()]
+        assert not any(TOKEN in path.read_text("latin1") for path in files)
+    assert hub.tokens == {f"Bearer {TOKEN}"}
+
+
+def test_parquet_files_give_the_same_store_downloaded_or_not(hub, elsewhere, tmp_path):
+    try:
+        hub.cut = 300_000
+        assert elsewhere("far", "org/tables", streaming=True)[0][0] is True
+    finally:
+        hub.cut = None
+    assert elsewhere("near", "org/tables", streaming=False)[0][0] is True
+    far, near = (manifest(tmp_path / folder / "0") for folder in ("far", "near"))
+    assert far == near
+    assert [(one["name"], one["kind"], one["documents"]) for one in far["sources"]] == [
+        ("org/tables/data/train-00000-of-00002.parquet", "parquet", 4000),
+        ("org/tables/data/train-00001-of-00002.parquet", "parquet", 10),
+    ]
+
+
+def test_connections_that_break_and_servers_that_fail(hub, elsewhere, tmp_path):
+    try:
+        hub.cut = 700_000
+        assert elsewhere("cut", "org/plain", streaming=True)[0][0] is True
+        ((result, notes, _),) = elsewhere("copied", "org/plain", streaming=False)
+        assert result is True
+        assert (
+            "org/plain/train.jsonl could not be downloaded; what is left is read where it lies."
+            in notes
+        )
+        hub.cut, hub.failures, hub.delay = None, 2, 0.01
+        assert elsewhere("failing", "org/plain", streaming=True)[0][0] is True
+    finally:
+        hub.cut, hub.failures, hub.delay = None, 0, 0.0
+    assert elsewhere("whole", "org/plain", streaming=True)[0][0] is True
+    whole = manifest(tmp_path / "whole" / "0")
+    assert [manifest(tmp_path / name / "0") for name in ("cut", "copied", "failing")] == 3 * [whole]
+
+
+NAMES = {
+    "org/cards": ["org/cards/small/train.jsonl"],
+    "org/cards:big": ["org/cards/data/a/0.jsonl", "org/cards/data/b/0.jsonl"],
+    f"org/cards:small/validation@{COMMIT}": ["org/cards/small/test.jsonl"],
+    "hf://datasets/org/cards@main/data/**/*.jsonl": [
+        "hf://datasets/org/cards/data/a/0.jsonl",
+        "hf://datasets/org/cards/data/b/0.jsonl",
+    ],
+    "hf://datasets/org/cards/data/b/0.jsonl": ["hf://datasets/org/cards/data/b/0.jsonl"],
+    "hf://datasets/org/cards/small": [
+        "hf://datasets/org/cards/small/test.jsonl",
+        "hf://datasets/org/cards/small/train.jsonl",
+    ],
+    "tiny_shakespeare": ["karpathy/tiny_shakespeare/train.jsonl"],
+}
+
+
+def test_configurations_splits_files_and_short_names(elsewhere, tmp_path):
+    answers = elsewhere("o", *NAMES)
+    assert [result for result, _, _ in answers] == [True] * len(NAMES)
+    for number, names in enumerate(NAMES.values()):
+        sources = manifest(tmp_path / "o" / str(number))["sources"]
+        assert [source["name"] for source in sources] == names
+        assert {source["revision"] for source in sources} == {COMMIT}
+
+
+def test_a_commit_that_changes_no_data_changes_no_input(hub, elsewhere):
+    before = hub.repos["org/plain"]["train.jsonl"]
+    try:
+        assert elsewhere("o", "org/plain")[0][0] is True
+        hub.commit = NEXT_COMMIT
+        assert elsewhere("o", "org/plain")[0][0] is True
+        hub.commit, hub.repos["org/plain"]["train.jsonl"] = NEXT_COMMIT[::-1], lines("other", 4000)
+        assert "another job" in elsewhere("o", "org/plain")[0][0][1]
+    finally:
+        hub.commit, hub.repos["org/plain"]["train.jsonl"] = COMMIT, before
+
+
+SENTENCES = {
+    "org/none": (
+        "FileNotFoundError",
+        "Dataset 'org/none' not found: there is no file or folder of that name",
+    ),
+    "org/plain@v9": ("FileNotFoundError", "Dataset 'org/plain' not found at revision 'v9'"),
+    "org/plain/trian": (
+        "FileNotFoundError",
+        "has no split 'trian'; it has train, test; did you mean 'train'?",
+    ),
+    "org/splits": ("FileNotFoundError", "has several splits and none of them is train"),
+    "org/cards:smal": (
+        "FileNotFoundError",
+        "has no configuration 'smal'; it has big, small; did you mean 'small'?",
+    ),
+    "org/gated": (
+        "PermissionError",
+        "Dataset 'org/gated' asks for permission: accept its terms at https://",
+    ),
+    "org/script": ("InputError", "is made by a loading script, which is never run here"),
+    "org/empty": ("FileNotFoundError", "Dataset 'org/empty' holds no data files that are read"),
+    "hf://datasets/org/plain/none.jsonl": (
+        "FileNotFoundError",
+        "There is no file or folder hf://datasets/org/plain/none.jsonl.",
+    ),
+    "hf://datasets/org/none/a.jsonl": ("FileNotFoundError", "Dataset 'org/none' not found"),
+}
+
+
+def test_what_cannot_be_had_is_one_sentence(elsewhere):
+    answers = elsewhere("o", *SENTENCES)
+    for ((kinds, text, without_cause), _, seconds), (kind, sentence) in zip(
+        answers, SENTENCES.values(), strict=True
+    ):
+        assert {kind, "BatchloomError"} <= set(kinds)
+        assert sentence in text
+        assert without_cause
+        assert seconds < 10
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "the connection was refused"),
+    ],
+)
+def test_without_a_network_it_is_told_at_once(elsewhere, environment, words):
+    inputs = ("org/plain", "fineweb", "hf://datasets/org/plain/train.jsonl")
+    for (kinds, text, _), _, seconds in elsewhere("o", *inputs, **environment):
+        assert "ConnectionError" in kinds
+        assert text.startswith("Failed to download dataset '")
+        assert words in text
+        assert "There is no file or folder of that name either; go online, or copy it" in text
+        assert seconds < 5
+
+
+def test_list_datasets():
+    found = batchloom.list_datasets()
+    assert [one["name"] for one in found] == [
+        "fineweb",
+        "fineweb-edu",
+        "pile",
+        "shakespeare",
+        "tiny_shakespeare",
+    ]
+    assert {one["name"]: one["streaming"] for one in found} == {
+        "fineweb": True,
+        "fineweb-edu": True,
+        "pile": True,
+        "shakespeare": False,
+        "tiny_shakespeare": False,
+    }
+    for one in found:
+        assert one["description"]
+        assert hub_name(one["name"]) == hub_name(one["input"])
+        assert one["input"].startswith(one["repository"])
+    done = subprocess.run(
+        [sys.executable, "-m", "batchloom", "datasets", "--json"], capture_output=True
+    )
+    assert json.loads(done.stdout) == found
+    table = subprocess.run(
+        [sys.executable, "-m", "batchloom", "datasets"], capture_output=True, text=True
+    )
+    assert "HuggingFaceFW/fineweb" in table.stdout
