@@ -16,8 +16,9 @@ def check(
     ],
     *,
     text_field: Annotated[
-        str, typer.Option(help="Field of a raw JSONL file that holds the text.")
-    ] = "text",
+        str | None,
+        typer.Option(help="Field of raw records that holds the text; told from them by default."),
+    ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(help="Every id of a bare prefix must be below this.")
     ] = None,

@@ -6,6 +6,7 @@ from pathlib import Path
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, InputError, InputMissingError
 from batchloom.core.files import because, nearest_path
+from batchloom.preparation.reading import Readings, texts_in
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.units import plan_units
 from batchloom.sources.addresses import is_far, label_of, local_path
@@ -25,16 +26,18 @@ _SAMPLE = 200
 
 
 def check(
-    path: str | os.PathLike[str], *, text_field: str = "text", vocab_size: int | None = None
+    path: str | os.PathLike[str], *, text_field: str | None = None, vocab_size: int | None = None
 ) -> Verdict:
     """Verify a store, a bare Megatron prefix, or raw input of any kind.
 
     A store: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
-    sample, that tokens are not uniform noise. Raw input: that every record can be read.
+    sample, that tokens are not uniform noise. Raw input: that every record can be read, as
+    ``prepare`` would.
 
     Args:
         path: what to check.
-        text_field: field of a raw record that holds the text.
+        text_field: field of a raw record that holds the text; None where its schema is told from
+            the records.
         vocab_size: every id of a bare prefix must be below it; a store knows its own.
 
     Raises:
@@ -73,17 +76,18 @@ def _check_prepared(place: Path, vocab_size: int | None) -> Verdict | None:
     return None
 
 
-def _check_raw(given: str, text_field: str) -> Verdict:
-    rules = Recipe(inputs=(given,), text_field=text_field).read_rules(Limits())
+def _check_raw(given: str, text_field: str | None) -> Verdict:
+    readings = Readings(Recipe(inputs=(given,), text_field=text_field), Limits())
     with Spool() as spool:
         listing = list_sources([given], spool=spool)
-        return _check_listed(listing, label_of(given) if is_far(given) else given, rules)
+        return _check_listed(listing, label_of(given) if is_far(given) else given, readings)
 
 
-def _check_listed(listing: Listing, path: str, rules: ReadRules) -> Verdict:
+def _check_listed(listing: Listing, path: str, readings: Readings) -> Verdict:
     verdict = Verdict(path, "file")
     for number, note in enumerate(listing.notes, 1):
         verdict.facts["note" if number == 1 else f"note {number}"] = note
+    rules = readings.rules
     bounds = RecordBounds(rules)
     earlier: dict[str, int] = {}
     records = documents = empty = bad = 0
@@ -92,15 +96,19 @@ def _check_listed(listing: Listing, path: str, rules: ReadRules) -> Verdict:
             before = earlier.get(part.source.name, 0)
             seen = 0
             try:
-                with PartReader(part, rules, bounds) as reader:
+                reading = readings.of(part.source)
+                if reading.detected:
+                    verdict.facts[f"detected in {part.source.name}"] = reading.detected
+                with PartReader(part, reading.rules, bounds) as reader:
                     for batch in reader:
-                        empty += sum(not text.strip() for text in batch.values)
+                        reading.take_in(batch)
+                        empty += sum(_is_empty(document) for document in batch.values)
                         documents += len(batch.values)
                         seen += batch.seen
                         bad += len(batch.bad)
                         _note(verdict, part, rules, batch.bad, before)
                         if not verdict.sample and batch.values:
-                            verdict.sample = batch.values[0][:_SAMPLE]
+                            verdict.sample = "\n".join(texts_in(batch.values[0]))[:_SAMPLE]
                     reader.finish()
             except InputError as error:
                 verdict.faults.append(str(error))
@@ -115,6 +123,10 @@ def _check_listed(listing: Listing, path: str, rules: ReadRules) -> Verdict:
     if not documents - empty:
         verdict.faults.append(f"{path}: holds no document.")
     return verdict
+
+
+def _is_empty(document: object) -> bool:
+    return isinstance(document, str) and not document.strip()
 
 
 def _note(

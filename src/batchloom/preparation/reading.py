@@ -4,12 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
+import msgspec
+
 from batchloom.chat.detect import detect_schema
 from batchloom.chat.records import Read, record_reader
 from batchloom.chat.schema import Schema
-from batchloom.core.errors import InputError, SchemaError
+from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.preparation.conversations import ChatRules
 from batchloom.preparation.recipe import ChatRecipe, Recipe
+from batchloom.sources.faults import SNIPPET_BYTES
 from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Limits, Part, ReadRules, Source
 
@@ -40,10 +44,31 @@ class Reading:
     chat: ChatRules | None = None
     detected: str = ""
 
+    def take_in(self, found: Records) -> None:
+        """Make documents of the rows of a stretch; those that cannot be used become bad records."""
+        if self.read is None:
+            return
+        values, records, offsets = found.values, found.records, found.offsets
+        found.values, found.records, found.offsets = [], [], []
+        for value, record, offset in zip(values, records, offsets, strict=True):
+            try:
+                document = self.read(value)
+            except UnusableRecordError as error:
+                snippet = msgspec.json.encode(value, enc_hook=str)[:SNIPPET_BYTES]
+                words = snippet.decode("utf-8", "replace")
+                found.bad.append(BadRecord(record, offset, None, error.reason, words))
+                continue
+            found.values.append(document)
+            found.records.append(record)
+            found.offsets.append(offset)
+
 
 @final
 class Readings:
     """The reading of every source of a job: a function of the source's first records and the recipe.
+
+    Attributes:
+        rules: how sources are cut, and text files read.
 
     Raises:
         SchemaError: the records of a source fit no schema.
@@ -51,14 +76,14 @@ class Readings:
     """
 
     def __init__(self, recipe: Recipe, limits: Limits) -> None:
-        self._rules = recipe.read_rules(limits)
+        self.rules = recipe.read_rules(limits)
         self._mapping, self._field, self._chat = recipe.mapping, recipe.text_field, recipe.chat
         self._known: dict[str, Reading] = {}
 
     def of(self, source: Source) -> Reading:
         """How this source is read; its first records are looked at once."""
         if source.kind in _TEXTS:
-            return Reading(self._rules)
+            return Reading(self.rules)
         found = self._known.get(source.path)
         if found is None:
             found = self._known[source.path] = self._detect(source)
@@ -66,13 +91,13 @@ class Readings:
 
     def _detect(self, source: Source) -> Reading:
         if self._field is not None:
-            rules = replace(self._rules, text_field=self._field)
+            rules = replace(self.rules, text_field=self._field)
             return Reading(rules, detected=f"{self._field} -> plain text")
-        rows = first_rows(source, self._rules)
+        rows = first_rows(source, self.rules)
         if not rows:
             # Nothing here is a record: reading it as text says of each line what is wrong with it.
-            return Reading(replace(self._rules, text_field="text"))
-        return reading_of(source, rows, self._rules, self._mapping, self._chat)
+            return Reading(replace(self.rules, text_field="text"))
+        return reading_of(source, rows, self.rules, self._mapping, self._chat)
 
 
 def reading_of(

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
-from batchloom.core.errors import UnusableRecordError
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import LeftOut
 from batchloom.preparation.encode import (
@@ -29,7 +28,6 @@ from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import PartCounts, UnitFacts
 from batchloom.sources.cuts import RecordBounds
-from batchloom.sources.faults import SNIPPET_BYTES
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Part, ReadRules, Source
@@ -179,8 +177,7 @@ class _UnitRun:
                 self._tally.read(now - consumed, found.seen)
                 consumed = now
                 counts.records += found.seen
-                if reading.read is not None:
-                    _take_in(found, reading)
+                reading.take_in(found)
                 if found.bad:
                     self._keep_aside(number, found.bad)
                 self._add(number, found, reading)
@@ -300,26 +297,6 @@ class _UnitRun:
             first_bad=self._first_bad,
             checksums=self._files.checksums(),
         )
-
-
-def _take_in(found: Records, reading: Reading) -> None:
-    """Make documents of rows; those that cannot be used become bad records."""
-    if reading.read is None:
-        return
-    values, records, offsets = found.values, found.records, found.offsets
-    found.values, found.records, found.offsets = [], [], []
-    for value, record, offset in zip(values, records, offsets, strict=True):
-        try:
-            document = reading.read(value)
-        except UnusableRecordError as error:
-            snippet = msgspec.json.encode(value, enc_hook=str)[:SNIPPET_BYTES]
-            found.bad.append(
-                BadRecord(record, offset, None, error.reason, snippet.decode("utf-8", "replace"))
-            )
-            continue
-        found.values.append(document)
-        found.records.append(record)
-        found.offsets.append(offset)
 
 
 def _rule(left: LeftOut) -> str:
