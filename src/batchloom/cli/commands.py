@@ -6,6 +6,7 @@ import typer
 
 from batchloom import __version__
 from batchloom.cli.check import check
+from batchloom.cli.convert import convert
 from batchloom.cli.datasets import datasets
 from batchloom.cli.demo import demo
 from batchloom.cli.export import export
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (prepare, check, inspect, train, export, demo, datasets):
+for command in (prepare, check, inspect, train, convert, export, demo, datasets):
     app.command()(command)
 app.command("import")(import_)
 

@@ -33,7 +33,10 @@ _PHASES = {
     "tokenize": "tokenizing",
     "read": "looking at every id",
     "write": "writing shards",
+    "look": "looking at every row",
+    "convert": "converting",
 }
+_OF_ROWS = ("look", "convert")
 
 
 def parse_size(text: str) -> int:
@@ -54,7 +57,7 @@ def parse_size(text: str) -> int:
     return round(float(whole + fraction) * _SIZES[unit]) if fraction else int(whole) * _SIZES[unit]
 
 
-def _marker(text: str) -> str:
+def marker(text: str) -> str:
     r"""``\n`` and ``\t`` as typed on a command line stand for a newline and a tab."""
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
@@ -186,7 +189,7 @@ def prepare(
         end_token=end_token,
         text_field=text_field,
         mapping=parse_mapping(map_) if map_ is not None else {},
-        split_on=_marker(split_on),
+        split_on=marker(split_on),
         normalize=normalize,
         tokens_per_shard=parse_size(tokens_per_shard),
         dtype=dtype,  # type: ignore[arg-type]  # the recipe checks it
@@ -273,7 +276,7 @@ class Display:
         facts = [
             f"{_megabytes(event.bytes_done)} of {_megabytes(event.bytes_total)}",
             f"{event.documents:,} documents",
-            f"{event.tokens:,} tokens",
+            *([] if event.phase in _OF_ROWS else [f"{event.tokens:,} tokens"]),
         ]
         if rate > 0:
             facts.append(f"{_megabytes(rate)}/s")

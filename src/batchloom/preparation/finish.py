@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 import xxhash
 
-from batchloom.core.document import BadRecord
+from batchloom.preparation.quarantine import quarantine_line
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import Decision, PartCounts, UnitFacts, WorkFolder
-from batchloom.sources.places import place_of
 from batchloom.sources.rules import ReadRules, Source
 from batchloom.store.format import (
     FORMAT_VERSION,
@@ -217,21 +216,7 @@ def _write_quarantine(work: WorkFolder, done: Finished) -> None:
                     before[part.source.path] = starts[-1] + counts.records
                 for number, record in work.bad_records(unit.number):
                     source = unit.parts[number].source
-                    place = place_of(source, done.rules, starts[number], record)
-                    file.write(_quarantine_line(source, place, record))
+                    file.write(quarantine_line(source, done.rules, starts[number], record))
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-
-
-def _quarantine_line(source: Source, place: tuple[int | None, int | None], bad: BadRecord) -> bytes:
-    line = {
-        "source": source.name,
-        "line": place[0],
-        "row": place[1],
-        "column": bad.column,
-        "offset": bad.offset,
-        "reason": bad.reason,
-        "snippet": bad.snippet,
-    }
-    return msgspec.json.encode(line) + b"\n"

@@ -7,7 +7,7 @@ from typing import Literal, final
 from batchloom.core.errors import TooManyBadRecordsError
 from batchloom.preparation.recipe import allowed_bad
 
-Phase = Literal["sample", "tokenize", "read", "write"]
+Phase = Literal["sample", "tokenize", "read", "write", "look", "convert"]
 
 # A job stops early only when even so many times the expected records could not save it.
 _DENSITY_ERROR = 4
@@ -26,7 +26,8 @@ class Progress:
 
     Attributes:
         phase: ``sample`` (learning a tokenizer), ``tokenize`` (reading the input), ``read``
-            (looking at ids that are there already) or ``write``.
+            (looking at ids that are there already) or ``write``; of a conversion ``look`` (the types
+            of its columns) and ``convert``.
         bytes_done: of the phase's bytes: listed input, or tokens while reading and writing them.
         bytes_total: the phase's bytes.
         bytes_found: how many of ``bytes_done`` an earlier run had done.
@@ -59,8 +60,15 @@ class Tally:
         first: what is said of the first bad record seen.
     """
 
-    def __init__(self, listener: Listener, max_bad: int | str, bytes_total: int) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        max_bad: int | str,
+        bytes_total: int,
+        phase: Phase = "tokenize",
+    ) -> None:
         self._listener, self._max_bad, self._total = listener, max_bad, bytes_total
+        self._phase = phase
         self._done = self._found = 0
         self.records = self.documents = self.tokens = self.quarantined = 0
         self.first = ""
@@ -85,7 +93,7 @@ class Tally:
         self.tokens += tokens
         self._listener(
             Progress(
-                "tokenize",
+                self._phase,
                 min(self._done, self._total),
                 self._total,
                 self._found,

@@ -2,15 +2,18 @@
 
 import contextlib
 import errno
+import fcntl
+import io
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, final
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchloom.core.errors import BatchloomError, OutputError
+from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
 from batchloom.core.files import because
 from batchloom.store.format import LENGTHS_NAME
 from batchloom.store.index import index_bytes
@@ -77,6 +80,85 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
             os.fsync(file.fileno())
         aside.replace(path)
     return str(digest.hexdigest())
+
+
+@final
+class AsideFile(io.RawIOBase):
+    """A file that takes its name when it is finished, and is deleted otherwise; use as a context manager.
+
+    Nothing is made before the first write.
+
+    Args:
+        path: the name it takes; a file of that name is replaced.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._aside = path, path.with_name(path.name + ASIDE)
+        self._file: Any = None
+        self._size = 0
+
+    def __exit__(self, *exc: object) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                self._aside.unlink(missing_ok=True)
+        self.close()
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._size
+
+    def write(self, data: Any, /) -> int:
+        """Add bytes at the end; all of them.
+
+        Raises:
+            StoreConflictError: another process writes this file.
+            OutputError: they cannot be written.
+        """
+        with writing(self._path):
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(data)
+        size = memoryview(data).nbytes
+        self._size += size
+        return size
+
+    def finish(self) -> int:
+        """Sync the file and give it its name; its bytes."""
+        self.write(b"")
+        with writing(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._aside.replace(self._path)
+            self._file.close()
+        self._file = None
+        sync_folder(self._path.absolute().parent)
+        return self._size
+
+    def remove_old(self) -> None:
+        """Remove the file that an earlier run left under the name."""
+        with writing(self._path):
+            self._path.unlink(missing_ok=True)
+
+    def _open(self) -> Any:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = self._aside.open("ab")
+        try:
+            # The kernel lets go of it when the process dies, however it dies.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise StoreConflictError(
+                f"Another run is writing {self._path}; wait for it, or choose another --out."
+            ) from error
+        file.truncate(0)
+        return file
 
 
 def sync_folder(path: Path) -> None:

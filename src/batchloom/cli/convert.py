@@ -1,0 +1,82 @@
+"""``batchloom convert``."""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from batchloom.chat.mapping import parse_mapping
+from batchloom.cli.console import plain_console
+from batchloom.cli.prepare import Display, marker
+from batchloom.preparation.convert import Converted
+from batchloom.preparation.convert import convert as convert_rows
+
+
+def convert(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="INPUT...", help="Whatever prepare reads."),
+    ],
+    *,
+    out: Annotated[
+        str,
+        typer.Option(
+            help="File that ends in .jsonl, .jsonl.zst, .jsonl.gz, .json or .parquet; - writes JSON "
+            "lines to standard output."
+        ),
+    ],
+    map_: Annotated[
+        str | None,
+        typer.Option("--map", help="Columns that take a role's name: prompt=q,response=a."),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,C", help="Columns that are written, in this order."),
+    ] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option(help="The one column that is the text: rows hold text alone."),
+    ] = None,
+    split_on: Annotated[
+        str,
+        typer.Option(help="What a document of a text file is, as for prepare."),
+    ] = "auto",
+    max_bad: Annotated[
+        str,
+        typer.Option(
+            help="Bad records allowed: a number, or a share that allows at least 10. They go to "
+            "OUT.quarantine.jsonl."
+        ),
+    ] = "0.1%",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end.")
+    ] = False,
+) -> None:
+    """Write the rows of any input into one file of JSON lines, JSON or Parquet, untouched."""
+    with Display() as display:
+        done = convert_rows(
+            inputs,
+            out=out,
+            mapping=parse_mapping(map_) if map_ is not None else None,
+            columns=[name.strip() for name in columns.split(",")] if columns is not None else None,
+            text_field=text_field,
+            split_on=marker(split_on),
+            max_bad=max_bad,
+            force=force,
+            listener=display.show,
+        )
+    # Standard output holds the rows where they go there.
+    console = plain_console(stderr=done.path is None)
+    if as_json and done.path is not None:
+        print(json.dumps(dataclasses.asdict(done), default=str))
+        return
+    console.print(_summary(done), markup=False)
+
+
+def _summary(done: Converted) -> str:
+    size = f", {done.bytes / 1e6:,.1f} MB" if done.path else ""
+    bad = f"; {done.quarantined:,} bad records left out" if done.quarantined else ""
+    where = f" (see {done.quarantine})" if done.quarantine else ""
+    return f"{done.path or 'standard output'}: {done.rows:,} rows{size}{bad}{where}."

@@ -1,0 +1,170 @@
+"""What types the columns of rows have, told from every value: what a table needs before its first row."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, final
+
+from batchloom.core.errors import BatchloomError
+
+# A table of more columns, counting those inside objects, is one of objects used as dictionaries.
+MOST_COLUMNS = 10_000
+# Whole numbers up to this are exact as fractions.
+_EXACT = 1 << 53
+_DEPTH = 64
+_CALLED = {
+    bool: "true or false",
+    int: "whole numbers",
+    float: "fractions",
+    str: "text",
+    bytes: "bytes",
+    dict: "objects",
+    list: "lists",
+}
+
+
+@final
+class Untabular(BatchloomError):  # noqa: N818 - a finding of this module, told with its place by the caller
+    """A column holds what a table cannot; holds where and why.
+
+    Attributes:
+        path: names of the column and of the fields inside it; ``[]`` for the items of a list.
+        reason: what is wrong, without the remedy.
+    """
+
+    def __init__(self, path: tuple[str, ...], reason: str) -> None:
+        super().__init__(reason)
+        self.path, self.reason = path, reason
+
+
+@dataclass(slots=True)
+class Shape:
+    """What was seen of one column, of a field of its objects or of the items of its lists.
+
+    Attributes:
+        kinds: types of its values, in the order they were met; null is none.
+        least: its smallest whole number, at most 0.
+        most: its largest, at least 0.
+        count: how many objects there were.
+        fields: the shape of each of their fields.
+        present: in how many of the objects each field was.
+        items: the shape of the items of its lists.
+    """
+
+    kinds: list[type] = field(default_factory=list)
+    least: int = 0
+    most: int = 0
+    count: int = 0
+    fields: "dict[str, Shape]" = field(default_factory=dict)
+    present: dict[str, int] = field(default_factory=dict)
+    items: "Shape | None" = None
+
+    def add(self, values: Sequence[Any], path: tuple[str, ...] = ()) -> None:
+        """Take more values into account.
+
+        Raises:
+            Untabular: they and those before have no type in common.
+        """
+        if len(path) > _DEPTH:
+            raise Untabular(path[:1], f"is nested more than {_DEPTH} levels deep")
+        found = dict.fromkeys(map(type, values))
+        found.pop(type(None), None)
+        for kind in found:
+            kind = list if kind is tuple else kind  # noqa: PLW2901
+            if kind not in self.kinds:
+                self.kinds.append(kind)
+        self._check_kinds(path)
+        if int in found:
+            numbers = [value for value in values if type(value) is int]
+            self.least = min(self.least, *numbers)
+            self.most = max(self.most, *numbers)
+        if int in self.kinds:
+            self._check_numbers(path)
+        if dict in found:
+            self._add_objects([value for value in values if type(value) is dict], path)
+        if list in self.kinds:
+            self.items = self.items or Shape()
+            within = [value for value in values if type(value) in (list, tuple)]
+            self.items.add(list(chain.from_iterable(within)), (*path, "[]"))
+
+    def _add_objects(self, rows: list[dict[str, Any]], path: tuple[str, ...]) -> None:
+        columns: dict[str, list[Any]] = {}
+        for row in rows:
+            for name, value in row.items():
+                columns.setdefault(name, []).append(value)
+        self.count += len(rows)
+        for name, values in columns.items():
+            self.present[name] = self.present.get(name, 0) + len(values)
+            self.fields.setdefault(name, Shape()).add(values, (*path, name))
+        if len(self.fields) > MOST_COLUMNS:
+            raise Untabular(path, f"holds objects of more than {MOST_COLUMNS:,} different fields")
+
+    def _check_kinds(self, path: tuple[str, ...]) -> None:
+        unknown = [kind.__name__ for kind in self.kinds if kind not in _CALLED]
+        if unknown:
+            raise Untabular(path, f"holds values of type {unknown[0]}")
+        if len(self.kinds) > 1 and set(self.kinds) != {int, float}:
+            called = " and ".join(_CALLED[kind] for kind in self.kinds)
+            raise Untabular(path, f"holds {called}")
+
+    def _check_numbers(self, path: tuple[str, ...]) -> None:
+        if float in self.kinds:
+            if max(-self.least, self.most) > _EXACT:
+                raise Untabular(path, "holds fractions and whole numbers too large to be fractions")
+        elif self.most >= 1 << (64 if self.least == 0 else 63) or self.least < -(1 << 63):
+            raise Untabular(path, "holds whole numbers of more than 64 bits")
+
+    def first_other(self, rows: Sequence[Any], path: tuple[str, ...]) -> int | None:
+        """The number of the first row whose value at ``path`` is not what came first; None where none is."""
+        for number, row in enumerate(rows):
+            alone = Shape()
+            try:
+                alone.add([row])
+            except Untabular:
+                return number
+            mine, usual = alone._at(path), self._at(path)
+            if mine and usual and mine.kinds and mine.kinds[0] is not usual.kinds[0]:
+                return number
+        return None
+
+    def _at(self, path: tuple[str, ...]) -> "Shape | None":
+        shape: Shape | None = self
+        for name in path:
+            if shape is not None:
+                shape = shape.items if name == "[]" else shape.fields.get(name)
+        return shape
+
+    def walk(self, path: tuple[str, ...] = ()) -> "Iterator[tuple[tuple[str, ...], Shape]]":
+        """This shape and all inside it, each with its path."""
+        yield path, self
+        for name, inner in self.fields.items():
+            yield from inner.walk((*path, name))
+        if self.items is not None:
+            yield from self.items.walk((*path, "[]"))
+
+
+def written(path: Iterable[str]) -> str:
+    """A path as people write it: ``messages[].content``."""
+    return ".".join(path).replace(".[]", "[]")
+
+
+def changes(shape: Shape) -> list[str]:
+    """What is not in the table as it was in the rows, one sentence each: nulls and fractions."""
+    mixed, absent = [], []
+    for path, one in shape.walk():
+        if len(one.kinds) > 1:
+            mixed.append(written(path))
+        absent += [
+            written((*path, name)) for name, count in one.present.items() if count < one.count
+        ]
+    notes = []
+    if mixed:
+        notes.append(f"Whole numbers stand as fractions, as equals, in {_few(mixed)}.")
+    if absent:
+        notes.append(f"Null stands where rows lack {_few(absent)}; .jsonl keeps rows as they are.")
+    return notes
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return ", ".join(map(repr, names[:5])) + more
