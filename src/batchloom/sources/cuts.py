@@ -6,11 +6,14 @@ order, by anybody, and give the same documents.
 
 import re
 from bisect import bisect_left
-from typing import BinaryIO, final
+from typing import TYPE_CHECKING, BinaryIO, final
 
 from batchloom.sources.delimiters import delimiter_of
 from batchloom.sources.rules import Limits, ReadRules, Source, Way, way_of
-from batchloom.sources.streams import open_source, open_table
+from batchloom.sources.streams import open_source
+
+if TYPE_CHECKING:
+    from batchloom.sources.tables import Table
 
 _BLANK_LINE = re.compile(rb"\n(?:[ \t\r]*\n)++")
 _FIRST_LOOK = 64 << 10
@@ -57,6 +60,17 @@ def _character_at(buffer: bytes, place: int) -> int:
             return at
     # Four such bytes in a row are no UTF-8, and the end of the text ends a character too.
     return place if place + 4 <= len(buffer) else len(buffer)
+
+
+def open_table(source: Source) -> "Table":
+    """Open a columnar source; what reads it is loaded with the first one.
+
+    Raises:
+        InputError: it cannot be read, or is not sound.
+    """
+    from batchloom.sources.tables import Table  # noqa: PLC0415 - pyarrow takes half a second
+
+    return Table(source)
 
 
 @final

@@ -6,13 +6,13 @@ from typing import Self, final
 
 from batchloom.core.document import Records
 from batchloom.core.errors import InputError
-from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.cuts import RecordBounds, open_table
 from batchloom.sources.json_list import read_json
 from batchloom.sources.jsonl import read_jsonl
 from batchloom.sources.plain import read_cut, read_delimited, read_whole
 from batchloom.sources.rules import Part, ReadRules, Source, splittable, way_of
 from batchloom.sources.separated import read_csv
-from batchloom.sources.streams import PartStream, open_table
+from batchloom.sources.streams import PartStream
 
 
 def parts_of(source: Source, rules: ReadRules, unit_bytes: int) -> list[Part]:

@@ -1,7 +1,7 @@
 """The bytes of a part, unpacked and hashed as they pass, in bounded memory."""
 
 import os
-from typing import TYPE_CHECKING, BinaryIO, Self, final
+from typing import BinaryIO, Self, final
 
 import xxhash
 
@@ -13,9 +13,6 @@ from batchloom.sources.opening import open_place
 from batchloom.sources.remote import remote_status
 from batchloom.sources.rules import Source
 from batchloom.sources.unpack import Broken, Unpacker, unpacker
-
-if TYPE_CHECKING:
-    from batchloom.sources.tables import Table
 
 # Of files elsewhere a smaller one comes at once, so a look at its end is enough: it costs a request.
 _LOOKED_AT_TWICE = 8 << 20
@@ -157,17 +154,6 @@ def open_source(source: Source) -> BinaryIO:
         file.close()
         raise
     return file
-
-
-def open_table(source: Source) -> "Table":
-    """Open a columnar source; what reads it is loaded with the first one.
-
-    Raises:
-        InputError: it cannot be read, or is not sound.
-    """
-    from batchloom.sources.tables import Table  # noqa: PLC0415 - pyarrow takes half a second
-
-    return Table(source)
 
 
 def _elsewhere(source: Source) -> os.stat_result:
