@@ -9,6 +9,7 @@ import batchloom
 from batchloom.batches.assemble import IGNORE
 from batchloom.core.errors import InputError, SchemaError, SettingsError
 from prepare.stores import jsonl
+from sources.test_tables import pa, write
 
 ASKED = [
     {"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n}
@@ -189,3 +190,20 @@ def test_preferences_are_refused_with_the_way_out(tmp_path):
         make(tmp_path, rows, mapping={"prompt": "prompt", "response": "chosen"}).path
     )
     assert trained_text(store, 0) == "good<|endoftext|>"
+
+
+TABLE = pa.table({"messages": pa.array([], pa.list_(pa.struct([("role", pa.string())])))})
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow"])
+def test_a_table_without_rows_needs_no_column_of_text(tmp_path, name):
+    (tmp_path / "in").mkdir()
+    if name == "a.csv":
+        (tmp_path / "in" / name).write_text("question,answer\n")
+    else:
+        write(tmp_path / "in" / name, TABLE, 30)
+    given = {"out": tmp_path / "out", "tokenizer": "bytes", "val_fraction": 0}
+    with pytest.raises(InputError, match="No document came of 0 records"):
+        batchloom.prepare(tmp_path / "in", **given)
+    jsonl(tmp_path / "in/b.jsonl", ASKED)
+    assert len(batchloom.open_store(batchloom.prepare(tmp_path / "in", **given).path)) == 60

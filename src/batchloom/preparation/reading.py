@@ -70,8 +70,8 @@ class Readings:
             return Reading(rules, detected=f"{self._field} -> plain text")
         rows = first_rows(source, self._rules)
         if not rows:
-            # Nothing here is a record: reading it as text says of each line what is wrong with it.
-            return Reading(replace(self._rules, text_field="text"))
+            # No record can be read: whatever its columns are called, none need be the text.
+            return Reading(replace(self._rules, text_field=None))
         return reading_of(source, rows, self._rules, self._mapping, self._chat)
 
 
