@@ -207,3 +207,17 @@ def test_a_table_without_rows_needs_no_column_of_text(tmp_path, name):
         batchloom.prepare(tmp_path / "in", **given)
     jsonl(tmp_path / "in/b.jsonl", ASKED)
     assert len(batchloom.open_store(batchloom.prepare(tmp_path / "in", **given).path)) == 60
+
+
+def test_a_tokenizer_is_learned_from_typed_parts_too(tmp_path):
+    turns = [
+        {"role": role, "content": [{"type": "text", "text": "the same words " * 9}]}
+        for role in ("user", "assistant")
+    ]
+    result = make(tmp_path, [{"messages": turns}] * 9, tokenizer="train:300")
+    assert len(batchloom.open_store(result.path)[0].ids) < 200
+
+
+def test_a_tokenizer_learned_here_has_not_made_the_ids_there(tmp_path):
+    with pytest.raises(InputError, match=r"in.jsonl holds token ids.*--tokenizer"):
+        make(tmp_path, [{"input_ids": [1, 2]}], tokenizer="train:300")

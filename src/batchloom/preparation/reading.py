@@ -128,6 +128,8 @@ def texts_in(value: object) -> Iterator[str]:
         content = message.get("content")
         if isinstance(content, str):
             yield content
+        elif isinstance(content, list):
+            yield from (part["text"] for part in content)
 
 
 def _plain_column(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> str | None:

@@ -151,6 +151,7 @@ class Job:
         if state is not None:
             tokenizer = tokenizer_from_state(state)
         elif size is not None:
+            self._refuse_ids()
             self._listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
             sample = self._sample(TRAIN_BYTES, TRAIN_PROBE)
             tokenizer = train_tokenizer(learning_texts(sample), size)
@@ -169,6 +170,15 @@ class Job:
         if state is None:
             self._work.keep_tokenizer(tokenizer.state())
         return tokenizer
+
+    def _refuse_ids(self) -> None:
+        """Ids were made by some tokenizer, and not by one that is learned only now."""
+        for source in self._listing.sources:
+            if self._readings.of(source).way == "tokens":
+                raise InputError(
+                    f"{source.name} holds token ids, which a tokenizer that is learned here cannot have made: name "
+                    "the one that made them with --tokenizer, or leave this source out"
+                )
 
     def _tell_schemas(self) -> None:
         """Look at the first records of every source, and say what they are, before work begins."""
