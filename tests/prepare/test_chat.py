@@ -129,7 +129,10 @@ def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path)
     assert [one["line"] for one in bad] == [21, 22]
     assert "'answer'" in bad[1]["reason"]
     assert batchloom.check(result.path).sound
-    with pytest.raises(InputError, match="tokens where 200 are allowed"):
+    with pytest.raises(
+        InputError,
+        match=r"^in.jsonl, line 23: has \d+ tokens where 200 are allowed: .*truncate-turns\)$",
+    ):
         batchloom.prepare(
             tmp_path / "in.jsonl",
             out=tmp_path / "e",
@@ -221,3 +224,10 @@ def test_a_tokenizer_is_learned_from_typed_parts_too(tmp_path):
 def test_a_tokenizer_learned_here_has_not_made_the_ids_there(tmp_path):
     with pytest.raises(InputError, match=r"in.jsonl holds token ids.*--tokenizer"):
         make(tmp_path, [{"input_ids": [1, 2]}], tokenizer="train:300")
+
+
+def test_a_job_that_leaves_all_out_says_by_which_rule(tmp_path):
+    with pytest.raises(
+        InputError, match=r"0 are bad, 60 overlong, the rest is empty.*--max-tokens"
+    ):
+        make(tmp_path, ASKED, max_tokens=5)

@@ -5,6 +5,7 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -235,7 +236,7 @@ class Job:
         tally.verdict()
         if not tally.documents:
             self._work.clear()
-            raise InputMissingError(self._no_documents(tally))
+            raise InputMissingError(_no_documents(tally, done))
         return done
 
     def _count_found(
@@ -260,12 +261,6 @@ class Job:
             found.tokens,
             sum(part.bad for part in found.parts),
         )
-
-    def _no_documents(self, tally: Tally) -> str:
-        fact = f"No document came of {tally.records:,} records: {tally.quarantined:,} are bad, the rest is empty."
-        if not tally.first:
-            return f"{fact} Name other inputs."
-        return f"{fact} The first bad one: {tally.first}. Mend the input, or name another."
 
     def _write(self, task: ShardTask, facts: list[UnitFacts], decision: Decision) -> list[Any]:
         """Phase C over all units."""
@@ -312,6 +307,22 @@ class Job:
     def _note(self, text: str) -> None:
         self._notes.append(text)
         self._listener(Note(text))
+
+
+def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:
+    left_out: Counter[str] = Counter()
+    for fact in facts:
+        for part in fact.parts:
+            left_out.update(part.dropped)
+    found = [f"{tally.quarantined:,} are bad", *(f"{n:,} {rule}" for rule, n in left_out.items())]
+    said = f"No document came of {tally.records:,} records: {', '.join(found)}, the rest is empty."
+    if tally.first:
+        return f"{said} The first bad one: {tally.first}. Mend the input, or name another."
+    if left_out:
+        return (
+            f"{said} Leave fewer out (--max-tokens, --overlong, --train-on), or name other inputs."
+        )
+    return f"{said} Name other inputs."
 
 
 def _peak_memory() -> int:
