@@ -9,6 +9,7 @@ import batchloom
 from batchloom.batches.assemble import IGNORE
 from batchloom.core.errors import InputError, SchemaError, SettingsError
 from prepare.stores import jsonl
+from sources.test_tables import pa, write
 
 ASKED = [
     {"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n}
@@ -143,7 +144,10 @@ def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path)
     assert [one["line"] for one in bad] == [21, 22]
     assert "'answer'" in bad[1]["reason"]
     assert batchloom.check(result.path).sound
-    with pytest.raises(InputError, match="tokens where 200 are allowed"):
+    with pytest.raises(
+        InputError,
+        match=r"^in.jsonl, line 23: has \d+ tokens where 200 are allowed: .*truncate-turns\)$",
+    ):
         batchloom.prepare(
             tmp_path / "in.jsonl",
             out=tmp_path / "e",
@@ -204,3 +208,41 @@ def test_preferences_are_refused_with_the_way_out(tmp_path):
         make(tmp_path, rows, mapping={"prompt": "prompt", "response": "chosen"}).path
     )
     assert trained_text(store, 0) == "good<|endoftext|>"
+
+
+TABLE = pa.table({"messages": pa.array([], pa.list_(pa.struct([("role", pa.string())])))})
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow"])
+def test_a_table_without_rows_needs_no_column_of_text(tmp_path, name):
+    (tmp_path / "in").mkdir()
+    if name == "a.csv":
+        (tmp_path / "in" / name).write_text("question,answer\n")
+    else:
+        write(tmp_path / "in" / name, TABLE, 30)
+    given = {"out": tmp_path / "out", "tokenizer": "bytes", "val_fraction": 0}
+    with pytest.raises(InputError, match="No document came of 0 records"):
+        batchloom.prepare(tmp_path / "in", **given)
+    jsonl(tmp_path / "in/b.jsonl", ASKED)
+    assert len(batchloom.open_store(batchloom.prepare(tmp_path / "in", **given).path)) == 60
+
+
+def test_a_tokenizer_is_learned_from_typed_parts_too(tmp_path):
+    turns = [
+        {"role": role, "content": [{"type": "text", "text": "the same words " * 9}]}
+        for role in ("user", "assistant")
+    ]
+    result = make(tmp_path, [{"messages": turns}] * 9, tokenizer="train:300")
+    assert len(batchloom.open_store(result.path)[0].ids) < 200
+
+
+def test_a_tokenizer_learned_here_has_not_made_the_ids_there(tmp_path):
+    with pytest.raises(InputError, match=r"in.jsonl holds token ids.*--tokenizer"):
+        make(tmp_path, [{"input_ids": [1, 2]}], tokenizer="train:300")
+
+
+def test_a_job_that_leaves_all_out_says_by_which_rule(tmp_path):
+    with pytest.raises(
+        InputError, match=r"0 are bad, 60 overlong, the rest is empty.*--max-tokens"
+    ):
+        make(tmp_path, ASKED, max_tokens=5)

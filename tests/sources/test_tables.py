@@ -94,6 +94,15 @@ def test_values_json_does_not_know_come_as_text(tmp_path):
         assert Read(write(tmp_path / name, table)).values == [expected, nothing]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.string_view()])
+def test_a_row_above_the_limit_goes_aside_as_in_any_format(tmp_path, kind):
+    turns = [[{"content": "x" * (500 if n == 7 else 90)}] for n in range(20)]
+    table = pa.table({"messages": pa.array(turns, pa.list_(pa.struct([("content", kind)])))})
+    found = Read(write(tmp_path / "a.arrow", table), limits=Limits(record_bytes=400))
+    assert found.records == [n for n in range(20) if n != 7]
+    assert "record larger than 400 bytes" in found.bad[0]
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
 def test_bad_texts_go_aside_with_their_row(tmp_path, kind):
     values = pa.array([b"good", b"caf\xe9", None, b"x" * 500, b"more"], pa.large_binary())

@@ -13,11 +13,10 @@ from batchloom.chat.render import Rendered
 from batchloom.chat.template import RenderError
 from batchloom.chat.trained import TRAIN_ON, NothingTrainedError, TrainOn, trained_stretches
 from batchloom.core.conversation import Conversation
-from batchloom.core.errors import InputError
 from batchloom.core.spec import nearest, raise_problems
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.chat_masks import Masked, RenderedText, mask_texts
-from batchloom.preparation.overlong import OVERLONG, Overlong, fit_turns
+from batchloom.preparation.overlong import OVERLONG, Overlong, OverlongError, fit_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def encode_conversations(
 
     Raises:
         TemplateError: the template is to be stopped.
-        InputError: a conversation is too long, and ``overlong`` is ``error``.
+        OverlongError: a conversation is too long, and ``overlong`` is ``error``.
     """
     out = _Outcome()
     waiting: list[tuple[int, Rendered]] = []
@@ -193,9 +192,9 @@ def _shorten(
     limit = rules.max_tokens or 0
     long = f"{made.ids.size:,} tokens where {limit:,} are allowed"
     if rules.overlong == "error":
-        raise InputError(
-            f"conversation {number} has {long}: allow more, or choose what becomes of long ones "
-            "(drop, truncate-turns, split)"
+        raise OverlongError(
+            number,
+            f"has {long}: allow more, or choose what becomes of long ones (drop, truncate-turns)",
         )
     if rules.overlong == "drop":
         out.dropped.append(LeftOut(number, f"overlong: {long}"))

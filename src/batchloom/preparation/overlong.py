@@ -1,13 +1,31 @@
 """What becomes of a conversation of more tokens than allowed: pure decisions on turn boundaries."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.errors import InputError
+
 Overlong = Literal["drop", "truncate-turns", "split", "error"]
 OVERLONG: tuple[str, ...] = get_args(Overlong)
+
+
+class OverlongError(InputError):
+    """A conversation has more tokens than allowed, and that is to stop the work.
+
+    Attributes:
+        number: of the conversation in its batch, from 0.
+        reason: how long it is, and the remedy.
+    """
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"conversation {number} {reason}")
+        self.number, self.reason = number, reason
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, str]]:
+        return type(self), (self.number, self.reason)
 
 
 class Kept(NamedTuple):

@@ -95,8 +95,8 @@ class Readings:
             return Reading(rules, detected=f"{self._field} -> plain text")
         rows = first_rows(source, self.rules)
         if not rows:
-            # Nothing here is a record: reading it as text says of each line what is wrong with it.
-            return Reading(replace(self.rules, text_field="text"))
+            # No record can be read: whatever its columns are called, none need be the text.
+            return Reading(replace(self.rules, text_field=None))
         return reading_of(source, rows, self.rules, self._mapping, self._chat)
 
 
@@ -153,6 +153,8 @@ def texts_in(value: object) -> Iterator[str]:
         content = message.get("content")
         if isinstance(content, str):
             yield content
+        elif isinstance(content, list):
+            yield from (part["text"] for part in content)
 
 
 def _plain_column(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> str | None:

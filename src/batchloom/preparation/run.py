@@ -5,6 +5,7 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -153,6 +154,7 @@ class Job:
         if state is not None:
             tokenizer = tokenizer_from_state(state)
         elif size is not None:
+            self._refuse_ids()
             self._listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
             sample = self._sample(TRAIN_BYTES, TRAIN_PROBE)
             tokenizer = train_tokenizer(learning_texts(sample), size)
@@ -176,6 +178,15 @@ class Job:
         if state is None:
             self._work.keep_tokenizer(tokenizer.state())
         return tokenizer
+
+    def _refuse_ids(self) -> None:
+        """Ids were made by some tokenizer, and not by one that is learned only now."""
+        for source in self._listing.sources:
+            if self._readings.of(source).way == "tokens":
+                raise InputError(
+                    f"{source.name} holds token ids, which a tokenizer that is learned here cannot have made: name "
+                    "the one that made them with --tokenizer, or leave this source out"
+                )
 
     def _tell_schemas(self) -> None:
         """Look at the first records of every source, and say what they are, before work begins."""
@@ -232,7 +243,7 @@ class Job:
         tally.verdict()
         if not tally.documents:
             self._work.clear()
-            raise InputMissingError(self._no_documents(tally))
+            raise InputMissingError(_no_documents(tally, done))
         return done
 
     def _count_found(
@@ -257,12 +268,6 @@ class Job:
             found.tokens,
             sum(part.bad for part in found.parts),
         )
-
-    def _no_documents(self, tally: Tally) -> str:
-        fact = f"No document came of {tally.records:,} records: {tally.quarantined:,} are bad, the rest is empty."
-        if not tally.first:
-            return f"{fact} Name other inputs."
-        return f"{fact} The first bad one: {tally.first}. Mend the input, or name another."
 
     def _write(self, task: ShardTask, facts: list[UnitFacts], decision: Decision) -> list[Any]:
         """Phase C over all units."""
@@ -309,6 +314,22 @@ class Job:
     def _note(self, text: str) -> None:
         self._notes.append(text)
         self._listener(Note(text))
+
+
+def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:
+    left_out: Counter[str] = Counter()
+    for fact in facts:
+        for part in fact.parts:
+            left_out.update(part.dropped)
+    found = [f"{tally.quarantined:,} are bad", *(f"{n:,} {rule}" for rule, n in left_out.items())]
+    said = f"No document came of {tally.records:,} records: {', '.join(found)}, the rest is empty."
+    if tally.first:
+        return f"{said} The first bad one: {tally.first}. Mend the input, or name another."
+    if left_out:
+        return (
+            f"{said} Leave fewer out (--max-tokens, --overlong, --train-on), or name other inputs."
+        )
+    return f"{said} Name other inputs."
 
 
 def _peak_memory() -> int:

@@ -21,6 +21,7 @@ from batchloom.preparation.encode import (
     hash_documents,
     size_of,
 )
+from batchloom.preparation.overlong import OverlongError
 from batchloom.preparation.reading import Reading, Readings
 from batchloom.preparation.subsets import Membership, Smallest
 from batchloom.preparation.tally import Tally
@@ -250,11 +251,15 @@ class _UnitRun:
             self._write(*before)
 
     def _write(self, rows: NDArray[np.void], future: Future[Encoded]) -> None:
-        made = future.result()
+        try:
+            made = future.result()
+        except OverlongError as error:
+            row = rows[error.number]
+            source, before = self._sources[int(row["part"])]
+            raise error_of(source, self._task.rules, before, _bad(row, error.reason)) from None
         for left in made.faults:
             row = rows[left.number]
-            bad = BadRecord(int(row["record"]), int(row["offset"]), None, left.reason, "")
-            self._keep_aside(int(row["part"]), [bad])
+            self._keep_aside(int(row["part"]), [_bad(row, left.reason)])
         for left in made.dropped:
             self._parts[int(rows["part"][left.number])].dropped[_rule(left)] += 1
         if made.numbers is not None:
@@ -297,6 +302,11 @@ class _UnitRun:
             first_bad=self._first_bad,
             checksums=self._files.checksums(),
         )
+
+
+def _bad(row: np.void, reason: str) -> BadRecord:
+    """The record of a document that cannot be encoded."""
+    return BadRecord(int(row["record"]), int(row["offset"]), None, reason, "")
 
 
 def _rule(left: LeftOut) -> str:

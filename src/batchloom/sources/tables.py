@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, BinaryIO, Protocol, Self, cast, final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -95,7 +96,7 @@ class Table:
                 for at in range(0, batch.num_rows, rows):
                     piece = batch.slice(at, rows)
                     found = (
-                        _rows(piece, record, offset)
+                        _rows(plain_batch(piece), record, offset, rules.limits.record_bytes)
                         if field is None
                         else _texts(piece.column(0), record, offset, rules.limits.record_bytes)
                     )
@@ -320,23 +321,32 @@ def _rows_at_once(batch: pa.RecordBatch) -> int:
     return int(max(1, min(_BATCH_ROWS, _BATCH_BYTES // average)))
 
 
-def _rows(batch: pa.RecordBatch, record: int, offset: int) -> Records:
+def _rows(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
     count = batch.num_rows
+    large = batch.nbytes > most
+    if large and count > 1:
+        return _each_row(batch, record, offset, most)
     found = Records(offsets=[offset] * count, seen=count)
     found.records = list(range(record, record + count))
     try:
-        found.values = plain_batch(batch).to_pylist()
+        found.values = batch.to_pylist()
     except UnicodeDecodeError:
         if count > 1:
-            return _joined([_rows(batch.slice(at, 1), record + at, offset) for at in range(count)])
+            return _each_row(batch, record, offset, most)
         reason = "a text in this row is not valid UTF-8; write the file anew from its source"
         return Records(bad=[BadRecord(record, offset, None, reason, "")], seen=1)
+    if large:
+        # Arrow counts what views share with every row; what the record itself takes is its JSON.
+        data = msgspec.json.encode(found.values[0], enc_hook=str)
+        if len(data) > most:
+            return Records(bad=[too_large(record, offset, data[:SNIPPET_BYTES], most)], seen=1)
     return found
 
 
-def _joined(pieces: list[Records]) -> Records:
+def _each_row(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
     whole = Records()
-    for piece in pieces:
+    for at in range(batch.num_rows):
+        piece = _rows(batch.slice(at, 1), record + at, offset, most)
         whole.values += piece.values
         whole.records += piece.records
         whole.offsets += piece.offsets
