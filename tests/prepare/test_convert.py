@@ -287,7 +287,7 @@ def test_memory_stays_bounded(tmp_path):
     code = (
         "import sys; from batchloom.preparation.convert import convert;"
         "[convert(sys.argv[1], out=sys.argv[2] + end) for end in ('.json', '.parquet')];"
-        # Not ru_maxrss, which begins with the peak of the process that started this one.
+        # Not getrusage: its figure begins with what the forking process held.
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "a.csv"), str(tmp_path / "b")]
