@@ -246,3 +246,24 @@ def test_a_job_that_leaves_all_out_says_by_which_rule(tmp_path):
         InputError, match=r"0 are bad, 60 overlong, the rest is empty.*--max-tokens"
     ):
         make(tmp_path, ASKED, max_tokens=5)
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "extra", "tools", "beside"])
+@pytest.mark.parametrize("depth", [150, 450, 900])
+def test_a_deeply_nested_record_is_a_bad_record(tmp_path, key, depth):
+    deep = {}
+    for _ in range(depth):
+        deep = {"a": deep}
+    call = {"function": {"name": "f", "arguments": deep}}
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    said = {"tool_calls": [call]} if key == "tool_calls" else {key: deep}
+    beside = {"tools": [deep]} if key == "tools" else {"beside": deep, "messages": []}
+    rows = [{"messages": [turns[0], {**turns[1], **said}]}, {"messages": turns}]
+    if key in ("tools", "beside"):
+        rows[0] = {"messages": turns, **beside}
+    assert make(tmp_path, rows).counts.quarantined == 1
+
+
+def test_a_template_nobody_needs_leaves_no_path_in_the_store(tmp_path):
+    result = make(tmp_path, [{"text": "x"}], template=str(tmp_path / "none.jinja"))
+    assert str(tmp_path) not in (result.path / "dataset_metadata.json").read_text()

@@ -1,5 +1,6 @@
 """Where turns begin and end in a rendered text: pure decisions on places, in characters."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -69,7 +70,9 @@ def _last(found: Found, block: Block, grammar: Grammar) -> int:
 
     A header of another turn may repeat what it said, such as the name of the tool it called.
     """
-    inside = [some for some in found.given if block.start <= some[0] and some[1] <= block.stop]
+    first = bisect_left(found.given, (block.start, 0))
+    behind = bisect_left(found.given, block.stop, key=lambda some: some[0])
+    inside = [some for some in found.given[first : behind + 1] if some[1] <= block.stop]
     edges = [block.start, *(place for some in inside for place in some), block.stop]
     for n in range(0, len(edges), 2):
         for token in grammar.around.finditer(found.text, edges[n], edges[n + 1]):

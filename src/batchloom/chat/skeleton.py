@@ -5,8 +5,10 @@ pieces: learned once a shape, compared whole with every text that the template r
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from batchloom.chat.marked import Block, Found
@@ -133,9 +135,12 @@ def skeleton_of(
     starts = edges[::2]
     pieces = tuple(text[edges[n] : edges[n + 1]] for n in range(0, len(edges), 2))
 
+    stops = [block.stop for block in blocks]
+    sums = list(accumulate((block.stop - block.start for block in blocks), initial=0))
+
     def place(at: int) -> tuple[int, int]:
-        passed = [block.stop - block.start for block in blocks if block.stop <= at]
-        return len(passed), at - sum(passed)
+        passed = bisect_right(stops, at)
+        return passed, at - sums[passed]
 
     return Skeleton(
         pieces=pieces,

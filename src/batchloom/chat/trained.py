@@ -130,7 +130,9 @@ def _turn(rendered: Rendered, number: int) -> Turn:
     turn = rendered.turns[number] if rendered.turns else None
     if turn is None:
         why = rendered.problem or "the template leaves it out"
-        raise RenderError(f"turn {number + 1} cannot be found in the rendered text: {why}")
+        raise RenderError(
+            f"turn {number + 1} cannot be found in the rendered text: {why}; choose another template"
+        )
     return turn
 
 

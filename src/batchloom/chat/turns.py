@@ -38,6 +38,7 @@ _MEANT = {
     "ipython": "tool",
     "tools": "tool",
 }
+_DEEPEST = 100
 _MEDIA_PARTS = ("image", "audio", "video")
 _ROLES_SHOWN = "system, user, assistant, tool, developer"
 
@@ -117,6 +118,7 @@ def read_tools(value: object, where: str) -> list[Any] | None:
             raise UnusableRecordError(
                 f"{where}[{number}] holds {kind_of(tool)}, not the object that describes a tool"
             )
+        _refuse_depth(tool, f"{where}[{number}]")
     return value
 
 
@@ -140,6 +142,7 @@ def _checked(message: object, place: str) -> Message:
         raise UnusableRecordError(
             f"{place} holds {kind_of(message)}, not a message with role and content"
         )
+    _refuse_depth(message, place)
     if message.get("role") is None and message.get("from") is not None:
         message = _from_sharegpt(message, place)
     role = message.get("role")
@@ -152,6 +155,22 @@ def _checked(message: object, place: str) -> Message:
             raise UnusableRecordError(f"{place}.{key} holds {kind_of(message[key])}, not text")
     _check_content(message, role, place)
     return message
+
+
+def _refuse_depth(value: object, place: str) -> None:
+    """Refuse what would exhaust the stack of whoever walks it, templates above all."""
+    if _deeper(value, _DEEPEST):
+        raise UnusableRecordError(
+            f"{place} is nested deeper than {_DEEPEST} levels; make it flatter, or JSON text"
+        )
+
+
+def _deeper(value: object, levels: int) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return False
+    return not levels or any(_deeper(item, levels - 1) for item in value)
 
 
 def _check_content(message: Message, role: str, place: str) -> None:

@@ -159,8 +159,10 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
 
 def _template_plain(template: str | None) -> dict[str, Any]:
     """A template that is a file, by its name and content; another by its name alone."""
-    if template is None or template in BUILT_IN or not Path(template).is_file():
+    if template is None or template in BUILT_IN:
         return {}
+    if not Path(template).is_file():
+        return {"template": Path(template).name} if PurePath(template).is_absolute() else {}
     content = read_regular(template)
     return {"template": Path(template).name, "template_hash": xxhash.xxh3_128_hexdigest(content)}
 
