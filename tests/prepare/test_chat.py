@@ -7,7 +7,12 @@ import pytest
 
 import batchloom
 from batchloom.batches.assemble import IGNORE
-from batchloom.core.errors import InputError, SchemaError, SettingsError
+from batchloom.core.errors import (
+    InputError,
+    SchemaError,
+    SettingsError,
+    TooManyBadRecordsError,
+)
 from prepare.stores import jsonl
 from sources.test_tables import pa, write
 
@@ -155,6 +160,17 @@ def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path)
             max_tokens=200,
             overlong="error",
         )
+
+
+def test_a_large_source_of_which_nothing_can_be_read_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("batchloom.preparation.reading._MOST_BYTES", 1 << 18)
+    (tmp_path / "in.jsonl").write_text("not json\n" * 2_000_000)
+    seen = []
+    with pytest.raises(TooManyBadRecordsError, match="line 1"):
+        batchloom.prepare(
+            tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes", progress=seen.append
+        )
+    assert not any(getattr(event, "bytes_done", 0) > 1 << 22 for event in seen)
 
 
 def test_rows_of_ids_are_taken_as_they_are(tmp_path):

@@ -443,7 +443,10 @@ def test_standard_input(tmp_path):
     assert b"another job (inputs: stdin has 1," in other
     assert run(["check", "-"], LINES, tmp_path).returncode == 0
     empty = run(["prepare", "-", "--out", "p"], b"", tmp_path)
-    assert (empty.returncode, empty.stderr) == (1, b"batchloom: stdin is empty: it has 0 bytes.\n")
+    assert (empty.returncode, empty.stderr) == (
+        1,
+        b"batchloom: stdin is empty: it has 0 bytes; name a file with something in it, or leave it out.\n",
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["o"]
 
 

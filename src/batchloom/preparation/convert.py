@@ -204,7 +204,7 @@ def _check_columns(
 
     def rows() -> Iterator[Row]:
         for source in listing.sources:
-            for row in map(_row, first_rows(source, rules)):
+            for row in map(_row, first_rows(source, rules)[0]):
                 known.update(dict.fromkeys(row))
                 yield row
 

@@ -22,7 +22,7 @@ Way = Literal["text", "conversation", "tokens"]
 # What is detected where a column called text holds text.
 USUAL = "text -> plain text"
 _FIRST_RECORDS = 100
-_FIRST_BYTES = 8 << 20
+_FIRST_BYTES, _MOST_BYTES = 8 << 20, 64 << 20
 _TEXTS = ("text", "code")
 
 
@@ -93,10 +93,11 @@ class Readings:
         if self._field is not None:
             rules = replace(self.rules, text_field=self._field)
             return Reading(rules, detected=f"{self._field} -> plain text")
-        rows = first_rows(source, self.rules)
+        rows, whole = first_rows(source, self.rules)
         if not rows:
-            # No record can be read: whatever its columns are called, none need be the text.
-            return Reading(replace(self.rules, text_field=None))
+            # Of a source without any record no column need be the text. Where more may come, reading it
+            # as text says of each record what is wrong with it, until there are too many.
+            return Reading(replace(self.rules, text_field=None if whole else "text"))
         return reading_of(source, rows, self.rules, self._mapping, self._chat)
 
 
@@ -133,15 +134,19 @@ def reading_of(
     )
 
 
-def first_rows(source: Source, rules: ReadRules) -> list[dict[str, Any]]:
-    """The first records of a source as whole rows, at most 100 of its first 8 MiB."""
+def first_rows(source: Source, rules: ReadRules) -> tuple[list[dict[str, Any]], bool]:
+    """The first records of a source as whole rows, at most 100; and whether it was read to its end.
+
+    They are looked for in its first 8 MiB, and, where these hold none, in its first 64 MiB.
+    """
     rows: list[dict[str, Any]] = []
     with PartReader(Part(source, 0, source.size), replace(rules, text_field=None)) as reader:
         for found in reader:
             rows += found.values
-            if len(rows) >= _FIRST_RECORDS or (rows and reader.consumed >= _FIRST_BYTES):
-                break
-    return rows[:_FIRST_RECORDS]
+            most = _FIRST_BYTES if rows else _MOST_BYTES
+            if len(rows) >= _FIRST_RECORDS or reader.consumed >= most:
+                return rows[:_FIRST_RECORDS], False
+    return rows, True
 
 
 def texts_in(value: object) -> Iterator[str]:

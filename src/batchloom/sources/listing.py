@@ -403,7 +403,9 @@ class _Lister:
                 f"{place} is neither a file nor a folder; write what it gives into a file first."
             )
         if found.st_size == 0:
-            raise InputMissingError(f"{place} is empty: it has 0 bytes.")
+            raise InputMissingError(
+                f"{place} is empty: it has 0 bytes; name a file with something in it, or leave it out."
+            )
         if archive_by_name(shown(path)):
             self._add_archive(path, name, found)
             return
