@@ -283,3 +283,12 @@ def test_the_speed_shown_counts_what_was_done_since_the_phase_began(capsys, monk
     now[0] = 110.0
     display.show(Progress("write", 700_000_000, 1_200_000_000, 500_000_000, 1, 2, 0))
     assert "10.0 MB/s, 50 s left" in capsys.readouterr().err
+
+
+def test_settings_of_reading_are_named_by_their_option(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text("{}")
+    words = ["prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out")]
+    assert run([*words, "--split-on", "lines", "--text-field", ""]) != 0
+    told = capsys.readouterr().err
+    assert "--text-field: '' is not a word" in told
+    assert "--split-on: 'lines' is not known" in told

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from batchloom.preparation.job import run_recipe
+from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.sources.rules import Limits
 from batchloom.store.manifest import read_manifest
@@ -13,13 +14,25 @@ from batchloom.store.reader import open_store
 SMALL = Limits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 
 
+READING = ("text_field", "mapping", "split_on", "normalize")
+
+
+def recipe_of(**settings):
+    """A recipe whose settings of reading are named as ``prepare`` names them."""
+    reading = {name: settings.pop(name) for name in READING if name in settings}
+    return Recipe(reading=ReadRecipe(**reading), **settings)
+
+
 def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **settings):
     """Prepare with the tokenizer ``bytes``, units of any size, and no listener."""
     settings.setdefault("tokenizer", "bytes")
     inputs = [inputs] if isinstance(inputs, (str, Path)) else inputs
-    recipe = Recipe(inputs=tuple(map(str, inputs)), **settings)
     return run_recipe(
-        recipe, Path(out), listener or (lambda event: None), limits=limits, unit_bytes=unit_bytes
+        recipe_of(inputs=tuple(map(str, inputs)), **settings),
+        Path(out),
+        listener or (lambda event: None),
+        limits=limits,
+        unit_bytes=unit_bytes,
     )
 
 

@@ -16,7 +16,7 @@ from batchloom.core.errors import (
 )
 from batchloom.preparation.recipe import Recipe, allowed_bad
 from batchloom.store.reader import open_store
-from prepare.stores import jsonl, make, texts
+from prepare.stores import jsonl, make, recipe_of, texts
 
 
 def one_sentence(error):
@@ -183,7 +183,7 @@ def test_wrong_tokenizers(tmp_path):
 
 def test_settings_are_judged_all_at_once():
     with pytest.raises(SettingsError) as error:
-        Recipe(
+        recipe_of(
             inputs=(),
             split_on="lines",
             val_fraction=0.6,
@@ -195,12 +195,12 @@ def test_settings_are_judged_all_at_once():
             text_field="",
         )
     assert [problem.split(":")[0] for problem in error.value.problems] == [
-        "text_field",
         "inputs",
         "dtype",
         "dedup",
         "tokens_per_shard",
         "max_bad",
+        "text_field",
         "split_on",
         "val_fraction",
     ]
@@ -236,7 +236,7 @@ def test_a_share_of_bad_records_is_exact():
 )
 def test_absurd_numbers_are_told_their_bound(name, value, bound):
     with pytest.raises(SettingsError, match=bound) as error:
-        Recipe(inputs=("a",), **{name: value})
+        recipe_of(inputs=("a",), **{name: value})
     assert len(one_sentence(error)) < 400
 
 

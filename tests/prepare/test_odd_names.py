@@ -8,10 +8,9 @@ import pytest
 import batchloom
 from batchloom.core.errors import InputError, OutputError, SettingsError, StoreConflictError
 from batchloom.preparation.check import check
-from batchloom.preparation.recipe import Recipe
 from batchloom.sources.listing import input_labels
 from batchloom.store.manifest import read_manifest
-from prepare.stores import make, texts
+from prepare.stores import make, recipe_of, texts
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def test_no_two_inputs_are_called_the_same():
 @pytest.mark.parametrize("value", ["a\udcff", "", 5])
 def test_options_that_cannot_be_written_down_are_refused(name, value):
     with pytest.raises(SettingsError, match=f"^{name}: .* is not a word"):
-        Recipe(inputs=("a",), **{name: value})
+        recipe_of(inputs=("a",), **{name: value})
 
 
 @pytest.mark.parametrize("inputs", [None, 5, [5], b"a", "a\0b", [""], ["a\ud800"], [None, "a"]])

@@ -375,3 +375,9 @@ def test_the_report_tells_the_memory_of_this_process_alone(tmp_path, inputs):
     subprocess.run(words, check=True, timeout=300)
     report = json.loads((tmp_path / "out" / "report.json").read_bytes())
     assert 10 << 20 < report["peak_memory_bytes"] < 400 << 20
+
+
+def test_another_reading_is_told_by_the_option_that_differs(tmp_path, inputs):
+    make(inputs, tmp_path / "out")
+    with pytest.raises(StoreConflictError, match=r"\(normalize: True -> False\)"):
+        make(inputs, tmp_path / "out", normalize=False)

@@ -19,6 +19,7 @@ from batchloom.core.files import printable
 from batchloom.core.spec import shown
 from batchloom.core.values import counted
 from batchloom.preparation.job import run_recipe
+from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.preparation.result import PrepareResult
 from batchloom.preparation.tally import Note, Progress
@@ -187,10 +188,12 @@ def prepare(
         inputs=tuple(inputs),
         tokenizer=tokenizer,
         end_token=end_token,
-        text_field=text_field,
-        mapping=parse_mapping(map_) if map_ is not None else {},
-        split_on=marker(split_on),
-        normalize=normalize,
+        reading=ReadRecipe(
+            text_field=text_field,
+            mapping=parse_mapping(map_) if map_ is not None else {},
+            split_on=marker(split_on),
+            normalize=normalize,
+        ),
         tokens_per_shard=parse_size(tokens_per_shard),
         dtype=dtype,  # type: ignore[arg-type]  # the recipe checks it
         val_fraction=val_fraction,

@@ -6,6 +6,7 @@ from pathlib import Path
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, InputError, InputMissingError
 from batchloom.core.files import because, nearest_path
+from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import Readings, texts_in
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.units import plan_units
@@ -77,7 +78,9 @@ def _check_prepared(place: Path, vocab_size: int | None) -> Verdict | None:
 
 
 def _check_raw(given: str, text_field: str | None) -> Verdict:
-    readings = Readings(Recipe(inputs=(given,), text_field=text_field), Limits())
+    readings = Readings(
+        Recipe(inputs=(given,), reading=ReadRecipe(text_field=text_field)), Limits()
+    )
     with Spool() as spool:
         listing = list_sources([given], spool=spool)
         return _check_listed(listing, label_of(given) if is_far(given) else given, readings)

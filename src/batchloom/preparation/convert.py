@@ -26,6 +26,7 @@ from batchloom.preparation.columns import (
     unknown_column,
 )
 from batchloom.preparation.quarantine import quarantine_line
+from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import first_rows
 from batchloom.preparation.recipe import Recipe, is_path, make_inputs
 from batchloom.preparation.row_files import JsonRowFile, Row, RowFile
@@ -106,7 +107,7 @@ def convert(
         mapping: columns by role; each is given its role's name.
         columns: which columns are written, by their names in the output, and in which order.
         text_field: the one column that is the text: rows are ``{"text": ...}``.
-        split_on: what a document of a text file is; see ``Recipe``.
+        split_on: what a document of a text file is; see ``ReadRecipe``.
         max_bad: records that may be unusable: a number, or a share such as ``"0.1%"``, which
             allows at least 10.
         force: replace a file that exists.
@@ -125,9 +126,7 @@ def convert(
     given = make_inputs(inputs)
     recipe = Recipe(
         inputs=given,
-        text_field=text_field,
-        mapping=dict(mapping or {}),
-        split_on=split_on,
+        reading=ReadRecipe(text_field=text_field, mapping=dict(mapping or {}), split_on=split_on),
         max_bad=max_bad,
     )
     raise_problems(_problems(recipe, columns, force))
@@ -136,8 +135,8 @@ def convert(
     hear = listener or (lambda _: None)
     rules = ReadRules(text_field, split_on, Limits())
     listing = _listed(given, target, hear)
-    _check_columns(listing, rules, recipe.mapping, columns)
-    job = _Job(listing, rules, chooser(recipe.mapping, columns), max_bad, hear)
+    _check_columns(listing, rules, recipe.reading.mapping, columns)
+    job = _Job(listing, rules, chooser(recipe.reading.mapping, columns), max_bad, hear)
     return job.run(target)
 
 
@@ -157,8 +156,8 @@ def _target(out: str | os.PathLike[str]) -> _Target:
 
 
 def _problems(recipe: Recipe, columns: Sequence[str] | None, force: object) -> list[str]:
-    problems = column_problems(recipe.mapping, columns)
-    if recipe.text_field is not None and columns is not None:
+    problems = column_problems(recipe.reading.mapping, columns)
+    if recipe.reading.text_field is not None and columns is not None:
         problems.append(
             "columns: with text_field the one column is 'text'; give the one or the other"
         )

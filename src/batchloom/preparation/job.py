@@ -10,6 +10,7 @@ from batchloom.chat.trained import TrainOn
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
 from batchloom.preparation.overlong import Overlong
+from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import ChatRecipe, Dedup, Dtype, Recipe, is_path, make_inputs
 from batchloom.preparation.rerun import (
     check_apart,
@@ -31,7 +32,7 @@ from batchloom.store.format import WORK_NAME
 _LOG = logging.getLogger("batchloom")
 
 
-def prepare(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
+def prepare(  # noqa: D417 - the fields of the recipes, told there
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     out: str | os.PathLike[str],
@@ -65,8 +66,9 @@ def prepare(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         inputs: one or several files, folders, globs, archives and URLs, also packed (``.gz``,
             ``.zst`` ...), data sets of the Hub, or ``-`` for standard input.
         out: the store's folder.
-        tokenizer, end_token, text_field, mapping, split_on, normalize, tokens_per_shard, dtype,
-            val_fraction, test_fraction, dedup, max_bad: see :class:`Recipe`.
+        tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, dedup, max_bad:
+            see :class:`Recipe`.
+        text_field, mapping, split_on, normalize: see :class:`ReadRecipe`.
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
         streaming: whether data sets of the Hub are read where they lie (True) or downloaded first
             (False); None: those above 10 GB are read where they lie. It decides no byte.
@@ -85,10 +87,12 @@ def prepare(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         inputs=make_inputs(inputs),
         tokenizer=tokenizer,
         end_token=end_token,
-        text_field=text_field,
-        mapping=dict(mapping or {}),
-        split_on=split_on,
-        normalize=normalize,
+        reading=ReadRecipe(
+            text_field=text_field,
+            mapping=dict(mapping or {}),
+            split_on=split_on,
+            normalize=normalize,
+        ),
         tokens_per_shard=tokens_per_shard,
         dtype=dtype,
         val_fraction=val_fraction,

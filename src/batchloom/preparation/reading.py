@@ -76,8 +76,9 @@ class Readings:
     """
 
     def __init__(self, recipe: Recipe, limits: Limits) -> None:
-        self.rules = recipe.read_rules(limits)
-        self._mapping, self._field, self._chat = recipe.mapping, recipe.text_field, recipe.chat
+        self.rules = recipe.reading.rules(limits)
+        self._mapping, self._field = recipe.reading.mapping, recipe.reading.text_field
+        self._chat = recipe.chat
         self._known: dict[str, Reading] = {}
 
     def of(self, source: Source) -> Reading:

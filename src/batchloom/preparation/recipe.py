@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path, PurePath
@@ -11,15 +11,14 @@ from typing import Any, Literal
 import xxhash
 
 from batchloom.chat.choose import BUILT_IN
-from batchloom.chat.mapping import mapping_problems
 from batchloom.chat.trained import TrainOn
 from batchloom.core.files import read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, shown, to_plain
 from batchloom.preparation.conversations import ChatRules
 from batchloom.preparation.overlong import Overlong
+from batchloom.preparation.read_recipe import ReadRecipe, not_a_word
 from batchloom.sources.listing import input_labels
-from batchloom.sources.rules import SPLIT_WORDS, Limits, ReadRules
 
 Dtype = Literal["auto", "uint16", "int32"]
 Dedup = Literal["none"]
@@ -35,6 +34,8 @@ _MOST_BAD = 10**18
 _BUDGET = r"[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{1,30})?%"
 # Settings that decide no byte of the shards.
 _BESIDE = ("inputs", "max_bad")
+# Settings that hold settings.
+_GROUPS = ("reading", "chat")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +81,13 @@ _NO_SPLIT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    r"""How inputs become a store; the same recipe over the same inputs gives the same bytes.
+    """How inputs become a store; the same recipe over the same inputs gives the same bytes.
 
     Attributes:
         inputs: files, folders and globs, in the order they are read.
         tokenizer: ``bytes``, ``gpt2``, ``train:N``, ``tiktoken:NAME``, a path or a Hub id.
         end_token: the end-of-document token, where the tokenizer does not say.
-        text_field: field of a record, or column of a table, that holds the text; None where the
-            schema is told from the records themselves.
-        mapping: role to column, where detection is to be overruled (``{"prompt": "q"}``).
-        split_on: what a document of a text file is: ``auto`` (a file; a plain-text file above
-            1 MiB is cut into documents of about 64 KiB), ``file``, ``line``, ``paragraph``, or
-            a marker: any other string, at which texts are cut and which is removed.
-        normalize: whether text is brought to Unicode NFC with ``\n`` newlines.
+        reading: how records and text files are read.
         tokens_per_shard: a shard has at most so many tokens, except for a single longer document.
         dtype: of a token on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
         val_fraction: share of documents, by hash, that go into the ``val`` subset.
@@ -106,10 +101,7 @@ class Recipe:
     inputs: tuple[str, ...]
     tokenizer: str = "gpt2"
     end_token: str | None = None
-    text_field: str | None = None
-    mapping: Mapping[str, str] = field(default_factory=dict)
-    split_on: str = "auto"
-    normalize: bool = True
+    reading: ReadRecipe = field(default_factory=ReadRecipe)
     tokens_per_shard: int = 100_000_000
     dtype: Dtype = "auto"
     val_fraction: float = 0.01
@@ -119,14 +111,10 @@ class Recipe:
     chat: ChatRecipe = field(default_factory=ChatRecipe)
 
     def __post_init__(self) -> None:
-        raise_problems(_problems(self) + _split_problems(self) + _fraction_problems(self))
+        raise_problems(_problems(self) + self.reading.problems() + _fraction_problems(self))
         # 0 and 0.0 are one recipe and must have one fingerprint.
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
         object.__setattr__(self, "test_fraction", float(self.test_fraction))
-
-    def read_rules(self, limits: Limits) -> ReadRules:
-        """What the sources need to know of the recipe."""
-        return ReadRules(self.text_field or "text", self.split_on, limits)
 
 
 def make_inputs(
@@ -175,12 +163,21 @@ def recipe_fingerprint(recipe: Recipe) -> str:
 
 def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The settings that decide bytes and differ, each as ``name: old -> new``."""
-    names = [field.name for field in fields(Recipe) if field.name not in _BESIDE]
+    then, now = _flat(old), _flat(new)
     return [
-        f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
-        for name in names
-        if old.get(name) != new.get(name)
+        f"{name}: {then.get(name)!r} -> {now.get(name)!r}"
+        for name in {**now, **then}
+        if then.get(name) != now.get(name)
     ]
+
+
+def _flat(plain: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a plain recipe by the names that ``prepare`` takes them under."""
+    flat = {field.name: plain.get(field.name) for field in fields(Recipe)}
+    groups = [flat.pop(name) or {} for name in _GROUPS]
+    for name in _BESIDE:
+        del flat[name]
+    return {name: value for group in (flat, *groups) for name, value in group.items()}
 
 
 def allowed_bad(max_bad: int | str, records: int) -> int:
@@ -199,11 +196,9 @@ def _share(max_bad: int | str) -> Fraction | None:
 
 
 def _problems(recipe: Recipe) -> list[str]:
-    problems = _word_problems(recipe) + _mapping_problems(recipe)
+    problems = _word_problems(recipe)
     if not recipe.inputs:
         problems.append("inputs: there are none; name at least one file, folder or glob")
-    if not is_switch(recipe.normalize):
-        problems.append(f"normalize: {shown(recipe.normalize)} is neither True nor False")
     problems += [
         f"inputs: {shown(one)} is no path; name files, folders or globs"
         for one in recipe.inputs
@@ -229,15 +224,6 @@ def _problems(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _mapping_problems(recipe: Recipe) -> list[str]:
-    mapping: object = recipe.mapping
-    if not isinstance(mapping, Mapping):
-        return [f"mapping: {shown(mapping)} is no mapping of roles to columns"]
-    if recipe.mapping and recipe.text_field is not None:
-        return ["text_field: goes with no mapping; give mapping={'text': ...} alone"]
-    return list(mapping_problems(recipe.mapping))
-
-
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -257,29 +243,14 @@ def _nearest(value: object, known: Sequence[str]) -> str:
 
 
 def _word_problems(recipe: Recipe) -> list[str]:
-    values = {name: getattr(recipe, name) for name in ("tokenizer", "split_on")}
-    values |= {
-        name: value
-        for name in ("end_token", "text_field")
-        if (value := getattr(recipe, name)) is not None
-    }
-    problems = [
-        f"{name}: {shown(value)} is not a word; give one or more Unicode characters"
-        for name, value in values.items()
-        if not is_text(value)
-    ]
+    problems = [] if is_text(recipe.tokenizer) else [not_a_word("tokenizer", recipe.tokenizer)]
+    if recipe.end_token is not None and not is_text(recipe.end_token):
+        problems.append(not_a_word("end_token", recipe.end_token))
     if isinstance(recipe.tokenizer, str) and "\0" in recipe.tokenizer:
         problems.append(
             f"tokenizer: {shown(recipe.tokenizer)} holds a NUL, which no name can; leave it out"
         )
     return problems
-
-
-def _split_problems(recipe: Recipe) -> list[str]:
-    word = recipe.split_on.lower().rstrip("s") if isinstance(recipe.split_on, str) else ""
-    if word not in SPLIT_WORDS or recipe.split_on in SPLIT_WORDS:
-        return []
-    return [f"split_on: {shown(recipe.split_on)} is not known; did you mean {word!r}?"]
 
 
 def _fraction_problems(recipe: Recipe) -> list[str]:

@@ -75,7 +75,7 @@ class Job:
         self._listener, self._began = listener, began
         self._started = datetime.now(UTC)
         self._constants = [*dataclasses.astuple(limits)[:-1], unit_bytes]
-        self._rules = recipe.read_rules(limits)
+        self._rules = recipe.reading.rules(limits)
         self._readings = Readings(recipe, limits)
         self._units = plan_units(listing.sources, self._rules, unit_bytes)
         self._notes: list[str] = []
@@ -113,7 +113,7 @@ class Job:
             self._rules,
             self._readings,
             RecordBounds(self._rules),
-            self._recipe.normalize,
+            self._recipe.reading.normalize,
             tokenizer,
             TOKEN_DTYPES[dtype],
             membership,
@@ -216,7 +216,7 @@ class Job:
         return sample_texts(
             self._listing.sources,
             self._rules,
-            normalized=self._recipe.normalize,
+            normalized=self._recipe.reading.normalize,
             most=most,
             probe=probe,
             readings=self._readings,

@@ -50,7 +50,7 @@ class ReadRules:
     Attributes:
         text_field: the field of a record (a column of a table) that is the text; None for whole
             rows.
-        split_on: what a document of a text file is; see ``Recipe``.
+        split_on: what a document of a text file is; see ``ReadRecipe``.
         limits: the sizes that decide documents.
     """
 
