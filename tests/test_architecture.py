@@ -21,7 +21,7 @@ MAY = {
     "tokens": {"core"},
     "store": {"core", "tokens"},
     "plan": {"core"},
-    "preparation": {"core", "sources", "text", "chat", "tokens", "store"},
+    "preparation": {"core", "sources", "text", "chat", "tokens", "store", "plan"},
     "batches": {"core", "store", "plan"},
     "adapters": {"core", "batches", "plan", "store"},
     "train": {"core", "batchloom"},

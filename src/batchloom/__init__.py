@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from batchloom.plan.plan import Plan
     from batchloom.plan.spec import PlanSpec
     from batchloom.preparation.check import check
+    from batchloom.preparation.dataset_config import DatasetConfig
     from batchloom.preparation.job import prepare
     from batchloom.preparation.recipe import Recipe
     from batchloom.sources.presets import list_datasets
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Batch": "batchloom.batches.assemble",
     "BatchloomError": "batchloom.core.errors",
+    "DatasetConfig": "batchloom.preparation.dataset_config",
     "InputError": "batchloom.core.errors",
     "Loader": "batchloom.batches.loader",
     "OutputError": "batchloom.core.errors",
@@ -57,6 +59,7 @@ _HOMES = {
 __all__ = [
     "Batch",
     "BatchloomError",
+    "DatasetConfig",
     "InputError",
     "Loader",
     "OutputError",

@@ -37,7 +37,11 @@ def test_options_go_over_the_configuration(store, config, tmp_path, capsys):
     assert train(*words, *sizes, "--lr", 0.5, "--seed", 3, "--eval-batches", 1) == 0
     settings = json.loads((out / "run.json").read_text())
     assert (settings["seq_len"], settings["global_batch_size"]) == (64, 8)
-    assert (settings["batch_size"], settings["packing"], settings["seed"]) == (2, "wrap", 3)
+    assert (settings["batch_size"], settings["order"]["packing"], settings["seed"]) == (
+        2,
+        "wrap",
+        3,
+    )
     assert settings["optim"]["lr"] == 0.5
     assert settings["data"] == {"name": "s", "fingerprint": store.fingerprint}
     assert "1 rank x 4 passes x 2 rows" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from batchloom.cli.console import plain_console
 from batchloom.core.files import printable
 from batchloom.core.spec import shown
 from batchloom.core.values import counted
+from batchloom.preparation.inputs import read_inputs
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe
@@ -70,18 +71,18 @@ def prepare(
             metavar="INPUT...",
             help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, also packed; URLs "
             "(s3://, gs://, https://, hf://); a data set of the Hub (org/name[:config][/split][@revision]) or its "
-            "short name (see batchloom datasets); - for standard input.",
+            "short name (see batchloom datasets); a YAML manifest (.yaml, .yml) of such; - for standard input.",
         ),
     ],
     *,
     out: Annotated[Path, typer.Option(help="Folder of the store.")],
     tokenizer: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="bytes, gpt2, train:N (learn one from the input), tiktoken:NAME, the path of a "
-            "tokenizer.json or of its folder, or a Hub id."
+            "tokenizer.json or of its folder, or a Hub id; gpt2 where no manifest names one."
         ),
-    ] = "gpt2",
+    ] = None,
     end_token: Annotated[
         str | None,
         typer.Option(help="End-of-document token, where the tokenizer does not say."),
@@ -184,16 +185,19 @@ def prepare(
 
     The same command goes on where a stopped one ended, and succeeds at once when all is done.
     """
+    reading = ReadRecipe(
+        text_field=text_field,
+        mapping=parse_mapping(map_) if map_ is not None else {},
+        split_on=marker(split_on),
+        normalize=normalize,
+    )
+    given = read_inputs(inputs, reading, tokenizer)
     recipe = Recipe(
-        inputs=tuple(inputs),
-        tokenizer=tokenizer,
+        inputs=given.inputs,
+        sources=given.sources,
+        tokenizer=given.tokenizer,
         end_token=end_token,
-        reading=ReadRecipe(
-            text_field=text_field,
-            mapping=parse_mapping(map_) if map_ is not None else {},
-            split_on=marker(split_on),
-            normalize=normalize,
-        ),
+        reading=given.reading,
         tokens_per_shard=parse_size(tokens_per_shard),
         dtype=dtype,  # type: ignore[arg-type]  # the recipe checks it
         val_fraction=val_fraction,
@@ -209,7 +213,7 @@ def prepare(
         ),
     )
     with Display() as display:
-        result = run_recipe(recipe, out, display.show, streaming=streaming)
+        result = run_recipe(recipe, out, display.show, told=given.notes, streaming=streaming)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:

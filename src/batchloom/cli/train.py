@@ -33,9 +33,19 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = None,
+    dataset_config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A YAML file of data sets and their packing, prepared into OUT/data, instead of --data.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="With --input-file: as prepare takes it.", rich_help_panel=_DATA),
+        typer.Option(
+            help="With --input-file or --dataset-config: as prepare takes it.",
+            rich_help_panel=_DATA,
+        ),
     ] = None,
     packing: Annotated[
         str | None,
@@ -159,6 +169,7 @@ def train(
             request = Request(
                 data=data,
                 input_file=input_file,
+                dataset_config=dataset_config,
                 tokenizer=tokenizer,
                 model_name=model_name,
                 config_file=config_file,

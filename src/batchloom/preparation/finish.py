@@ -192,9 +192,16 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
             detected=ways[source.path].detected,
             conversations=ways[source.path].way == "conversation",
             revision=source.revision,
+            dataset=done.recipe.source(source.input).name or "",
+            weight=_weight(done.recipe, source),
         )
         for source in done.sources
     )
+
+
+def _weight(recipe: Recipe, source: Source) -> float | None:
+    weight = recipe.source(source.input).weight
+    return None if weight is None else float(weight)
 
 
 def source_hash(parts: Sequence[str]) -> str:

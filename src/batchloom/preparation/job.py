@@ -4,14 +4,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from batchloom.chat.trained import TrainOn
-from batchloom.core.errors import SettingsError
+from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.spec import shown
+from batchloom.preparation.inputs import Given, read_inputs
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.read_recipe import ReadRecipe
-from batchloom.preparation.recipe import ChatRecipe, Dedup, Dtype, Recipe, is_path, make_inputs
+from batchloom.preparation.recipe import ChatRecipe, Dedup, Dtype, Recipe, is_path
 from batchloom.preparation.rerun import (
     check_apart,
     check_folder,
@@ -33,10 +35,10 @@ _LOG = logging.getLogger("batchloom")
 
 
 def prepare(  # noqa: D417 - the fields of the recipes, told there
-    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    inputs: Given | Sequence[Given],
     *,
     out: str | os.PathLike[str],
-    tokenizer: str = "gpt2",
+    tokenizer: str | None = None,
     end_token: str | None = None,
     text_field: str | None = None,
     mapping: Mapping[str, str] | None = None,
@@ -64,10 +66,12 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
 
     Args:
         inputs: one or several files, folders, globs, archives and URLs, also packed (``.gz``,
-            ``.zst`` ...), data sets of the Hub, or ``-`` for standard input.
+            ``.zst`` ...), data sets of the Hub, or ``-`` for standard input; YAML manifests and
+            :class:`DatasetConfig`, which name such.
         out: the store's folder.
-        tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, dedup, max_bad:
-            see :class:`Recipe`.
+        tokenizer: see :class:`Recipe`; None for the one a manifest names, else ``gpt2``.
+        end_token, tokens_per_shard, dtype, val_fraction, test_fraction, dedup, max_bad: see
+            :class:`Recipe`.
         text_field, mapping, split_on, normalize: see :class:`ReadRecipe`.
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
         streaming: whether data sets of the Hub are read where they lie (True) or downloaded first
@@ -83,16 +87,19 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         StoreConflictError: ``out`` holds something else than this job would write.
         OutputError: ``out`` cannot be written.
     """
+    reading = ReadRecipe(
+        text_field=text_field,
+        mapping=dict(mapping or {}),
+        split_on=split_on,
+        normalize=normalize,
+    )
+    given = read_inputs(inputs, reading, tokenizer)
     recipe = Recipe(
-        inputs=make_inputs(inputs),
-        tokenizer=tokenizer,
+        inputs=given.inputs,
+        sources=given.sources,
+        tokenizer=given.tokenizer,
         end_token=end_token,
-        reading=ReadRecipe(
-            text_field=text_field,
-            mapping=dict(mapping or {}),
-            split_on=split_on,
-            normalize=normalize,
-        ),
+        reading=given.reading,
         tokens_per_shard=tokens_per_shard,
         dtype=dtype,
         val_fraction=val_fraction,
@@ -109,7 +116,8 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     )
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
-    return run_recipe(recipe, Path(folder), progress or _log_notes, streaming=streaming)
+    listener = progress or _log_notes
+    return run_recipe(recipe, Path(folder), listener, told=given.notes, streaming=streaming)
 
 
 def run_recipe(
@@ -117,6 +125,7 @@ def run_recipe(
     out: Path,
     listener: Listener,
     *,
+    told: tuple[str, ...] = (),
     streaming: bool | None = None,
     limits: Limits | None = None,
     unit_bytes: int = UNIT_BYTES,
@@ -127,6 +136,7 @@ def run_recipe(
         recipe: what to do.
         out: the store's folder.
         listener: is told of notes and progress.
+        told: notes that come before all others.
         streaming: see :func:`prepare`.
         limits: the constants that decide documents; others than the default only in tests.
         unit_bytes: the size of a unit; another than the default only in tests.
@@ -134,7 +144,15 @@ def run_recipe(
     began = time.perf_counter()
     check_apart(recipe.inputs, out)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
-        listing = list_sources(recipe.inputs, exclude=out, spool=spool, streaming=streaming)
+        listing = list_sources(
+            recipe.inputs,
+            asked=[source.asked for source in recipe.sources],
+            exclude=out,
+            spool=spool,
+            streaming=streaming,
+        )
+        _check_shared(recipe, listing)
+        listing = replace(listing, notes=(*told, *listing.notes))
         done = _done_before(recipe, out, listing, began)
         if done is not None:
             return done
@@ -143,6 +161,17 @@ def run_recipe(
             spool.sweep()
             job = Job(work, recipe, listing, listener, limits, unit_bytes, began)
             return job.run()
+
+
+def _check_shared(recipe: Recipe, listing: Listing) -> None:
+    """Refuse a file that is asked for twice, each time as something else: it is read once."""
+    for name, first, second in listing.twice:
+        if recipe.source(first) != recipe.source(second):
+            one, other = (recipe.source(n).place or recipe.inputs[n] for n in (first, second))
+            raise InputError(
+                f"{name} is named by {one} and by {other}, which say different things of it, and a file is read once; "
+                "leave one of them out."
+            )
 
 
 def _done_before(recipe: Recipe, out: Path, listing: Listing, began: float) -> PrepareResult | None:

@@ -1,10 +1,13 @@
 """The settings of reading: which columns hold what, and what a document of a text file is."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from batchloom.chat.mapping import mapping_problems
-from batchloom.core.spec import is_switch, is_text, shown
+from batchloom.core.spec import is_switch, is_text, nearest, shown
+from batchloom.sources.forms import FORMS, Asked, Form
 from batchloom.sources.rules import SPLIT_WORDS, Limits, ReadRules
 
 
@@ -41,6 +44,86 @@ class ReadRecipe:
         if not is_switch(self.normalize):
             problems.append(f"normalize: {shown(self.normalize)} is neither True nor False")
         return problems + _split_problems(self.split_on)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecipe:
+    """What is said of one input alone; what is wrong with it is told by the recipe that holds it.
+
+    Attributes:
+        text_field: as in :class:`ReadRecipe`; where neither this nor ``mapping`` is given, the
+            recipe's count.
+        mapping: as in :class:`ReadRecipe`.
+        form: what its files are: ``json``, ``jsonl``, ``csv``, ``parquet``, ``arrow`` or
+            ``hf_dataset``; None: told by their names and contents.
+        name: what its documents are called together; recorded in the store.
+        weight: its share among the inputs, above 0; recorded in the store.
+        place: where it was asked for, for messages.
+    """
+
+    text_field: str | None = None
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    form: Form | None = None
+    name: str | None = None
+    weight: float | None = None
+    place: str = field(default="", compare=False)
+
+    @property
+    def asked(self) -> Asked:
+        """What the listing needs to know of it."""
+        return Asked(self.form, self.place)
+
+    def problems(self) -> list[str]:
+        """What is wrong with these values, by their names."""
+        problems = column_problems(self.text_field, self.mapping)
+        if self.form is not None and self.form not in FORMS:
+            hint = nearest(str(self.form), FORMS)
+            problems.append(f"form: {shown(self.form)} is none of {', '.join(FORMS)}{hint}")
+        if self.name is not None and not is_text(self.name):
+            problems.append(not_a_word("name", self.name))
+        if self.weight is not None and not is_weight(self.weight):
+            problems.append(f"weight: {shown(self.weight)} is not a finite number above 0")
+        return problems
+
+
+def is_weight(value: object) -> bool:
+    """Whether a value can be a share among others."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return 0 < float(value) < math.inf
+    except OverflowError:
+        return False
+
+
+def source_plain(source: SourceRecipe, *, beside: bool) -> dict[str, Any]:
+    """What is said of one input as the manifest holds it: what is not said is left out.
+
+    What its files were read as stands with the files.
+
+    Args:
+        source: what is said.
+        beside: with its name and weight, which decide no document.
+    """
+    said: dict[str, Any] = {"text_field": source.text_field, "mapping": dict(source.mapping)}
+    if beside:
+        said |= {"name": source.name, "weight": source.weight and float(source.weight)}
+    return {name: value for name, value in said.items() if value}
+
+
+def sources_plain(sources: Sequence[SourceRecipe], *, beside: bool = True) -> list[dict[str, Any]]:
+    """What is said of each input; of no input where nothing is said of any."""
+    plain = [source_plain(source, beside=beside) for source in sources]
+    return plain if any(plain) else []
+
+
+def weights_note(sources: Sequence[SourceRecipe]) -> str:
+    """What to say of weights that nothing uses yet; empty where there are none."""
+    found = [source.weight for source in sources if source.weight is not None]
+    if not found:
+        return ""
+    inputs = "1 input" if len(found) == 1 else f"{len(found):,} inputs"
+    return f"Weights of {inputs} are recorded and not applied yet: documents are drawn in proportion to their tokens."
 
 
 def column_problems(text_field: object, mapping: object) -> list[str]:

@@ -77,8 +77,7 @@ class Readings:
 
     def __init__(self, recipe: Recipe, limits: Limits) -> None:
         self.rules = recipe.reading.rules(limits)
-        self._mapping, self._field = recipe.reading.mapping, recipe.reading.text_field
-        self._chat = recipe.chat
+        self._recipe = recipe
         self._known: dict[str, Reading] = {}
 
     def of(self, source: Source) -> Reading:
@@ -91,15 +90,16 @@ class Readings:
         return found
 
     def _detect(self, source: Source) -> Reading:
-        if self._field is not None:
-            rules = replace(self.rules, text_field=self._field)
-            return Reading(rules, detected=f"{self._field} -> plain text")
+        field, mapping = self._recipe.columns(source.input)
+        if field is not None:
+            rules = replace(self.rules, text_field=field)
+            return Reading(rules, detected=f"{field} -> plain text")
         rows, whole = first_rows(source, self.rules)
         if not rows:
             # Of a source without any record no column need be the text. Where more may come, reading it
             # as text says of each record what is wrong with it, until there are too many.
             return Reading(replace(self.rules, text_field=None if whole else "text"))
-        return reading_of(source, rows, self.rules, self._mapping, self._chat)
+        return reading_of(source, rows, self.rules, mapping, self._recipe.chat)
 
 
 def reading_of(

@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -17,7 +17,12 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, shown, to_plain
 from batchloom.preparation.conversations import ChatRules
 from batchloom.preparation.overlong import Overlong
-from batchloom.preparation.read_recipe import ReadRecipe, not_a_word
+from batchloom.preparation.read_recipe import (
+    ReadRecipe,
+    SourceRecipe,
+    not_a_word,
+    sources_plain,
+)
 from batchloom.sources.listing import input_labels
 
 Dtype = Literal["auto", "uint16", "int32"]
@@ -85,6 +90,7 @@ class Recipe:
 
     Attributes:
         inputs: files, folders and globs, in the order they are read.
+        sources: what is said of each input alone; empty where nothing is said of any.
         tokenizer: ``bytes``, ``gpt2``, ``train:N``, ``tiktoken:NAME``, a path or a Hub id.
         end_token: the end-of-document token, where the tokenizer does not say.
         reading: how records and text files are read.
@@ -99,6 +105,7 @@ class Recipe:
     """
 
     inputs: tuple[str, ...]
+    sources: tuple[SourceRecipe, ...] = ()
     tokenizer: str = "gpt2"
     end_token: str | None = None
     reading: ReadRecipe = field(default_factory=ReadRecipe)
@@ -111,10 +118,21 @@ class Recipe:
     chat: ChatRecipe = field(default_factory=ChatRecipe)
 
     def __post_init__(self) -> None:
-        raise_problems(_problems(self) + self.reading.problems() + _fraction_problems(self))
+        problems = _problems(self) + self.reading.problems() + _fraction_problems(self)
+        raise_problems(problems + _source_problems(self))
         # 0 and 0.0 are one recipe and must have one fingerprint.
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
         object.__setattr__(self, "test_fraction", float(self.test_fraction))
+
+    def source(self, number: int) -> SourceRecipe:
+        """What is said of an input alone."""
+        return self.sources[number] if self.sources else SourceRecipe()
+
+    def columns(self, number: int) -> tuple[str | None, Mapping[str, str]]:
+        """The text field and the mapping that an input is read by."""
+        said = self.source(number)
+        reading = said if said.text_field is not None or said.mapping else self.reading
+        return reading.text_field, reading.mapping
 
 
 def make_inputs(
@@ -137,8 +155,9 @@ def is_path(value: object) -> bool:
 
 def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     """The recipe as the manifest holds it: plain values, no absolute paths."""
-    plain = to_plain(recipe)
+    plain = to_plain(replace(recipe, sources=()))
     plain["inputs"] = input_labels(recipe.inputs)
+    plain["sources"] = sources_plain(recipe.sources)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
     plain["chat"] |= _template_plain(recipe.chat.template)
@@ -157,7 +176,7 @@ def _template_plain(template: str | None) -> dict[str, Any]:
 
 def recipe_fingerprint(recipe: Recipe) -> str:
     """Names what a recipe does to a document, wherever its inputs lie."""
-    plain = recipe_plain(recipe)
+    plain = recipe_plain(recipe) | {"sources": sources_plain(recipe.sources, beside=False)}
     return fingerprint({name: value for name, value in plain.items() if name not in _BESIDE})
 
 
@@ -165,7 +184,7 @@ def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The settings that decide bytes and differ, each as ``name: old -> new``."""
     then, now = _flat(old), _flat(new)
     return [
-        f"{name}: {then.get(name)!r} -> {now.get(name)!r}"
+        f"{name}: {shown(then.get(name))} -> {shown(now.get(name))}"
         for name in {**now, **then}
         if then.get(name) != now.get(name)
     ]
@@ -222,6 +241,17 @@ def _problems(recipe: Recipe) -> list[str]:
             "to 100% such as '0.1%'"
         )
     return problems
+
+
+def _source_problems(recipe: Recipe) -> list[str]:
+    if len(recipe.sources) not in (0, len(recipe.inputs)):
+        counts = f"{len(recipe.sources)} for {len(recipe.inputs)} inputs"
+        return [f"sources: there are {counts}; say something of each, or of none"]
+    return [
+        f"sources[{number}].{problem}"
+        for number, source in enumerate(recipe.sources)
+        for problem in source.problems()
+    ]
 
 
 def _is_count(value: object) -> bool:

@@ -60,6 +60,8 @@ def finished_store(out: Path, recipe: Recipe, listing: Listing) -> Manifest | No
         differences += _source_differences(manifest.sources, listing.sources)
         if not differences:
             differences = _content_differences(manifest, report, listing.sources)
+    if not differences:
+        differences = _kind_differences([one.kind for one in manifest.sources], listing.sources)
     if differences:
         raise StoreConflictError(
             f"{out} holds a finished store of another job ({_shown(differences)}); choose another --out, "
@@ -132,6 +134,7 @@ def begin_or_go_on(
         recipe=recipe_plain(recipe),
         constants=constants,
         sources=[(source.name, source.size, source.mtime_ns) for source in listing.sources],
+        kinds=[source.kind for source in listing.sources],
     )
     found = work.job()
     if found is None or not work.has_results():
@@ -144,6 +147,8 @@ def begin_or_go_on(
         differences += _tokenizer_differences(recipe, str(state.get("fingerprint")))
     if found.sources != job.sources:
         differences += _listed_differences(found.sources, job.sources)
+    else:
+        differences += _kind_differences(found.kinds, listing.sources)
     if (found.work_version, found.constants) != (job.work_version, job.constants):
         differences.append("it was begun by another version of batchloom")
     if differences:
@@ -208,6 +213,15 @@ def _listed_differences(
         return found
     changed = [a[0] for a, b in zip(then, now, strict=True) if a != b]
     return [f"inputs: {changed[0]} was written anew"]
+
+
+def _kind_differences(then: Sequence[str], now: Sequence[Source]) -> list[str]:
+    """Files that are asked for as something else than they were."""
+    return [
+        f"inputs: {source.name} was read as {kind} and would be read as {source.kind}"
+        for kind, source in zip(then, now, strict=True)
+        if kind != source.kind
+    ]
 
 
 def _compared(then: list[tuple[str, int]], now: list[tuple[str, int]]) -> list[str]:

@@ -17,6 +17,7 @@ from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import printable
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.finish import Finished, finish_store, move_store
+from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import USUAL, Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.rerun import (
@@ -86,6 +87,8 @@ class Job:
         """Do what is left to do."""
         for text in self._listing.notes:
             self._note(text)
+        if weights := weights_note(self._recipe.sources):
+            self._note(weights)
         self._tell_schemas()
         begin_or_go_on(self._work, self._recipe, self._listing, self._constants)
         note = ""

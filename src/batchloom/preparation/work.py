@@ -23,7 +23,7 @@ T = TypeVar("T")
 # Inputs that can be read only once are kept here, each run's in a folder of its own.
 SPOOL_NAME = "spool"
 # Of the temporary files; a job begun by another version is begun anew.
-WORK_VERSION = 3
+WORK_VERSION = 4
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -68,12 +68,16 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class JobFacts(msgspec.Struct, frozen=True):
-    """``job.json``: what the work folder is for. Sources are (name, bytes, mtime in ns)."""
+    """``job.json``: what the work folder is for.
+
+    Sources are (name, bytes, mtime in ns), ``kinds`` what each of them is read as.
+    """
 
     work_version: int
     recipe: dict[str, Any]
     constants: list[int]
     sources: list[tuple[str, int, int]]
+    kinds: list[str] = []
 
 
 @contextlib.contextmanager

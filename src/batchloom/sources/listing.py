@@ -5,7 +5,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -22,6 +22,7 @@ from batchloom.sources.addresses import (
     shown,
 )
 from batchloom.sources.archives import Archive
+from batchloom.sources.forms import Asked, asked_of, disagreement, fits, retold
 from batchloom.sources.hub import (
     HubName,
     hub_name,
@@ -32,7 +33,7 @@ from batchloom.sources.hub import (
     unpinned,
 )
 from batchloom.sources.kinds import Verdict, archive_by_name, kind_by_name
-from batchloom.sources.looks import archive_sources, judge_file
+from batchloom.sources.looks import archive_sources, judge_as, judge_file
 from batchloom.sources.presets import preset_names
 from batchloom.sources.remote import has_ranges, remote_files, remote_glob, remote_status
 from batchloom.sources.rules import Source
@@ -52,10 +53,14 @@ _CALLED = {
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The input files in the order they are read, and sentences about what was left out."""
+    """The input files in the order they are read, and sentences about what was left out.
+
+    ``twice`` are files that several inputs name: their names, the input they are read for, another.
+    """
 
     sources: tuple[Source, ...]
     notes: tuple[str, ...]
+    twice: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -66,6 +71,7 @@ class Listing:
 def list_sources(
     inputs: Sequence[str],
     *,
+    asked: Sequence[Asked] = (),
     exclude: Path | None = None,
     spool: Spool | None = None,
     streaming: bool | None = None,
@@ -77,6 +83,8 @@ def list_sources(
 
     Args:
         inputs: files, folders and globs, also behind URLs, and ``-`` for standard input.
+        asked: what is said of each input; of a named file it must hold, and what does not is left
+            out of folders, globs and archives.
         exclude: a folder that is left out wherever it lies (the output).
         spool: keeps what can be read only once; without it such inputs are errors.
         streaming: whether data sets of the Hub are read where they lie rather than downloaded
@@ -87,9 +95,14 @@ def list_sources(
         InputError: a file named by itself cannot be used, or something cannot be read.
     """
     lister = _Lister(exclude, spool, streaming=streaming)
-    for given, (_, label) in zip(inputs, _labels(inputs), strict=True):
-        lister.add(os.path.expanduser(local_path(given)), label)  # noqa: PTH111 - a string stays a string
-    return Listing(tuple(lister.sources), tuple(lister.notes))
+    for number, (given, (_, label)) in enumerate(zip(inputs, _labels(inputs), strict=True)):
+        said = asked_of(asked, number)
+        try:
+            # A string stays a string.
+            lister.add(os.path.expanduser(local_path(given)), label, number, said)  # noqa: PTH111
+        except InputError as error:
+            retold(error, said.place)
+    return Listing(tuple(lister.sources), tuple(lister.notes), tuple(lister.shared))
 
 
 def input_labels(inputs: Sequence[str]) -> list[str]:
@@ -175,14 +188,17 @@ class _Lister:
         self.sources: list[Source] = []
         self.notes: list[str] = []
         self._exclude = _identity(exclude) if exclude else None
-        self._files: set[tuple[int, int]] = set()
+        self._files: dict[tuple[int, int], int] = {}
+        self._input, self._said = 0, Asked()
+        self.shared: list[tuple[str, int, int]] = []
         self._folders: set[tuple[int, int]] = set()
         self._left: Counter[str] = Counter()
         self._twice: list[str] = []
         self._otherwise: list[str] = []
         self._asked = ("", False)
 
-    def add(self, given: str, label: str) -> None:
+    def add(self, given: str, label: str, number: int, said: Asked) -> None:
+        self._input, self._said = number, said
         self._left, self._twice, self._otherwise = Counter(), [], []
         self._folders = set()
         before, called = len(self.sources), label if is_far(given) else given
@@ -202,7 +218,7 @@ class _Lister:
         elif found is None and glob.has_magic(given):
             self._add_glob(given, label)
         elif found is None:
-            raise InputMissingError(_not_found(given))
+            raise InputMissingError(not_found(given))
         elif stat.S_ISDIR(found.st_mode):
             if os.path.exists(f"{given}/{STORE_MARK}"):  # noqa: PTH110
                 raise InputError(f"{given} is a store already; name the text files it was made of.")
@@ -391,6 +407,8 @@ class _Lister:
             verdict = self._verdict(path, name, found)
             if verdict.kind is None or not verdict.sure:
                 self._left[verdict.label] += 1
+            elif not fits(self._said.form, verdict.kind):
+                self._left[f"not {self._said.form}"] += 1
             else:
                 self._append(path, name, found, verdict)
 
@@ -406,12 +424,19 @@ class _Lister:
             raise InputMissingError(
                 f"{place} is empty: it has 0 bytes; name a file with something in it, or leave it out."
             )
+        form = self._said.form
+        if form == "hf_dataset":
+            raise InputError(
+                f"{place} is a file, and data_type says hf_dataset: a folder of save_to_disk, or org/name on the Hub."
+            )
         if archive_by_name(shown(path)):
             self._add_archive(path, name, found)
             return
         verdict = self._verdict(path, name, found)
         if verdict.kind is None:
             raise InputError(f"{place} is not read yet ({verdict.label}): {verdict.remedy}.")
+        if form is not None and not fits(form, verdict.kind):
+            raise InputError(f"{place} {disagreement(form, verdict.kind)}.")
         self._append(path, name, found, verdict)
 
     def _spooled(self) -> Spool:
@@ -427,7 +452,11 @@ class _Lister:
             return
         name, size, stamp = self._names.fresh(name), found.st_size, found.st_mtime_ns
         archive = Archive(name, path, *kind, size, stamp, revision_of(path))
-        self.sources += archive_sources(archive, self._left, self._tell_kind)
+        for source in archive_sources(archive, self._left, self._tell_kind):
+            if fits(self._said.form, source.kind):
+                self.sources.append(replace(source, input=self._input))
+            else:
+                self._left[f"not {self._said.form}"] += 1
 
     def _tell_kind(self, name: str, verdict: Verdict) -> None:
         """Remember a file that is read as another kind than its name says."""
@@ -440,8 +469,9 @@ class _Lister:
         identity = (found.st_dev, found.st_ino)
         if identity in self._files:
             self._twice.append(printable(name))
+            self.shared.append((printable(name), self._files[identity], self._input))
             return True
-        self._files.add(identity)
+        self._files[identity] = self._input
         return False
 
     def _append(self, path: str, name: str, found: os.stat_result, verdict: Verdict) -> None:
@@ -460,6 +490,7 @@ class _Lister:
                 found.st_size,
                 found.st_mtime_ns,
                 revision=revision_of(path),
+                input=self._input,
             )
         )
 
@@ -468,7 +499,7 @@ class _Lister:
             *(printable(name), path, "text", None, found.st_size, found.st_mtime_ns),
             revision=revision_of(path),
         )
-        return judge_file(look)
+        return judge_as(look, judge_file(look), self._said.form)
 
     def _stat(self, path: str) -> os.stat_result | None:
         if is_url(path):
@@ -492,7 +523,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _not_found(given: str) -> str:
+def not_found(given: str) -> str:
     """The sentence for an input that is not there, by what its name says it is."""
     named = kind_by_name(given)
     called = {"jsonl": "JSONL", "json": "JSON", "csv": "CSV", "parquet": "Parquet"}

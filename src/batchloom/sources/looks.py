@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import BinaryIO, final
 
 from batchloom.core.errors import InputError
 from batchloom.sources.addresses import shown
 from batchloom.sources.archives import Archive, Found, list_archive
+from batchloom.sources.forms import Form, as_said, looked_for, name_for
 from batchloom.sources.kinds import (
     COLUMNAR,
     FIRST_LINE_BYTES,
@@ -53,13 +55,27 @@ def judge_file(source: Source) -> Verdict:
     Raises:
         InputError: it cannot be read.
     """
+    return judge(shown(source.path), partial(_start, source))
 
-    def start(compression: Compression | None) -> bytes:
-        with PartStream(replace(source, compression=compression)) as stream:
-            seen = stream.read_up_to(SNIFF_BYTES)
-            return seen + stream.read_up_to(FIRST_LINE_BYTES) if _wants_line(seen) else seen
 
-    return judge(shown(source.path), start)
+def judge_as(source: Source, verdict: Verdict, form: Form | None) -> Verdict:
+    """What a file is of which somebody says what it is; its name and content said ``verdict``.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if not looked_for(form, verdict):
+        return verdict
+    named, start = name_for(form), _start(source, verdict.compression)
+    found = kind_by_content(named, shown(source.path), start, verdict.compression)
+    return as_said(form, verdict, found)
+
+
+def _start(source: Source, compression: Compression | None) -> bytes:
+    """The first bytes of a file, decompressed, with a line where it begins as JSON."""
+    with PartStream(replace(source, compression=compression)) as stream:
+        seen = stream.read_up_to(SNIFF_BYTES)
+        return seen + stream.read_up_to(FIRST_LINE_BYTES) if _wants_line(seen) else seen
 
 
 def _wants_line(start: bytes) -> bool:

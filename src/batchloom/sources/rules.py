@@ -73,6 +73,7 @@ class Source:
             of a member, the archive's.
         member: where it lies inside an archive, whose path ``path`` begins with; else None.
         revision: the commit of the repository it is read at, which cannot change; else empty.
+        input: number of the input it was listed for.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Source:
     mtime_ns: int
     member: Member | None = None
     revision: str = ""
+    input: int = 0
 
     @property
     def file(self) -> str:

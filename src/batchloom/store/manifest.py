@@ -60,6 +60,8 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     ``detected`` says which columns became documents; empty for text files. ``conversations``
     says whether the documents are conversations.
     ``revision`` is the commit of the repository it was read at, and is left out of other files.
+    ``dataset`` is what the input it belongs to was called, and ``weight`` that input's share among
+    the others; both are left out where nobody said so.
     """
 
     name: str
@@ -74,6 +76,8 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     detected: str = ""
     conversations: bool = False
     revision: str = ""
+    dataset: str = ""
+    weight: float | None = None
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

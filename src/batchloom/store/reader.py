@@ -199,6 +199,17 @@ class Store:
         return bool(sources) and all(source.conversations for source in sources)
 
     @property
+    def weights(self) -> tuple[tuple[str, float], ...]:
+        """The inputs that were given weights, each with its weight; recorded, and applied by nothing."""
+        sources = self.manifest.sources if self.manifest else ()
+        found = {
+            (source.dataset or source.name): source.weight
+            for source in sources
+            if source.weight is not None
+        }
+        return tuple(found.items())
+
+    @property
     def masked(self) -> bool:
         """Whether some tokens of the subset are not trained; then :meth:`mask` says which."""
         return bool(self._masked)

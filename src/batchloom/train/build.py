@@ -101,7 +101,7 @@ def _pretrained(
     model.find_head(store)
     if settings.compile:
         model.compile_body()
-    if settings.packing != "none":
+    if settings.order.packing != "none":
         share = settings.global_batch_size // ranks.world_size
         distance = model.prove_isolation(store, settings.seq_len, settings.batch_size or share)
         log.say(

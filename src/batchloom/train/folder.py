@@ -29,15 +29,22 @@ _NAME = re.compile(r"step_\d{8,}")
 class RunFolder:
     """The files of one run.
 
+    Args:
+        path: the folder.
+        prepares: whether the run prepares its data in it, so that it may hold data before the run.
+
     Attributes:
         path: the folder.
+        data: the store of a run that prepares its data.
         log: one JSON object a line: what was trained on, every step, every look at val.
         curve: the loss curve.
         model: a finetuned model as of the newest checkpoint.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, prepares: bool = False) -> None:
         self.path = path
+        self.data = path / "data"
+        self._own = {self.data.name} if prepares else set[str]()
         self.log = path / "log.jsonl"
         self.curve = path / "loss.png"
         self.model = path / "model"
@@ -65,7 +72,10 @@ class RunFolder:
                 "or start another one: --out with another folder."
             )
         with self._usable():
-            taken = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+            taken = self.path.exists() and (
+                not self.path.is_dir()
+                or any(one.name not in self._own for one in self.path.iterdir())
+            )
         if taken:
             raise TrainError(
                 f"{self.path} is not an empty folder and holds no run. Give --out a new folder."

@@ -27,7 +27,7 @@ _FIXED = (
     "init.fingerprint",
     "seq_len",
     "global_batch_size",
-    "packing",
+    "order",
     "seed",
     "data.fingerprint",
 )
@@ -35,6 +35,7 @@ _FIXED = (
 _PLACES = {"data.name", "model.init"}
 # Rows: masks are read span by span, and the first few hundred say it as a rule.
 _LOOKED_AT, _LOOKED_AT_MASKED = 1 << 14, 1 << 8
+_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def set_up(
         trained = "a trained token after another" if store.masked else "two tokens"
         raise TrainError(
             f"None of the {settings.steps} steps on {store.path} has anything to predict: no "
-            f"sequence of {settings.seq_len} tokens ({settings.packing}) holds {trained} of one "
+            f"sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
     model, learner = build(outlined, settings, store, ranks, log)
@@ -154,7 +155,9 @@ def _loader(store: Store, settings: TrainSettings, ranks: Ranks, steps: int | No
         store,
         seq_len=settings.seq_len,
         global_batch_size=settings.global_batch_size,
-        packing=settings.packing,
+        packing=settings.order.packing,
+        overlong=settings.order.overlong,
+        shuffle=settings.order.shuffle,
         seed=settings.seed,
         steps=steps,
         rank=ranks.rank,
@@ -253,6 +256,17 @@ def _introduce(run: Run, done: int) -> None:
         f"data   {run.loader.origin}: {len(run.store):,} documents, {run.store.tokens:,} tokens"
         f"{trained}"
     )
+    if run.store.weights:
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in run.store.weights[:_SHOWN])
+        more = (
+            f" and {len(run.store.weights) - _SHOWN:,} more"
+            if len(run.store.weights) > _SHOWN
+            else ""
+        )
+        say(
+            f"data   the weights recorded in the store ({weights}{more}) are not applied yet: documents are drawn in "
+            "proportion to their tokens"
+        )
     parameters = sum(weight.numel() for weight in run.model.parameters())
     say(
         f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, "

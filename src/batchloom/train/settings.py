@@ -21,7 +21,11 @@ _MOST_IDS = 1 << 31
 
 # Settings of a part of TrainSettings that have an option of their own.
 PRETRAINED = {"init", "attn_implementation"}
-_INNER = {"optim": ("lr",), "model": PRETRAINED}
+_INNER = {
+    "optim": ("lr",),
+    "model": PRETRAINED,
+    "order": ("packing", "overlong", "shuffle"),
+}
 
 Bounds = dict[str, tuple[float, float]]
 
@@ -134,6 +138,21 @@ class OptimSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderSettings:
+    """How documents become sequences, and in which order; see ``PlanSpec``.
+
+    Attributes:
+        packing: the plan's packing strategy.
+        overlong: what becomes of a document longer than a sequence; None for the loader's choice.
+        shuffle: False gives the order of the store.
+    """
+
+    packing: str = "best_fit"
+    overlong: Literal["split", "drop", "truncate", "error"] | None = None
+    shuffle: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TrainSettings:
     """Everything that decides what a run computes.
 
@@ -144,7 +163,7 @@ class TrainSettings:
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step, over all ranks.
         batch_size: rows in one forward pass of one rank; None for the rank's whole share.
-        packing: the plan's packing strategy.
+        order: how documents become sequences, and in which order.
         seed: of the order of the data and of the first weights.
         eval_interval: steps between two looks at the val subset; 0 for the end only.
         eval_batches: batches of ``global_batch_size`` sequences a look; None for the whole subset.
@@ -158,7 +177,7 @@ class TrainSettings:
     seq_len: int = 1024
     global_batch_size: int = 32
     batch_size: int | None = None
-    packing: str = "best_fit"
+    order: OrderSettings = field(default_factory=OrderSettings)
     seed: int = 0
     eval_interval: int = 100
     eval_batches: int | None = 20
@@ -265,7 +284,8 @@ def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = ""
     Args:
         plain: as a configuration file holds it.
         changes: fields of TrainSettings to set, where the value is not None; ``lr`` goes to
-            the optimizer's settings, ``init`` and ``attn_implementation`` to the model's.
+            the optimizer's settings, ``init`` and ``attn_implementation`` to the model's,
+            ``packing``, ``overlong`` and ``shuffle`` to those of the order.
         path: named before every problem.
 
     Raises:

@@ -1,14 +1,16 @@
 """From what was asked for to a run: which settings, which data, which folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from batchloom import DatasetConfig
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import raise_problems
 from batchloom.train.checkpoint import step_of
+from batchloom.train.dataset import dataset_store, order_line, tokenizer_for
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, Say
 from batchloom.train.loop import Outcome, train
@@ -39,7 +41,9 @@ class Request:
     Attributes:
         data: a store's folder or a bare Megatron prefix.
         input_file: a file or folder to prepare into a temporary store; excludes ``data``.
-        tokenizer: of ``input_file``, as prepare takes it; None for its default.
+        dataset_config: a YAML file that names data sets, which are prepared below the run's
+            folder; excludes ``data`` and ``input_file``.
+        tokenizer: of what is prepared, as prepare takes it; None for its default.
         model_name: a configuration that ships with the package.
         config_file: a configuration; excludes ``model_name``.
         init: the folder of a Hugging Face model to finetune; excludes ``model_name``.
@@ -54,6 +58,7 @@ class Request:
 
     data: Path | None = None
     input_file: Path | None = None
+    dataset_config: Path | None = None
     tokenizer: str | None = None
     model_name: str | None = None
     config_file: Path | None = None
@@ -69,6 +74,8 @@ class Request:
         problems: list[str] = []
         excluding = (
             ("data", "input_file"),
+            ("data", "dataset_config"),
+            ("input_file", "dataset_config"),
             ("model_name", "config_file"),
             ("model_name", "init"),
         )
@@ -76,14 +83,14 @@ class Request:
             if all(getattr(self, name) is not None for name in pair):
                 first, second = (f"--{name.replace('_', '-')}" for name in pair)
                 problems.append(f"{first} and {second} exclude each other: give one")
-        if self.data is None and self.input_file is None:
+        if self.data is self.input_file is self.dataset_config is None:
             problems.append(
                 "--data: missing; the folder of a store (batchloom prepare makes one), or "
-                "--input-file with a file to prepare in memory"
+                "--input-file with a file to prepare in memory, or --dataset-config with a YAML file"
             )
-        if self.tokenizer is not None and self.input_file is None:
+        if self.tokenizer is not None and self.input_file is self.dataset_config is None:
             problems.append(
-                f"--tokenizer: {self.tokenizer} goes with --input-file only; a store has its own"
+                f"--tokenizer: {self.tokenizer} goes with --input-file and --dataset-config only; a store has its own"
             )
         bounds: Bounds = {"stop_at": (1, MOST_STEPS)}
         problems += [problem.replace("stop_at", "--stop-at") for problem in outside(bounds, self)]
@@ -101,17 +108,34 @@ class Request:
         """Where the run is written."""
         named = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
         stem = self.init.resolve().name if self.init else named
-        return RunFolder(self.out or Path("runs") / stem)
+        prepares = self.dataset_config is not None
+        return RunFolder(self.out or Path("runs") / stem, prepares=prepares)
 
-    def settings(self) -> TrainSettings:
-        """The configuration, with what was asked for over it.
+    @property
+    def goes_on(self) -> bool:
+        """Whether the settings are those of the run in the folder."""
+        return self.resume and self.config_file is None and self.model_name is None
+
+    def stated(self, dataset: DatasetConfig | None) -> dict[str, Any]:
+        """The settings that the data sets' file states; a run that goes on keeps its own."""
+        if dataset is None or self.goes_on:
+            return {}
+        init = None if self.init is None else str(self.init.resolve())
+        longest = longest_row(read_model_config(PretrainedSettings(init))) if init else None
+        return dataset.plan_settings(longest)
+
+    def settings(self, stated: Mapping[str, Any] | None = None) -> TrainSettings:
+        """The configuration, what a file of data sets states over it, what was asked for over both.
+
+        Args:
+            stated: settings that go over the configuration.
 
         Raises:
             SettingsError: whatever is wrong with it, all at once.
             InputError: the folder of a model to finetune cannot be used.
         """
         file = self.config_file
-        if file is None and self.model_name is None and self.resume:
+        if self.goes_on:
             return self._before()
         path = "" if file is None else str(file)
         if file is not None:
@@ -131,7 +155,8 @@ class Request:
             raise SettingsError(["--attn-implementation: goes with --init; the GPT has its own"])
         if isinstance(named, str):
             plain = finetuning(plain, longest_row(read_model_config(PretrainedSettings(named))))
-        return settings_from(plain, self._changes, path)
+        asked = {name: value for name, value in self._changes.items() if value is not None}
+        return settings_from(plain, {**(stated or {}), **asked}, path)
 
     @property
     def _changes(self) -> dict[str, Any]:
@@ -162,21 +187,31 @@ def start(request: Request, say: Say) -> Outcome:
         BatchloomError: whatever prepare, the loader or the loop finds wrong.
         KeyboardInterrupt: Ctrl-C, once the run began; says what is left, and how to go on.
     """
-    settings, folder = request.settings(), request.folder
+    dataset = DatasetConfig.load(request.dataset_config) if request.dataset_config else None
+    stated, folder = request.stated(dataset), request.folder
+    settings = request.settings(stated)
     if not request.resume:
         # Once more before the first step; this look is before an input is prepared for hours.
         folder.check_new()
     try:
-        with joined_ranks(request.device) as ranks, _data(request, ranks, say) as data:
+        with joined_ranks(request.device) as ranks, _data(request, dataset, ranks, say) as data:
             log = RunLog(folder.log if ranks.first else None, say)
+            if dataset is not None:
+                log.say(order_line(dataset, stated, settings, goes_on=request.goes_on))
             run = set_up(data, settings, folder, ranks, log)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(*_stopped(folder)) from error
+        raise KeyboardInterrupt(*_stopped(request)) from error
 
 
 @contextmanager
-def _data(request: Request, ranks: Ranks, say: Say) -> Iterator[Path]:
+def _data(
+    request: Request, dataset: DatasetConfig | None, ranks: Ranks, say: Say
+) -> Iterator[Path]:
+    if dataset is not None:
+        tokenizer = tokenizer_for(dataset, request.tokenizer, request.init)
+        yield dataset_store(dataset, request.folder.data, tokenizer, ranks, say)
+        return
     if request.input_file is None:
         yield request.data or Path()
         return
@@ -184,10 +219,15 @@ def _data(request: Request, ranks: Ranks, say: Say) -> Iterator[Path]:
         yield store
 
 
-def _stopped(folder: RunFolder) -> tuple[str, ...]:
-    """What is left of an interrupted run, and how to go on; empty before it began."""
+def _stopped(request: Request) -> tuple[str, ...]:
+    """What is left of an interrupted run, and how to go on; empty where nothing is."""
+    folder = request.folder
     if not folder.begun:
-        return ()
+        if request.dataset_config is None or not folder.data.exists():
+            return ()
+        return (
+            f"Stopped before the run began; its data in {folder.data} stays, and the same command goes on with it.",
+        )
     newest = folder.newest()
     if newest is None:
         left = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made)"

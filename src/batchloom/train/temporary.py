@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 import batchloom
-from batchloom.core.errors import InputMissingError
+from batchloom.core.errors import InputError, InputMissingError
 from batchloom.train.log import Say
 from batchloom.train.ranks import Ranks
 
@@ -19,6 +19,7 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of random name and mode 0700
 _ROOM = 6
 _PACKED = 8
 _PACKED_SUFFIXES = (".gz", ".zst")
+_MANIFESTS = (".yaml", ".yml")
 
 
 @contextmanager
@@ -35,10 +36,15 @@ def temporary_store(inputs: Path, tokenizer: str | None, ranks: Ranks, say: Say)
 
     Raises:
         InputMissingError: there is nothing at ``inputs``.
+        InputError: it is a manifest, which also says how to train.
         BatchloomError: whatever prepare finds wrong.
     """
     if not inputs.exists():
         raise InputMissingError(f"--input-file: there is no {inputs}.")
+    if inputs.suffix.lower() in _MANIFESTS and inputs.is_file():
+        raise InputError(
+            f"--input-file: {inputs} is a manifest by its name; give it as --dataset-config {inputs}"
+        )
     if ranks.local_rank:
         yield Path(ranks.path_of_first_neighbour(""))
         return
@@ -48,10 +54,7 @@ def temporary_store(inputs: Path, tokenizer: str | None, ranks: Ranks, say: Say)
         store = Path(folder) / (inputs.name.split(".")[0] or "input")
         if ranks.first:
             say(f"input  {inputs} is prepared in {store}, which is removed at the end")
-        if tokenizer is None:
-            batchloom.prepare(inputs, out=store)
-        else:
-            batchloom.prepare(inputs, out=store, tokenizer=tokenizer)
+        batchloom.prepare(inputs, out=store, tokenizer=tokenizer)
         yield Path(ranks.path_of_first_neighbour(str(store)))
 
 

@@ -1,0 +1,294 @@
+"""From DatasetConfigs to the inputs of a recipe: where each data set lies, and what is said of it."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import final
+
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
+from batchloom.core.spec import shown
+from batchloom.preparation.dataset_config import FORM_OF, DatasetConfig, DatasetEntry
+from batchloom.preparation.dataset_file import Written
+from batchloom.preparation.inputs import is_manifest
+from batchloom.preparation.read_recipe import SourceRecipe
+from batchloom.sources.addresses import STANDARD_INPUT, is_url
+from batchloom.sources.addresses import shown as address
+from batchloom.sources.hub import hub_name
+from batchloom.sources.listing import fixed_part, not_found
+from batchloom.sources.presets import preset
+
+_PRESET = "fineweb-edu"
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """What inputs come to when every manifest is followed."""
+
+    inputs: tuple[str, ...]
+    sources: tuple[SourceRecipe, ...]
+    tokenizer: str | None
+    notes: tuple[str, ...]
+
+
+def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
+    """Inputs in order, each manifest and DatasetConfig replaced by the data sets it names.
+
+    Raises:
+        SettingsError: whatever is wrong with what a manifest says.
+        InputMissingError: a manifest, or what one names, is not there.
+        InputError: a manifest cannot be read, or names what lies outside of its folder.
+    """
+    inputs: list[str] = []
+    sources: list[SourceRecipe] = []
+    named: dict[str, str] = {}
+    notes: list[str] = []
+    for one in given:
+        if isinstance(one, str) and not is_manifest(one):
+            inputs.append(one)
+            sources.append(SourceRecipe())
+            continue
+        config = DatasetConfig.load(one) if isinstance(one, str) else one
+        notes += config.notes
+        if config.tokenizer is not None:
+            named.setdefault(config.tokenizer, str(config.written.file or "a DatasetConfig"))
+        for place, source in _located(config):
+            inputs.append(place)
+            sources.append(source)
+    if len(named) > 1:
+        (first, one_file), (second, other_file) = list(named.items())[:2]
+        raise InputError(
+            f"{one_file} names the tokenizer {first} and {other_file} {second}, and a store has one; choose with "
+            "--tokenizer."
+        )
+    return Expanded(tuple(inputs), tuple(sources), next(iter(named), None), tuple(notes))
+
+
+def _located(config: DatasetConfig) -> list[tuple[str, SourceRecipe]]:
+    """The data sets of a config: where each lies, and what is said of it."""
+    places = _Places(config.written)
+    found = []
+    for name, entry, written in _entries(config):
+        if written != places.written:
+            places.raise_missing()
+            places = _Places(written)
+        kind = entry.type or config.dataset_type
+        plain = kind == "fineweb_edu" and not entry.mapping and entry.text_field is None
+        form = FORM_OF[entry.data_type] if entry.data_type else None
+        source = SourceRecipe(
+            text_field="text" if plain else entry.text_field,
+            mapping=entry.mapping,
+            form=form,
+            name=entry.name,
+            weight=entry.weight,
+            place=f"{written.file}, {written.block}{name}" if written.file else name,
+        )
+        found.append((places.find(entry, source.place), source))
+    places.raise_missing()
+    return found
+
+
+def _entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Written]]:
+    """Each data set with its name in the file and where that was written."""
+    form = None if config.dataset_format == "yaml" else config.dataset_format
+    if config.dataset_path is None and config.datasets is None:
+        yield "dataset_type", DatasetEntry(path=_PRESET), config.written
+    elif config.datasets is not None:
+        for number, entry in enumerate(config.datasets):
+            said = (
+                entry
+                if entry.data_type or not form
+                else entry.model_copy(update={"data_type": form})
+            )
+            yield f"datasets[{number}]", said, config.written
+    elif config.dataset_format == "yaml" or is_manifest(config.dataset_path):
+        yield from _list_in_file(config)
+    else:
+        name = "dataset_path" if config.written.has_block else "sft_dataset_name"
+        entry = DatasetEntry(path=str(config.dataset_path), data_type=form)
+        yield name, entry, config.written
+
+
+def _list_in_file(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Written]]:
+    """The data sets of the file that a block names."""
+    written = config.written
+    places = _Places(written)
+    place = f"{written.file}, {written.block}dataset_path" if written.file else "dataset_path"
+    path = places.find(DatasetEntry(path=str(config.dataset_path)), place)
+    places.raise_missing()
+    inner = DatasetConfig.load(path)
+    if inner.datasets is None or inner.written.has_block:
+        raise InputError(
+            f"{place}: {path} holds more than a list of data sets; write datasets: and the list into it, and nothing "
+            "else."
+        )
+    for number, entry in enumerate(inner.datasets):
+        yield f"datasets[{number}]", entry, inner.written
+
+
+@final
+@dataclass
+class _Places:
+    """Finds where data sets lie, seen from the file they are written in."""
+
+    written: Written
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    _real: dict[str, str] = field(default_factory=dict)
+
+    def find(self, entry: DatasetEntry, place: str) -> str:
+        """The input that a data set is; what is not there is kept for ``raise_missing``."""
+        if entry.path == STANDARD_INPUT:
+            raise InputError(
+                f"{place}: '-' is standard input, which is no data set of a manifest; give it beside the manifest."
+            )
+        if is_url(entry.path) or is_url(entry.data_folder or ""):
+            return _hub_only(entry, self._url(entry, place), place)
+        path = self._path(entry, place)
+        if os.path.lexists(path):
+            return _split_of(entry, path, place)
+        if self._may_be_far(entry):
+            return _of_hub(entry, place)
+        if not (glob.has_magic(path) and os.path.isdir(fixed_part(path))):  # noqa: PTH112
+            self.missing.append((place, path))
+        return path
+
+    def raise_missing(self) -> None:
+        """Raise one error for everything that is not there.
+
+        Raises:
+            InputMissingError: names the first, and where the others stand.
+        """
+        if not self.missing:
+            return
+        (place, path), *others = self.missing
+        told = ", ".join(f"{other} ({where})" for where, other in others[:_SHOWN])
+        told = f"; missing too: {told}" if told else ""
+        more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
+        begin = (
+            " Relative paths begin at the folder of the file that names them."
+            if self._elsewhere()
+            else ""
+        )
+        sentence = not_found(path).rstrip(".")
+        raise InputMissingError(f"{place}: {sentence}{told}{more}.{begin}")
+
+    def _elsewhere(self) -> bool:
+        """Whether what is missing is there, seen from the current folder."""
+        folder = str(self.written.file.parent) if self.written.file else "."
+        return folder != "." and any(
+            os.path.lexists(os.path.relpath(path, folder)) for _, path in self.missing
+        )
+
+    def _may_be_far(self, entry: DatasetEntry) -> bool:
+        form = entry.data_type
+        return (
+            not entry.data_folder
+            and form in (None, "hf_dataset")
+            and hub_name(entry.path) is not None
+        )
+
+    def _url(self, entry: DatasetEntry, place: str) -> str:
+        folder = (entry.data_folder or "").rstrip("/")
+        if not folder:
+            return entry.path
+        inside = entry.path.removeprefix(f"{folder}/")
+        if is_url(inside) or os.path.isabs(inside) or ".." in inside.split("/"):  # noqa: PTH117
+            raise _left(place, address(entry.path), f"its data_folder {address(folder)}")
+        return f"{folder}/{inside}" if is_url(folder) else self._mixed(entry, place)
+
+    def _mixed(self, entry: DatasetEntry, place: str) -> str:
+        raise _left(place, address(entry.path), f"its data_folder {entry.data_folder}")
+
+    def _path(self, entry: DatasetEntry, place: str) -> str:
+        """The path of a data set of this machine."""
+        here = "" if self.written.file is None else str(self.written.file.parent)
+        # What is written out in full may lie anywhere; what is relative stays below where it begins.
+        folder = os.path.expanduser(entry.data_folder or "")  # noqa: PTH111
+        if folder and not os.path.isabs(folder):  # noqa: PTH117
+            full = os.path.join(here, folder)  # noqa: PTH118
+            if self.written.file is not None:
+                self._stay(full, here, place, entry.data_folder or "", "the folder of the manifest")
+            folder = full
+        path = os.path.expanduser(entry.path)  # noqa: PTH111
+        root = folder or here
+        full = os.path.normpath(os.path.join(root, path))  # noqa: PTH118
+        if folder:
+            self._stay(full, root, place, entry.path, f"its data_folder {entry.data_folder}")
+        elif not os.path.isabs(path) and self.written.file is not None:  # noqa: PTH117
+            self._stay(full, root, place, entry.path, "the folder of the manifest")
+        return full
+
+    def _stay(self, full: str, root: str, place: str, given: str, what: str) -> None:
+        """Refuse a path that is not below a folder, by its parts or by where a link leads."""
+        plain, begin = os.path.normpath(full), os.path.normpath(root or ".")
+        inside = (
+            not begin.startswith("..") and not plain.startswith("..")
+            if begin == "."
+            else (plain == begin or plain.startswith(begin.rstrip("/") + "/"))
+        )
+        if not inside or (begin == "." and os.path.isabs(plain)):  # noqa: PTH117
+            raise _left(place, given, what)
+        top, real = self._resolved(begin), self._resolved(fixed_part(plain))
+        if real != top and not real.startswith(top.rstrip("/") + "/"):
+            raise _left(place, given, f"{what}, through a symbolic link to {real}")
+
+    def _resolved(self, path: str) -> str:
+        """Where a path leads; folders are remembered, since there may be a hundred thousand files."""
+        folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100
+        if folder not in self._real:
+            self._real[folder] = os.path.realpath(folder)
+        full = f"{self._real[folder].rstrip('/')}/{name}"
+        return os.path.realpath(full) if os.path.islink(full) else full  # noqa: PTH114
+
+
+def _left(place: str, given: str, what: str) -> InputError:
+    return InputError(
+        f"{place}: {shown(given)} lies outside of {what}; put the data there, or write the path out in full, from "
+        "its / on, without data_folder."
+    )
+
+
+def _of_hub(entry: DatasetEntry, place: str) -> str:
+    """The name of a data set of the Hub, with what is said beside its path."""
+    name = hub_name(entry.path)
+    if name is None:
+        raise AssertionError("only names of the Hub come here")
+    for word in ("config", "split", "revision"):
+        said, beside = getattr(name, word), getattr(entry, word)
+        if said and beside and said != beside and preset(entry.path) is None:
+            raise SettingsError(
+                [
+                    f"{place}.{word}: {beside!r} and path {entry.path!r} contradict each other; say it once"
+                ]
+            )
+        name = replace(name, **{word: beside or said})
+    if not (entry.config or entry.split or entry.revision):
+        # A folder of that name beside the job is not what the manifest names.
+        here = os.path.lexists(entry.path)
+        plain = here and not (name.config or name.split)
+        revision = f"@{name.revision}" if name.revision else ""
+        return f"hf://datasets/{name.repo}{revision}" if plain else entry.path
+    config = f":{name.config}" if name.config else ""
+    split = f"/{name.split}" if name.split else ""
+    revision = f"@{name.revision}" if name.revision else ""
+    return f"{name.repo}{config}{split}{revision}"
+
+
+def _hub_only(entry: DatasetEntry, path: str, place: str) -> str:
+    for word in ("split", "config", "revision"):
+        if getattr(entry, word):
+            raise SettingsError(
+                [
+                    f"{place}.{word}: belongs to a data set of the Hub, and path is {address(path)!r}; leave it out"
+                ]
+            )
+    return path
+
+
+def _split_of(entry: DatasetEntry, path: str, place: str) -> str:
+    """A saved data set's split is a folder in it; other files have none."""
+    inside = f"{path}/{entry.split}"
+    if entry.split and "/" not in entry.split and os.path.isdir(inside):  # noqa: PTH112
+        return _hub_only(entry.model_copy(update={"split": None}), inside, place)
+    return _hub_only(entry, path, place)

@@ -1,0 +1,95 @@
+"""What people give as inputs: paths as they are, YAML manifests and DatasetConfigs as what they name."""
+
+import glob
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
+from batchloom.preparation.recipe import make_inputs
+from batchloom.sources.addresses import is_far
+
+if TYPE_CHECKING:
+    from batchloom.preparation.dataset_config import DatasetConfig
+
+# A string within: DatasetConfig's module is loaded only where there is one.
+Given: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]
+
+_TOKENIZER = "gpt2"
+_ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The part of a recipe that inputs decide.
+
+    Attributes:
+        inputs: as the recipe holds them.
+        sources: what is said of each; empty where nothing is said of any.
+        reading: how they are read, where nothing else is said of one.
+        tokenizer: as ``prepare`` takes it.
+        notes: what is to be told before work begins.
+    """
+
+    inputs: tuple[str, ...]
+    sources: tuple[SourceRecipe, ...]
+    reading: ReadRecipe
+    tokenizer: str
+    notes: tuple[str, ...] = ()
+
+
+def read_inputs(
+    inputs: Given | Sequence[Given], reading: ReadRecipe, tokenizer: str | None
+) -> Inputs:
+    """The inputs of a recipe.
+
+    Args:
+        inputs: paths, manifests and DatasetConfigs, one or several.
+        reading: how they are read, as it was asked for.
+        tokenizer: None for what the manifests name, else ``gpt2``.
+
+    Raises:
+        SettingsError: whatever is wrong with what a manifest says, all at once.
+        InputMissingError: a manifest, or what one names, is not there.
+        InputError: a manifest cannot be read, or names what lies outside of its folder.
+    """
+    given = (inputs,) if is_config(inputs) else make_inputs(inputs)  # type: ignore[arg-type]
+    if not any(is_config(one) or is_manifest(one) for one in given):
+        return Inputs(given, (), reading, _TOKENIZER if tokenizer is None else tokenizer)  # type: ignore[arg-type]
+    # pydantic takes its time to import.
+    from batchloom.preparation.dataset_inputs import expand  # noqa: PLC0415
+
+    found = expand(given)  # type: ignore[arg-type]
+    chosen = tokenizer if tokenizer is not None else found.tokenizer or _TOKENIZER
+    return Inputs(found.inputs, *_lifted(found.sources, reading), chosen, found.notes)
+
+
+def is_config(value: object) -> bool:
+    """Whether a value is a DatasetConfig; there is none where its module is not loaded."""
+    module = sys.modules.get("batchloom.preparation.dataset_config")
+    return module is not None and isinstance(value, module.DatasetConfig)
+
+
+def is_manifest(value: object) -> bool:
+    """Whether an input is named as a YAML manifest: files of that name in folders are not."""
+    if not isinstance(value, str) or not value.lower().endswith(_ENDINGS) or is_far(value):
+        return False
+    if glob.has_magic(value) and not os.path.lexists(value):
+        return False
+    return not os.path.isdir(value)  # noqa: PTH112 - a string stays a string
+
+
+def _lifted(
+    sources: tuple[SourceRecipe, ...], reading: ReadRecipe
+) -> tuple[tuple[SourceRecipe, ...], ReadRecipe]:
+    """What is said of every input alike as what is said of all, so that both give one recipe."""
+    first = sources[0]
+    same = all(
+        (one.text_field, one.mapping) == (first.text_field, first.mapping) for one in sources
+    )
+    if not same or reading.text_field is not None or reading.mapping:
+        return sources, reading
+    lifted = replace(reading, text_field=first.text_field, mapping=first.mapping)
+    return tuple(replace(one, text_field=None, mapping={}) for one in sources), lifted

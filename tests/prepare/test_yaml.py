@@ -1,0 +1,113 @@
+"""YAML as plain values: what people write, and what somebody might write on purpose."""
+
+import time
+
+import pytest
+import yaml
+
+from batchloom.core.errors import InputError, InputMissingError, RecordError
+from batchloom.preparation.yaml_plain import parse_yaml, read_yaml
+
+
+def plain(text):
+    return parse_yaml(text if isinstance(text, bytes) else text.encode(), "f.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1\nb: [x, 2.5, true, null, ~, 'yes', -3, 0x10]\nc:\n  - {d: e}\n  - []\n",
+        "- &a {x: 1, y: [2]}\n- *a\n- <<: *a\n  x: 3\n",
+        "a: &b 5\nc: *b\nd: |\n  two\n  lines\ne: >-\n  one\n  line\n",
+        "a: yes\nb: off\nc: .inf\nd: 1_000\ne: ''\nf: \"q\\n\"\ng: !!str 5\n",
+        "<<: [{a: 1}, {a: 2, b: 3}]\n",
+        "---\na: b\n...\n",
+        "[]",
+        "just text",
+    ],
+)
+def test_what_people_write_is_what_pyyaml_reads(text):
+    assert plain(text) == yaml.safe_load(text)
+
+
+def test_what_is_read_better():
+    assert plain("a: 1e-3\nb: 2024-01-02\non: x\n5: y\n") == {
+        "a": 0.001,
+        "b": "2024-01-02",
+        "on": "x",
+        "5": "y",
+    }
+    assert plain("\ufeffa: é".encode()) == plain("a: é".encode("utf-16")) == {"a": "é"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "said"),
+    [
+        ("a: 1\nb: [2\nc: 3", 3, 2, "mapping values|did not find expected"),
+        ("a:\n\t- b", 2, 1, "cannot start any token"),
+        ("a: b: c", 1, 5, "mapping values are not allowed"),
+        ("a: 1\nb: 2\na: 3", 3, 1, "the key 'a' is there already"),
+        ("x:\n  - {a: 1, a: 2}", 2, 12, "the key 'a' is there already"),
+        ("a: !!python/object/apply:os.system [ls]", 1, 4, "the tag"),
+        ("a: !include other.yaml", 1, 4, "the tag '!include' is not read"),
+        ("? [a, b]\n: c", 1, 3, "stands for a key"),
+        ("a: &x [*x]", 1, 8, "has no anchor before it"),
+        ("a: *x", 1, 4, "has no anchor before it"),
+        ("a: &k b\n*k : c", 2, 1, "stands for a key"),
+        ("<<: 5", 1, 5, "merges mappings"),
+        ("a: 1\n---\nb: 2", 2, 1, "a second document"),
+        ("a: !!int x", 1, 4, "cannot be read as int"),
+        ("a: " + "9" * 5000, 1, 4, "cannot be read as int"),
+        ("[" * 100_000, 1, 65, "lie in one another"),
+        ("{a: " * 100_000, 1, 257, "lie in one another"),
+        ("%YAML 3.0\n---\na", 1, 1, "incompatible"),
+        ("a\0b", None, None, "control character"),
+        (b"\x89PNG\r\n\x1a\n\xff\xfe", None, None, "is no text"),
+    ],
+)
+def test_what_is_no_yaml_says_where(text, line, column, said):
+    began = time.perf_counter()
+    with pytest.raises(RecordError, match=said) as error:
+        plain(text)
+    assert (error.value.line, error.value.column) == (line, column)
+    assert str(error.value).startswith("f.yaml")
+    assert len(str(error.value)) < 400
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(
+    "inner", ["[*a{0}, *a{0}, *a{0}, *a{0}]", "{{x: *a{0}, y: *a{0}, z: *a{0}}}"]
+)
+def test_a_billion_laughs_end_soon(inner):
+    lines = ["- &a0 [lol, lol, lol, lol]"]
+    lines += [f"- &a{n + 1} {inner.format(n)}" for n in range(60)]
+    began = time.perf_counter()
+    with pytest.raises(RecordError, match="values, aliases followed"):
+        plain("\n".join(lines))
+    assert time.perf_counter() - began < 2
+
+
+def test_aliases_do_not_nest_deeper_than_lists_may():
+    lines = ["- &a0 []"] + [f"- &a{n + 1} [*a{n}]" for n in range(2000)]
+    with pytest.raises(RecordError, match="lie in one another"):
+        plain("\n".join(lines))
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n", "\ufeff"])
+def test_nothing_in_it(text):
+    with pytest.raises(InputMissingError, match=r"f\.yaml is empty"):
+        plain(text)
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "data.yaml").write_text("a: 1")
+    with pytest.raises(
+        InputMissingError, match=r"YAML file not found: .*; did you mean 'data.yaml'"
+    ):
+        read_yaml(tmp_path / "dat.yaml")
+    with pytest.raises(InputError, match="it is a folder"):
+        read_yaml(tmp_path)
+    with (tmp_path / "large.yaml").open("wb") as file:
+        file.truncate((32 << 20) + 1)
+    with pytest.raises(InputError, match="more than 32 MiB"):
+        read_yaml(tmp_path / "large.yaml")

@@ -1,0 +1,168 @@
+"""``batchloom train --dataset-config``: data sets prepared, packed and trained as a YAML file says."""
+
+import json
+
+import pytest
+
+from batchloom import open_store
+from batchloom.cli.main import run
+from train.folders import write_model
+from train.runs import PLAIN, steps_of
+
+
+@pytest.fixture
+def home(tmp_path):
+    rows = [
+        {
+            "question": f"Tom has {n} apples and eats {n // 2}. How many are left?",
+            "answer": f"{n} - {n // 2} = {n - n // 2} #### {n - n // 2}",
+        }
+        for n in range(120)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "small.json").write_text(json.dumps({**PLAIN, "steps": 3}))
+    (tmp_path / "sft.yaml").write_text(
+        "dataset:\n  dataset_type: text\n  dataset_format: jsonl\n  dataset_path: train.jsonl\n  packing: true\n"
+        "  packing_length: 256\n  processor_config: {processor_name: bytes, processor_type: qwen2}\n"
+    )
+    return tmp_path
+
+
+def train(home, *words):
+    return run(
+        ["train", "--device", "cpu", "--config-file", str(home / "small.json"), *map(str, words)]
+    )
+
+
+def said_by(capsys, name):
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith(name)]
+
+
+def test_from_a_file_to_a_trained_model(home, capsys):
+    words = ["--dataset-config", home / "sft.yaml", "--out", home / "run"]
+    assert train(home, *words, "--stop-at", 2) == 0
+    out = capsys.readouterr().out
+    assert (
+        "order  packing first_fit of 256 tokens, longer documents are left out, shuffled, as "
+        in out
+    )
+    assert "of them trained" in out
+    settings = json.loads((home / "run/run.json").read_text())
+    assert settings["seq_len"] == 256
+    assert settings["order"] == {"packing": "first_fit", "overlong": "drop", "shuffle": True}
+    store = open_store(home / "run/data")
+    assert store.tokenizer.name == "bytes"
+    assert store.masked
+    assert settings["data"]["fingerprint"] == store.fingerprint
+    assert run(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
+    out = capsys.readouterr().out
+    assert "is prepared already" in out
+    assert "as the run was begun" in out
+    assert len(steps_of(home / "run")) == 3
+
+
+def test_options_win_over_the_file_and_that_is_said(home, capsys):
+    words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
+    assert (
+        train(home, *words, "--seq-len", 64, "--packing", "wrap", "--tokenizer", "train:300") == 0
+    )
+    (line,) = said_by(capsys, "order")
+    assert line.endswith(
+        "; --seq-len 64 wins over packing_length 256; --packing wrap wins over packing first_fit"
+    )
+    settings = json.loads((home / "run/run.json").read_text())
+    assert (settings["seq_len"], settings["order"]["packing"]) == (64, "wrap")
+    assert open_store(home / "run/data").tokenizer.name == "train:300"
+
+
+def test_unpacked_unshuffled_and_cut(home):
+    text = (home / "sft.yaml").read_text()
+    text = text.replace("packing: true", "shuffle: false\n  filter_overlong: false").replace(
+        "256", "48"
+    )
+    (home / "sft.yaml").write_text(text)
+    assert (
+        train(home, "--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1)
+        == 0
+    )
+    settings = json.loads((home / "run/run.json").read_text())
+    assert settings["order"] == {"packing": "none", "overlong": "split", "shuffle": False}
+    assert settings["seq_len"] == 48
+
+
+def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, capsys):
+    (home / "list.yaml").write_text("datasets: [{path: train.jsonl, weight: 0.5, name: sums}]")
+    (home / "trainer.yaml").write_text(
+        "modules: {trainer: {overrides: {sft_dataset_name: train.jsonl}}}"
+    )
+    for name in ("list", "trainer"):
+        words = [
+            "--dataset-config",
+            home / f"{name}.yaml",
+            "--tokenizer",
+            "bytes",
+            "--max-iters",
+            1,
+        ]
+        assert train(home, *words, "--seq-len", 128, "--out", home / name) == 0
+        out = capsys.readouterr().out
+        assert f"{name}.yaml says nothing of it" in out
+        assert ("the weights recorded in the store (sums 0.5) are not applied yet" in out) is (
+            name == "list"
+        )
+    settings = json.loads((home / "list/run.json").read_text())
+    assert settings["order"] == {"packing": "best_fit", "overlong": None, "shuffle": True}
+
+
+def test_with_a_model_to_finetune(home, capsys):
+    write_model(home / "llama", "llama")
+    words = ["--init", home / "llama", "--dataset-config", home / "sft.yaml", "--out", home / "run"]
+    text = (home / "sft.yaml").read_text().replace("  packing_length: 256\n", "")
+    (home / "sft.yaml").write_text(
+        text.replace("packing: true", "packing: true\n  filter_overlong: false")
+    )
+    sizes = ["--global-batch-size", "2", "--max-iters", "2", "--device", "cpu"]
+    assert run(["train", *map(str, words), *sizes]) == 0
+    # A length nobody wrote is at most what the model takes.
+    assert "order  packing first_fit of 64 tokens" in capsys.readouterr().out
+    assert (home / "run/model/config.json").exists()
+
+
+def test_an_unfinished_preparation_goes_on(home, capsys):
+    """What lies below OUT before the run begins is its data, and nothing else may."""
+    words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
+    (home / "run").mkdir()
+    assert run(["prepare", str(home / "sft.yaml"), "--out", str(home / "run/data")]) == 0
+    capsys.readouterr()
+    assert train(home, *words) == 0
+    assert "is prepared already" in capsys.readouterr().out
+    (home / "other").mkdir()
+    (home / "other/mine.txt").write_text("x")
+    assert train(home, *words[:3], home / "other") == 1
+    assert "is not an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--data", "s", "--dataset-config", "d"],
+            "--data and --dataset-config exclude each other",
+        ),
+        (
+            ["--input-file", "s", "--dataset-config", "d"],
+            "--input-file and --dataset-config exclude each other",
+        ),
+        (["--dataset-config", "nowhere.yaml"], "YAML file not found: nowhere.yaml"),
+        (
+            ["--input-file", "{home}/sft.yaml"],
+            "is a manifest by its name; give it as --dataset-config",
+        ),
+        (["--data", "s", "--tokenizer", "t"], "goes with --input-file and --dataset-config only"),
+    ],
+)
+def test_what_does_not_go(home, words, said, capsys):
+    assert (
+        run(["train", "--out", str(home / "run"), *(word.format(home=home) for word in words)]) != 0
+    )
+    assert said in capsys.readouterr().err
