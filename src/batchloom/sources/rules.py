@@ -20,7 +20,7 @@ _RECORD_WAYS: dict[Kind, Way] = {
     "arrow": "table",
 }
 # Ways in which a record cannot be found without all that comes before it.
-_WHOLE = ("file", "json", "csv")
+_IN_ORDER = ("json", "csv")
 SPLIT_WORDS = ("auto", "file", "line", "paragraph")
 
 
@@ -96,6 +96,22 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """Where a part of a CSV file or JSON list begins inside of it: between two records.
+
+    Attributes:
+        offset: byte of the (decompressed) source.
+        line, column: 1-based, of the character there.
+        wrapper: the key of the object that holds the list; empty where none does.
+    """
+
+    offset: int
+    line: int
+    column: int = 1
+    wrapper: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A stretch of a source: bytes [start, stop), nominal until record bounds are looked up."""
 
@@ -121,4 +137,9 @@ def way_of(source: Source, rules: ReadRules) -> Way:
 def splittable(source: Source, rules: ReadRules) -> bool:
     """Whether parts of this source can be read apart from each other."""
     direct = source.compression is None and (source.member is None or source.member.direct)
-    return direct and way_of(source, rules) not in _WHOLE
+    return direct and way_of(source, rules) != "file"
+
+
+def in_order(source: Source, rules: ReadRules) -> bool:
+    """Whether where a record begins is a matter of all bytes before it."""
+    return way_of(source, rules) in _IN_ORDER

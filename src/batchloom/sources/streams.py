@@ -55,6 +55,11 @@ class PartStream:
             return self.position - self._start
         return min(self._file.tell(), self.source.size)
 
+    @property
+    def within(self) -> bool:
+        """Whether the part ends before its source does."""
+        return self.source.compression is None and self._stop < self.source.size
+
     def read(self, size: int) -> bytes:
         """At most ``size`` bytes, empty at the end only.
 
