@@ -136,8 +136,11 @@ def way_of(source: Source, rules: ReadRules) -> Way:
 
 def splittable(source: Source, rules: ReadRules) -> bool:
     """Whether parts of this source can be read apart from each other."""
-    direct = source.compression is None and (source.member is None or source.member.direct)
-    return direct and way_of(source, rules) != "file"
+    way, member = way_of(source, rules), source.member
+    direct = source.compression is None and (member is None or member.direct)
+    # A checksum is verified by who reads the whole; tables are read in pieces anyway.
+    checked = member is not None and member.crc is not None and way != "table"
+    return direct and not checked and way != "file"
 
 
 def in_order(source: Source, rules: ReadRules) -> bool:
