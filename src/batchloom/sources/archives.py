@@ -102,7 +102,7 @@ def list_archive(archive: Archive, left: Counter[str]) -> Iterator[Found]:
     walk = _walk_zip if archive.kind == "zip" else _walk_tar
     total = 0
     try:
-        with open_place(archive.path, archive.size) as file:
+        with open_place(archive.path, archive.size, archive.mtime_ns) as file:
             for found in walk(archive, file, left):
                 total += found.member.size
                 if total > max(BOMB_BYTES, BOMB_RATIO * archive.size):
@@ -228,7 +228,7 @@ def open_member(member: Member) -> BinaryIO:
     archive = member.archive
     if archive.compression is not None:
         return cast("BinaryIO", _InTar(member))
-    file = open_place(archive.path, archive.size)
+    file = open_place(archive.path, archive.size, archive.mtime_ns)
     if archive.kind == "tar":
         return cast("BinaryIO", _Window(file, member.offset, member.size))
     file.seek(member.offset)
@@ -374,7 +374,7 @@ class _InTar(OnceRead):
             reader.file.close()
             reader = None
         if reader is None:
-            reader = _Sequential(archive, open_place(archive.path, archive.size))
+            reader = _Sequential(archive, open_place(archive.path, archive.size, archive.mtime_ns))
         self._reader = reader
         while reader.position < member.offset:
             if not reader.read(min(1 << 20, member.offset - reader.position)):

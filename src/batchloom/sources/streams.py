@@ -143,7 +143,9 @@ def open_source(source: Source) -> BinaryIO:
         check_unchanged(source, _elsewhere(source))
     try:
         member = source.member
-        file = open_member(member) if member else open_place(source.path, source.size)
+        file = (
+            open_member(member) if member else open_place(source.path, source.size, source.mtime_ns)
+        )
     except InputError:
         raise
     except (EOFError, Broken) as error:
