@@ -11,6 +11,7 @@ from batchloom.preparation.reading import Readings, texts_in
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.units import plan_units
 from batchloom.sources.addresses import is_far, label_of, local_path
+from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.hub import hub_name
 from batchloom.sources.listing import Listing, list_sources
@@ -95,7 +96,7 @@ def _check_listed(listing: Listing, path: str, readings: Readings) -> Verdict:
     earlier: dict[str, int] = {}
     records = documents = empty = bad = 0
     for unit in plan_units(listing.sources, rules):
-        for part in unit.parts:
+        for part in read_ahead(unit.parts, lambda one: one.source):
             before = earlier.get(part.source.name, 0)
             seen = 0
             try:

@@ -32,6 +32,7 @@ from batchloom.preparation.recipe import Recipe, is_path, make_inputs
 from batchloom.preparation.row_files import JsonRowFile, Row, RowFile
 from batchloom.preparation.row_types import Shape, Untabular, changes, written
 from batchloom.preparation.tally import Listener, Note, Phase, Tally
+from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.kinds import COLUMNAR, kind_by_name
 from batchloom.sources.listing import Listing, list_sources
 from batchloom.sources.parts import PartReader
@@ -301,7 +302,7 @@ class _Job:
 
     def _stretches(self, tally: Tally) -> Iterator[tuple[Source, Records]]:
         """All records in order, as rows of the output."""
-        for source in self._listing.sources:
+        for source in read_ahead(self._listing.sources, lambda one: one):
             done = 0
             with PartReader(Part(source, 0, source.size), self._rules) as reader:
                 for found in reader:

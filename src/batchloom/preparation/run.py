@@ -39,6 +39,7 @@ from batchloom.preparation.tally import Listener, Note, Progress, Tally
 from batchloom.preparation.tokenize import Task, tokenize_unit
 from batchloom.preparation.units import Unit, plan_units
 from batchloom.preparation.work import Decision, UnitFacts, WorkFolder
+from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import Listing
 from batchloom.sources.places import error_of
@@ -194,7 +195,7 @@ class Job:
     def _tell_schemas(self) -> None:
         """Look at the first records of every source, and say what they are, before work begins."""
         names: dict[str, list[str]] = {}
-        for source in self._listing.sources:
+        for source in read_ahead(self._listing.sources, lambda one: one):
             reading = self._readings.of(source)
             # A column called text is what everybody expects.
             if reading.detected and reading.detected != USUAL:

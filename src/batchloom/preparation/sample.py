@@ -12,7 +12,7 @@ from batchloom.core.fingerprint import key128
 from batchloom.preparation.reading import Reading, Readings, texts_in
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
-from batchloom.sources.rules import Part, ReadRules, Source, splittable, way_of
+from batchloom.sources.rules import Part, ReadRules, Source, in_order, splittable, way_of
 from batchloom.text.normalize import normalize
 
 TRAIN_BYTES, TRAIN_PROBE = 32 << 20, 1 << 20
@@ -129,7 +129,7 @@ def _probes(sizes: Sequence[int], count: int, probe: int) -> dict[int, list[int]
 
 
 def _probe_source(source: Source, look: _Look, offsets: Iterable[int], probe: int) -> Iterator[str]:
-    if not splittable(source, look.rules):
+    if not splittable(source, look.rules) or in_order(source, look.rules):
         left = probe * len(list(offsets))
         for text in look.texts(Part(source, 0, source.size)):
             yield text[:left]

@@ -28,6 +28,7 @@ from batchloom.preparation.tally import Tally
 from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import PartCounts, UnitFacts
+from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
@@ -88,7 +89,8 @@ def tokenize_unit(
     make_folder(folder)
     with UnitFiles(folder) as files, ThreadPoolExecutor(1, "encode") as encoder:
         run = _UnitRun(task, tally, files, encoder, len(unit.parts))
-        for number, part in enumerate(unit.parts):
+        parts = read_ahead(unit.parts, lambda part: part.source)
+        for number, part in enumerate(parts):
             run.read(number, part, records_before)
         run.flush()
         run.settle()

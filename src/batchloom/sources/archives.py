@@ -23,6 +23,8 @@ from batchloom.sources.unpack import Broken, Compression, Deflated, OnceRead, Un
 
 # Together, members may unpack to this many times the archive's bytes, once they pass the size.
 BOMB_RATIO, BOMB_BYTES = 1000, 1 << 30
+# The same of a member that is packed itself, so that many of them cannot grow one by one.
+BOMB_MEMBER_BYTES = 16 << 20
 
 _STORED, _DEFLATED = 0, 8
 _LOCAL = struct.Struct("<4s22xHH")
@@ -100,7 +102,7 @@ def list_archive(archive: Archive, left: Counter[str]) -> Iterator[Found]:
     walk = _walk_zip if archive.kind == "zip" else _walk_tar
     total = 0
     try:
-        with open_place(archive.path, archive.size) as file:
+        with open_place(archive.path, archive.size, archive.mtime_ns) as file:
             for found in walk(archive, file, left):
                 total += found.member.size
                 if total > max(BOMB_BYTES, BOMB_RATIO * archive.size):
@@ -162,6 +164,8 @@ def _walk_zip(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[
             left["empty"] += 1
         elif not 0 <= entry.header_offset < archive.size:
             raise zipfile.BadZipFile(f"{entry.filename} lies outside of it")
+        elif entry.compress_type == _STORED and entry.file_size != entry.compress_size:
+            raise zipfile.BadZipFile(f"{entry.filename} is not packed and has two sizes")
         else:
             member = Member(
                 archive,
@@ -192,6 +196,9 @@ def _walk_tar(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[
         # tarfile takes a damaged header for the end.
         if any(_block(raw, opened.offset)):
             raise tarfile.ReadError(f"a damaged header at byte {opened.offset:,}")
+    # The checksum of what it is packed with stands behind all members, which are read without it.
+    while isinstance(raw, _Sequential) and raw.read(_TAR_READ):
+        pass
 
 
 def _block(raw: "BinaryIO | _Sequential", offset: int) -> bytes:
@@ -221,7 +228,7 @@ def open_member(member: Member) -> BinaryIO:
     archive = member.archive
     if archive.compression is not None:
         return cast("BinaryIO", _InTar(member))
-    file = open_place(archive.path, archive.size)
+    file = open_place(archive.path, archive.size, archive.mtime_ns)
     if archive.kind == "tar":
         return cast("BinaryIO", _Window(file, member.offset, member.size))
     file.seek(member.offset)
@@ -234,16 +241,20 @@ def open_member(member: Member) -> BinaryIO:
         file.close()
         raise Broken("its local header is not where the directory says")
     begin = member.offset + _LOCAL.size + name_bytes + extra_bytes
-    window = _Window(file, begin, member.packed)
+    window = _Window(file, begin, member.packed, None if member.deflated else member.crc)
     return cast("BinaryIO", _Inflated(window, member) if member.deflated else window)
 
 
 @final
 class _Window(OnceRead):
-    """A stretch of a file as a file of its own, with random access."""
+    """A stretch of a file as a file of its own, with random access.
 
-    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+    Where its CRC-32 is known it is verified by whoever reads it from front to back.
+    """
+
+    def __init__(self, file: BinaryIO, start: int, size: int, crc: int | None = None) -> None:
         self._file, self._start, self._size, self._at = file, start, size, 0
+        self._wanted, self._crc, self._summed = crc, 0, 0
 
     def seekable(self) -> bool:
         return True
@@ -263,6 +274,10 @@ class _Window(OnceRead):
         data = self._file.read(wanted)
         if len(data) < wanted:
             raise EOFError
+        if self._wanted is not None and self._at == self._summed:
+            self._crc, self._summed = zlib.crc32(data, self._crc), self._summed + len(data)
+            if self._summed == self._size and self._crc != self._wanted:
+                raise Broken("its checksum is wrong")
         self._at += len(data)
         return data
 
@@ -359,7 +374,7 @@ class _InTar(OnceRead):
             reader.file.close()
             reader = None
         if reader is None:
-            reader = _Sequential(archive, open_place(archive.path, archive.size))
+            reader = _Sequential(archive, open_place(archive.path, archive.size, archive.mtime_ns))
         self._reader = reader
         while reader.position < member.offset:
             if not reader.read(min(1 << 20, member.offset - reader.position)):

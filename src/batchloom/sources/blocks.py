@@ -9,12 +9,13 @@ import io
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, final
 
 from batchloom.core.errors import DownloadError, InputError, MissingDependencyError
 from batchloom.sources.addresses import shown
+from batchloom.sources.kept import KEPT, PAGE_BYTES, Version
 from batchloom.sources.remote import fetch, patience
 from batchloom.sources.remote_faults import Fault, fault_of, their_errors, told
 
@@ -28,8 +29,13 @@ _BUFFER = 64 << 10
 Fetch = Callable[[int, int], bytes]
 
 
-def open_blocks(url: str, size: int) -> BinaryIO:
+def open_blocks(url: str, size: int, stamp: int | None = None) -> BinaryIO:
     """A file of ``size`` bytes at a URL, for reading and seeking.
+
+    Args:
+        url: where it lies.
+        size: its bytes.
+        stamp: tells its versions apart; with it what is read is kept for the next one who asks.
 
     Reading raises:
         InputMissingError: it is gone.
@@ -37,9 +43,51 @@ def open_blocks(url: str, size: int) -> BinaryIO:
         DownloadError: its bytes do not come, after some half a minute of trying.
         InputError: it is shorter than it was.
     """
-    return io.BufferedReader(
-        _Blocks(size, lambda start, stop: fetch_block(url, start, stop, size)), _BUFFER
-    )
+    if stamp is None:
+        get: Fetch = lambda start, stop: fetch_block(url, start, stop, size)  # noqa: E731
+    else:
+        get = lambda start, stop: fetch_once((url, size, stamp), start, stop)  # noqa: E731
+    return io.BufferedReader(_Blocks(size, get), _BUFFER)
+
+
+def fetch_once(version: Version, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of a file; what is kept of them, or on its way, is not asked for again."""
+    first, last = start // PAGE_BYTES, (stop - 1) // PAGE_BYTES
+    pages: dict[int, bytes] = {}
+    while len(pages) <= last - first:
+        wanted = [number for number in range(first, last + 1) if number not in pages]
+        for number in wanted:
+            if (page := KEPT.page(version, number)) is not None:
+                pages[number] = page
+        missing = [number for number in wanted if number not in pages]
+        mine = KEPT.claim(version, missing) if missing else []
+        try:
+            for run in _runs(mine):
+                pages.update(_fetch_pages(version, run))
+        finally:
+            KEPT.release(version, mine)
+    whole = b"".join(pages[number] for number in range(first, last + 1))
+    return whole[start - first * PAGE_BYTES : stop - first * PAGE_BYTES]
+
+
+def _runs(numbers: list[int]) -> list[range]:
+    """Ascending numbers as stretches without gaps."""
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
+
+
+def _fetch_pages(version: Version, numbers: range) -> Iterator[tuple[int, bytes]]:
+    url, size, _ = version
+    start, stop = numbers.start * PAGE_BYTES, min(numbers.stop * PAGE_BYTES, size)
+    data = fetch_block(url, start, stop, size)
+    KEPT.keep(version, numbers.start, data)
+    for at, number in enumerate(numbers):
+        yield number, data[at * PAGE_BYTES : (at + 1) * PAGE_BYTES]
 
 
 def fetch_block(url: str, start: int, stop: int, size: int) -> bytes:

@@ -9,7 +9,8 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, BinaryIO, final
 
 from batchloom.sources.delimiters import delimiter_of
-from batchloom.sources.rules import Limits, ReadRules, Source, Way, way_of
+from batchloom.sources.ordered import Cuts
+from batchloom.sources.rules import Begin, Limits, ReadRules, Source, Way, in_order, way_of
 from batchloom.sources.streams import open_source
 
 if TYPE_CHECKING:
@@ -85,11 +86,15 @@ class RecordBounds:
         self._rules = rules
         self._gap: tuple[str, int, int] = ("", 0, 0)
         self._starts: tuple[str, list[int]] = ("", [])
+        self._cuts: Cuts | None = None
 
     def at(self, source: Source, nominal: int) -> int:
         """The true bound for a nominal one; the source's size where no record begins after it."""
         if nominal <= 0 or nominal >= source.size:
             return max(0, min(nominal, source.size))
+        if in_order(source, self._rules):
+            begin = self.begin(source, nominal)
+            return source.size if begin is None else begin.offset
         if way_of(source, self._rules) == "table":
             found = self.within(source, nominal, source.size)
             return source.size if found is None else found
@@ -103,6 +108,18 @@ class RecordBounds:
         if way_of(source, self._rules) != "cut":
             self._gap = (source.path, nominal, bound)
         return bound
+
+    def begin(self, source: Source, nominal: int) -> Begin | None:
+        """What a reader must know to begin at the bound of a nominal place inside of a source.
+
+        None where no record begins there, and for sources whose records can be told by what
+        they begin with.
+        """
+        if not 0 < nominal < source.size or not in_order(source, self._rules):
+            return None
+        if self._cuts is None or self._cuts.source != source:
+            self._cuts = Cuts(source, self._rules)
+        return self._cuts.at(nominal)
 
     def within(self, source: Source, nominal: int, limit: int) -> int | None:
         """The same, looked for no further than byte ``limit``; None where none was found."""

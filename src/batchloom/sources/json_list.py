@@ -16,7 +16,7 @@ from batchloom.sources.json_rows import JsonRows
 from batchloom.sources.json_scan import scan
 from batchloom.sources.json_shape import WRAPPERS
 from batchloom.sources.json_text import OPENING, QUOTE, JsonText
-from batchloom.sources.rules import ReadRules
+from batchloom.sources.rules import Begin, ReadRules
 from batchloom.sources.streams import PartStream
 
 MUST_BE_LIST = "JSON file must contain a list of objects"
@@ -29,60 +29,82 @@ _STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 _BETWEEN = re.compile(rb"[\s\[\]{},:]*[,:][\s\[\]{},:]*")
 
 
-def read_json(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """The records of a JSON source, a stretch at a time.
+def read_json(
+    stream: PartStream, rules: ReadRules, begin: Begin | None = None
+) -> Iterator[Records]:
+    """The records of a part of a JSON source, a stretch at a time.
+
+    Args:
+        stream: the part's bytes.
+        rules: how it is read.
+        begin: where the part begins; None: where the source does.
 
     Raises:
         InputError: it holds no list of objects.
         InvalidJsonError: it is broken where records cannot be told apart any more.
         RecordError: its first records all lack the text field.
     """
-    text = JsonText(stream)
-    first = text.peek()
-    if first == b"[":
-        text.at += 1
-        yield from _List(text, rules).read()
-    elif first == b"{":
-        yield from _wrapped(text, rules)
-    else:
-        begins = f"begins with {text.data[text.at : text.at + 20]!r}" if first else "is blank"
-        raise InputError(f"{MUST_BE_LIST}: {text.name} {begins}.")
+    text = JsonText(stream, begin)
+    wrapper = begin.wrapper if begin else open_list(text, rules)
+    yield from _List(text, rules, after=begin is not None).read()
+    if text.cut:
+        return
+    if wrapper:
+        second = _next_list(text, rules, [wrapper])
+        if second:
+            raise InputError(
+                f"{MUST_BE_LIST}: {text.name} holds two, under {wrapper!r} and {second!r}; "
+                f"take one out, for example with: jq .{second}"
+            )
     if text.peek():
         text.fail("something follows after the end of the JSON value")
 
 
-def _wrapped(text: JsonText, rules: ReadRules) -> Iterator[Records]:
-    """The list under a known key of one object."""
+def open_list(text: JsonText, rules: ReadRules) -> str:
+    """Read up to the opening bracket of the list, and over it; the key it is under, if any.
+
+    Raises:
+        InputError: there is no list of objects.
+        InvalidJsonError: the text is broken before it.
+    """
+    first = text.peek()
+    if first == b"[":
+        text.at += 1
+        return ""
+    if first != b"{":
+        begins = f"begins with {text.data[text.at : text.at + 20]!r}" if first else "is blank"
+        raise InputError(f"{MUST_BE_LIST}: {text.name} {begins}.")
+    text.at += 1
     keys: list[str] = []
-    found, first = "", True
-    text.take(b"{", "expected {")
+    if found := _next_list(text, rules, keys):
+        return found
+    shown = ", ".join(map(repr, keys[:_KEYS_SHOWN])) + (", ..." if keys[_KEYS_SHOWN:] else "")
+    raise InputError(
+        f"{MUST_BE_LIST}: {text.name} holds one object with {shown or 'no keys'}; a list is looked for "
+        f"under {', '.join(WRAPPERS)}; take it out, for example with: jq .NAME"
+    )
+
+
+def _next_list(text: JsonText, rules: ReadRules, keys: list[str]) -> str:
+    """Read on in an object to the next list under a known key, and over its bracket: the key.
+
+    Empty where the object ends before. The keys on the way are added to ``keys``.
+    """
     while (next_one := text.peek()) != b"}":
-        if not first:
+        if keys:
             text.take(b",", "expected a comma or }")
             next_one = text.peek()
         if next_one != QUOTE:
             text.fail("expected a key in quotes")
-        first, key = False, _name(text)
+        key = _name(text)
         keys.append(key)
         text.take(b":", "expected a colon after a key")
         if key in WRAPPERS and text.peek() == b"[":
-            if found:
-                raise InputError(
-                    f"{MUST_BE_LIST}: {text.name} holds two, under {found!r} and {key!r}; "
-                    f"take one out, for example with: jq .{key}"
-                )
-            found = key
             text.at += 1
-            yield from _List(text, rules).read()
-        else:
-            _pass_value(text, rules.limits.record_bytes)
+            return key
+        _pass_value(text, rules.limits.record_bytes)
     text.at += 1
-    if not found:
-        shown = ", ".join(map(repr, keys[:_KEYS_SHOWN])) + (", ..." if keys[_KEYS_SHOWN:] else "")
-        raise InputError(
-            f"{MUST_BE_LIST}: {text.name} holds one object with {shown or 'no keys'}; a list is looked for "
-            f"under {', '.join(WRAPPERS)}; take it out, for example with: jq .NAME"
-        )
+    return ""
 
 
 def _name(text: JsonText) -> str:
@@ -106,21 +128,22 @@ def _pass_value(text: JsonText, most: int) -> None:
 
 @final
 class _List:
-    """The elements of a list; the window stands after its opening bracket."""
+    """The elements of a list; the window stands after its opening bracket, or ``after`` one of them."""
 
-    def __init__(self, text: JsonText, rules: ReadRules) -> None:
+    def __init__(self, text: JsonText, rules: ReadRules, *, after: bool) -> None:
         self._text = text
         self._most = rules.limits.record_bytes
-        self._rows = JsonRows(text.name, rules, first=True)
+        self._rows = JsonRows(text.name, rules, first=not after)
         self._record = 0
+        self._after = after
         self._closed = False
 
     def read(self) -> Iterator[Records]:
-        """All elements, up to and with the closing bracket."""
+        """All elements, up to and with the closing bracket, or to the end of the part."""
         text = self._text
         while not self._closed:
             data = text.data[text.at :] if text.at else text.data
-            starts, ends = _whole(data)
+            starts, ends = whole_elements(data)
             found = self._all_at_once(data, starts, ends) or self._one_by_one(starts, ends)
             del data
             if found.seen:
@@ -130,8 +153,15 @@ class _List:
                 if start is not None and len(text.data) - start > self._most:
                     yield self._oversize(start)
                 elif not text.more():
+                    if text.cut:
+                        return
                     text.fail(*self._cut_short())
         self._rows.finish()
+
+    @property
+    def _comma(self) -> bool:
+        """Whether a comma comes before the next element."""
+        return self._after or self._record > 0
 
     def _all_at_once(
         self, data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
@@ -140,7 +170,7 @@ class _List:
         if not len(ends) or (ends - starts).max() > self._most:
             return None
         lead = _LEAD.fullmatch(data, 0, int(starts[0]))
-        if lead is None or bool(lead[1]) != bool(self._record):
+        if lead is None or bool(lead[1]) != self._comma:
             return None
         values = self._rows.elements(b"[%b]" % data[starts[0] : ends[-1]])
         if values is None or len(values) != len(starts):
@@ -174,7 +204,7 @@ class _List:
         if data[at : at + 1] == b"]" and not comma:
             text.at, self._closed = at + 1, True
             return None
-        if comma != bool(self._record):
+        if comma != self._comma:
             text.fail("a comma too many" if comma else "expected a comma or ]", at)
         if data[at] in b",:]}":
             text.fail("expected a value", at)
@@ -234,7 +264,7 @@ class _List:
         return reason, start + _bytes_before(element, at)
 
 
-def _whole(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def whole_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where each whole bracketed element in sight begins and ends; ``data`` begins between two."""
     seen = scan(data)
     below = np.flatnonzero(seen.depths < 0)

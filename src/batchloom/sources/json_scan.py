@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _QUOTE, _SLASH = b'"\\'
+# A longer run of backslashes is found in another way.
+_WALKED = 8
 # What bytes.translate makes of each byte: 1 for a quote or a bracket, else 0.
 _MARKS = bytes(byte in b'"{}[]' for byte in range(256))
 _STEPS = np.zeros(256, np.int8)
@@ -50,8 +52,9 @@ def scan(data: bytes, *, depth: int = 0, in_string: bool = False, escaped: bool 
     array = np.frombuffer(data, np.uint8)
     marks = np.flatnonzero(np.frombuffer(data.translate(_MARKS), bool))
     if escaped or _SLASH in data:
-        hidden, escaped = _escaped(array, escaped=escaped)
-        marks = marks[~hidden[marks]]
+        marks = marks[~_escaped(array, marks, escaped=escaped)]
+        tail = len(data) - len(data.rstrip(b"\\"))
+        escaped = (tail + (escaped and tail == len(data))) % 2 == 1
     kinds = array[marks]
     quotes = kinds == _QUOTE
     inside = (np.cumsum(quotes) + in_string) & 1
@@ -66,17 +69,30 @@ def scan(data: bytes, *, depth: int = 0, in_string: bool = False, escaped: bool 
     )
 
 
-def _escaped(array: NDArray[np.uint8], *, escaped: bool) -> tuple[NDArray[np.bool_], bool]:
-    """Which bytes stand after an odd run of backslashes, and whether the next one would."""
-    slashes = np.flatnonzero(array == _SLASH)
-    hidden = np.zeros(len(array) + 1, bool)
-    if escaped:
-        hidden[0] = True
+def _escaped(
+    array: NDArray[np.uint8], marks: NDArray[np.int64], *, escaped: bool
+) -> NDArray[np.bool_]:
+    """Which of the marks stand after an odd run of backslashes; ``escaped``: the first byte does."""
+    found = np.zeros(len(marks), bool)
+    if escaped and len(marks):
+        found[0] = marks[0] == 0
+    # Few stand after a backslash at all, and fewer after two: the run is walked back from those.
+    which = np.flatnonzero(marks > 0)
+    which = which[array[marks[which] - 1] == _SLASH]
+    for back in range(2, _WALKED + 2):
+        found[which] ^= True
+        before = marks[which] - back
+        inside = before >= 0
         # An escaped backslash escapes nothing.
-        slashes = slashes[slashes != 0]
-    if len(slashes):
-        breaks = np.flatnonzero(np.diff(slashes) != 1)
-        firsts = slashes[np.concatenate([[0], breaks + 1])]
-        lasts = slashes[np.concatenate([breaks, [len(slashes) - 1]])]
-        hidden[lasts[(lasts - firsts) % 2 == 0] + 1] = True
-    return hidden[:-1], bool(hidden[-1])
+        if escaped:
+            found[which[before == -1]] ^= True
+        which = which[inside][array[before[inside]] == _SLASH]
+        if not len(which):
+            return found
+    slashes = np.flatnonzero(array == _SLASH)
+    breaks = np.flatnonzero(np.diff(slashes) != 1)
+    firsts = slashes[np.concatenate([[0], breaks + 1])]
+    first = firsts[np.searchsorted(firsts, marks[which] - 1, "right") - 1]
+    run = marks[which] - first - (escaped & (first == 0))
+    found[which] = run % 2 == 1
+    return found

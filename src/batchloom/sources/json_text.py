@@ -7,7 +7,7 @@ import numpy as np
 
 from batchloom.core.errors import INVALID_JSON, InputError, InvalidJsonError
 from batchloom.sources.json_scan import scan
-from batchloom.sources.rules import BOM
+from batchloom.sources.rules import BOM, Begin
 from batchloom.sources.streams import PartStream
 
 _CHUNK = 1 << 20
@@ -34,28 +34,38 @@ def refuse_wide(name: str, start: bytes) -> None:
 class JsonText:
     """A window over a stream of JSON text.
 
+    Args:
+        stream: the text.
+        begin: where it begins; None: at the beginning of its source.
+
     Attributes:
         name: the source, for messages.
         data: the window.
         at: place in the window that everything before is done with.
     """
 
-    def __init__(self, stream: PartStream) -> None:
+    def __init__(self, stream: PartStream, begin: Begin | None = None) -> None:
         self.name, self.at = stream.source.name, 0
         self._stream = stream
         self._offset = stream.position
-        self._first = 1, 1
+        self._first = (begin.line, begin.column) if begin else (1, 1)
         self.data = stream.read_up_to(_CHUNK)
-        refuse_wide(self.name, self.data)
-        if self.data.startswith(BOM):
-            self.at = len(BOM)
-            self._first = 1, 0
+        if begin is None:
+            refuse_wide(self.name, self.data)
+            if self.data.startswith(BOM):
+                self.at = len(BOM)
+                self._first = 1, 0
         self._known = 0, *self._first
 
     @property
     def offset(self) -> int:
         """Byte offset of the window in the source."""
         return self._offset
+
+    @property
+    def cut(self) -> bool:
+        """Whether the stream ends before its source does, and nothing of it is left."""
+        return self.at == len(self.data) and self._stream.within
 
     def more(self) -> bool:
         """Let go of what is done with and read on; False at the end of the source."""

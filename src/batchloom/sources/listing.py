@@ -22,6 +22,7 @@ from batchloom.sources.addresses import (
     shown,
 )
 from batchloom.sources.archives import Archive
+from batchloom.sources.beginnings import files_ahead, inputs_ahead
 from batchloom.sources.forms import Asked, asked_of, disagreement, fits, retold
 from batchloom.sources.hub import (
     HubName,
@@ -32,10 +33,17 @@ from batchloom.sources.hub import (
     revision_of,
     unpinned,
 )
+from batchloom.sources.kept import KEPT
 from batchloom.sources.kinds import Verdict, archive_by_name, kind_by_name
 from batchloom.sources.looks import archive_sources, judge_as, judge_file
 from batchloom.sources.presets import preset_names
-from batchloom.sources.remote import has_ranges, remote_files, remote_glob, remote_status
+from batchloom.sources.remote import (
+    forget_looks,
+    has_ranges,
+    remote_files,
+    remote_glob,
+    remote_status,
+)
 from batchloom.sources.rules import Source
 from batchloom.sources.saved import saved_files, saved_marks, saved_split
 from batchloom.sources.spool import Spool
@@ -94,8 +102,12 @@ def list_sources(
         InputMissingError: an input does not exist, is empty or holds no usable file.
         InputError: a file named by itself cannot be used, or something cannot be read.
     """
+    # Not every server says of a file that it is another one now.
+    KEPT.forget()
+    forget_looks()
     lister = _Lister(exclude, spool, streaming=streaming)
-    for number, (given, (_, label)) in enumerate(zip(inputs, _labels(inputs), strict=True)):
+    named = list(enumerate(zip(inputs, _labels(inputs), strict=True)))
+    for number, (given, (_, label)) in inputs_ahead(named, lambda one: one[1][0]):
         said = asked_of(asked, number)
         try:
             # A string stays a string.
@@ -235,7 +247,7 @@ class _Lister:
         self.notes.append(note)
         if left := keep_copies(files, streaming=self._streaming):
             self.notes.append(left)
-        for file in files:
+        for file in files_ahead(files, lambda one: (one.url, one.status)):
             self._add_file(file.url, file.name, file.status)
 
     def _add_far(self, url: str, label: str, found: os.stat_result | None) -> None:
@@ -248,7 +260,7 @@ class _Lister:
                 self._add_named(path, label, os.stat(path))  # noqa: PTH116
         elif found is None and has_wildcard(url):
             wanted = url.rpartition("/")[2].startswith(".")
-            for place, status in remote_glob(url):
+            for place, status in files_ahead(remote_glob(url), lambda one: one):
                 if shown(place).rpartition("/")[2].startswith(".") and not wanted:
                     self._left["hidden"] += 1
                 else:
@@ -268,7 +280,7 @@ class _Lister:
         stores = {
             inside.rpartition("/")[0] for _, inside, _ in files if inside.endswith(STORE_MARK)
         }
-        for place, inside, status in files:
+        for place, inside, status in files_ahead(files, lambda one: (one[0], one[2])):
             parts = inside.split("/")
             above = {"/".join(parts[:count]) for count in range(len(parts))}
             if any(part.startswith(".") for part in parts):

@@ -98,7 +98,7 @@ def archive_sources(
     """
     names: Counter[str] = Counter()
     for found in list_archive(archive, left):
-        verdict = _judge_member(found)
+        verdict = _judge_member(archive, found)
         if verdict.kind is None or not verdict.sure:
             left[verdict.label] += 1
         elif verdict.kind in COLUMNAR and not found.member.direct:
@@ -120,25 +120,41 @@ def archive_sources(
             )
 
 
-def _judge_member(found: Found) -> Verdict:
+def _judge_member(archive: Archive, found: Found) -> Verdict:
+    """What a member is; one that is not what its own name says is called broken.
+
+    Raises:
+        InputError: the archive does not give the bytes that were packed.
+    """
     if not must_look(named := kind_by_name(found.name)):
         return named or Verdict(None, None, "unknown")
     try:
         with closing(found.start()) as file:
-            return judge(found.name, _Head(file).start)
-    except OSError:
-        # Also what does not come from elsewhere: nothing is wrong with the member itself.
-        raise
-    except (Broken, EOFError, InputError, tarfile.TarError):
-        return Verdict(None, None, "broken")
+            head = _Head(file)
+            try:
+                return judge(found.name, head.start)
+            except (Broken, EOFError):
+                if head.damaged:
+                    raise
+                return Verdict(None, None, "broken")
+    except (Broken, EOFError, tarfile.TarError) as error:
+        raise InputError(
+            f"{archive.name}/{found.name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive "
+            "anew, or leave it out."
+        ) from error
 
 
 @final
 class _Head:
-    """The first bytes of a file that can be read once, from front to back."""
+    """The first bytes of a file that can be read once, from front to back.
+
+    Attributes:
+        damaged: whether the file could not be read.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._raw = file, b""
+        self.damaged = False
 
     def start(self, compression: Compression | None) -> bytes:
         """The file's first bytes, decompressed."""
@@ -149,8 +165,10 @@ class _Head:
         return seen
 
     def _take(self, size: int) -> bytes:
+        self.damaged = True
         while len(self._raw) < size and (data := self._file.read(size - len(self._raw))):
             self._raw += data
+        self.damaged = False
         return self._raw
 
 

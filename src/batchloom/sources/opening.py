@@ -12,12 +12,17 @@ def path_here(place: str, size: int) -> str | None:
     return copy_of(place, size) if is_url(place) else place
 
 
-def open_place(place: str, size: int) -> BinaryIO:
+def open_place(place: str, size: int, stamp: int) -> BinaryIO:
     """The file at a place, for reading and seeking.
+
+    Args:
+        place: its path or URL.
+        size: its bytes.
+        stamp: its modification time, or what stands for it elsewhere.
 
     Raises:
         OSError: it cannot be opened, or read; as InputError where it lies elsewhere.
     """
     path = path_here(place, size)
     # The caller closes it.
-    return open_blocks(place, size) if path is None else open(path, "rb")  # noqa: PTH123
+    return open_blocks(place, size, stamp) if path is None else open(path, "rb")  # noqa: PTH123

@@ -10,7 +10,7 @@ from batchloom.sources.cuts import RecordBounds, open_table
 from batchloom.sources.json_list import read_json
 from batchloom.sources.jsonl import read_jsonl
 from batchloom.sources.plain import read_cut, read_delimited, read_whole
-from batchloom.sources.rules import Part, ReadRules, Source, splittable, way_of
+from batchloom.sources.rules import Begin, Part, ReadRules, Source, splittable, way_of
 from batchloom.sources.separated import read_csv
 from batchloom.sources.streams import PartStream
 
@@ -44,8 +44,10 @@ class PartReader:
         source = part.source
         self._rules, self._way = rules, way_of(source, rules)
         self.start, self.stop = part.start, part.stop
+        self._begin: Begin | None = None
         if bounds is not None and splittable(source, rules):
             self.start, self.stop = bounds.at(source, part.start), bounds.at(source, part.stop)
+            self._begin = bounds.begin(source, part.start)
         # The bytes of a table are hashed by the stream; what reads it jumps about in them.
         self._table = open_table(source) if self._way == "table" else None
         try:
@@ -62,14 +64,16 @@ class PartReader:
         self._close_table()
 
     def __iter__(self) -> Iterator[Records]:
+        if self.start == self.stop:
+            return iter(())
         if self._way == "jsonl":
             return read_jsonl(self._stream, self._rules)
         if self._table is not None:
             return self._table.read(self.start, self.stop, self._rules)
         if self._way == "csv":
-            return read_csv(self._stream, self._rules)
+            return read_csv(self._stream, self._rules, self._begin)
         if self._way == "json":
-            return read_json(self._stream, self._rules)
+            return read_json(self._stream, self._rules, self._begin)
         if self._way == "file":
             return read_whole(self._stream, self._rules)
         if self._way == "cut":

@@ -17,6 +17,7 @@ import xxhash
 
 from batchloom.core.errors import DownloadError, InputError, MissingDependencyError
 from batchloom.sources.addresses import scheme_of, shown
+from batchloom.sources.ahead import begun
 from batchloom.sources.remote_faults import fault_of, their_errors, told
 
 T = TypeVar("T")
@@ -47,10 +48,35 @@ def remote_status(url: str) -> os.stat_result | None:
         AccessError: it may not be read.
         DownloadError: it cannot be reached.
     """
+    if (known := _LOOKED_AT.pop(url, None)) is not None:
+        return known
     try:
         return _first_contact(url, lambda: status_of(url, _info(url)))
     except FileNotFoundError:
         return None
+
+
+# What was found a moment ago, for the next who asks, and whether stretches of it can be had.
+_LOOKED_AT: dict[str, os.stat_result] = {}
+_RANGES: dict[str, bool] = {}
+
+
+def look_ahead(url: str) -> os.stat_result | None:
+    """What :func:`remote_status` says; it says so once more without asking anybody.
+
+    Raises:
+        InputError: as :func:`remote_status`.
+    """
+    found = remote_status(url)
+    if found is not None:
+        _LOOKED_AT[url] = found
+    return found
+
+
+def forget_looks() -> None:
+    """Ask anew for everything."""
+    _LOOKED_AT.clear()
+    _RANGES.clear()
 
 
 def remote_glob(pattern: str) -> list[tuple[str, os.stat_result]]:
@@ -83,12 +109,14 @@ def _described(
         found = _first_contact(url, look)
     except FileNotFoundError:
         return []
-    for name, info in found.items():
-        place = fs.unstrip_protocol(name)
-        if info.get("type") == "directory":
-            continue
-        # Elsewhere a listing says less of a file than a look at it, or says it in another way.
-        listed = scheme_of(url) in _LIST_WELL
+    listed = scheme_of(url) in _LIST_WELL
+    places = [
+        (fs.unstrip_protocol(name), info)
+        for name, info in found.items()
+        if info.get("type") != "directory"
+    ]
+    # Elsewhere a listing says less of a file than a look at it, or says it in another way.
+    for place, info in places if listed else begun(places, lambda one: look_ahead(one[0])):
         status = status_of(place, info) if listed else remote_status(place)
         if status is not None and not stat.S_ISDIR(status.st_mode):
             files.append((place, status))
@@ -136,6 +164,8 @@ def fetch(url: str, start: int, stop: int, size: int) -> bytes:
 
 def has_ranges(url: str) -> bool:
     """Whether stretches of a file can be had: some web servers give whole files only."""
+    if (known := _RANGES.pop(url, None)) is not None:
+        return known
     return not _is_web(url) or bool(_first_contact(url, lambda: _info(url))["ranges"])
 
 
@@ -209,7 +239,9 @@ def _info(url: str) -> dict[str, Any]:
     if _is_web(url):
         if url.endswith("/"):
             return {"type": "directory", "ranges": False}
-        return _web(fs, url, 0, 1)[1]
+        info: dict[str, Any] = _web(fs, url, 0, 1)[1]
+        _RANGES[url] = bool(info["ranges"])
+        return info
     if scheme_of(url) in ("s3", "s3a", "gs", "gcs"):
         fs.invalidate_cache()
     found: dict[str, Any] = fs.info(path)

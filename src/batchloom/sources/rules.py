@@ -20,7 +20,7 @@ _RECORD_WAYS: dict[Kind, Way] = {
     "arrow": "table",
 }
 # Ways in which a record cannot be found without all that comes before it.
-_WHOLE = ("file", "json", "csv")
+_IN_ORDER = ("json", "csv")
 SPLIT_WORDS = ("auto", "file", "line", "paragraph")
 
 
@@ -98,6 +98,22 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """Where a part of a CSV file or JSON list begins inside of it: between two records.
+
+    Attributes:
+        offset: byte of the (decompressed) source.
+        line, column: 1-based, of the character there.
+        wrapper: the key of the object that holds the list; empty where none does.
+    """
+
+    offset: int
+    line: int
+    column: int = 1
+    wrapper: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A stretch of a source: bytes [start, stop), nominal until record bounds are looked up."""
 
@@ -122,5 +138,13 @@ def way_of(source: Source, rules: ReadRules) -> Way:
 
 def splittable(source: Source, rules: ReadRules) -> bool:
     """Whether parts of this source can be read apart from each other."""
-    direct = source.compression is None and (source.member is None or source.member.direct)
-    return direct and way_of(source, rules) not in _WHOLE
+    way, member = way_of(source, rules), source.member
+    direct = source.compression is None and (member is None or member.direct)
+    # A checksum is verified by who reads the whole; tables are read in pieces anyway.
+    checked = member is not None and member.crc is not None and way != "table"
+    return direct and not checked and way != "file"
+
+
+def in_order(source: Source, rules: ReadRules) -> bool:
+    """Whether where a record begins is a matter of all bytes before it."""
+    return way_of(source, rules) in _IN_ORDER

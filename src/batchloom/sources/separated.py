@@ -3,6 +3,7 @@
 import csv
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -11,7 +12,7 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
 from batchloom.sources.faults import SNIPPET_BYTES, missing_field, snippet, too_large
 from batchloom.sources.json_text import refuse_wide
-from batchloom.sources.rules import ReadRules
+from batchloom.sources.rules import Begin, ReadRules, Source
 from batchloom.sources.streams import PartStream
 
 _CHUNK = 1 << 20
@@ -20,17 +21,49 @@ _NEWLINE, _QUOTE = b'\n"'
 _DELIMITERS = ",;\t"
 
 
-def read_csv(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """The records of a CSV or TSV source, a stretch at a time.
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The columns of a CSV or TSV file, its delimiter, and where its rows begin."""
+
+    names: tuple[str, ...]
+    delimiter: str
+    rows: Begin
+
+
+def read_csv(stream: PartStream, rules: ReadRules, begin: Begin | None = None) -> Iterator[Records]:
+    """The records of a part of a CSV or TSV source, a stretch at a time.
+
+    Args:
+        stream: the part's bytes.
+        rules: how it is read.
+        begin: where the part begins; None: where the source does.
 
     Raises:
         InputError: it has no sound header, or a quoted field is never closed.
         RecordError: no column has the name of the text field.
     """
-    # The module's own limit is one for the whole process, and far below a long text.
-    csv.field_size_limit(max(csv.field_size_limit(), rules.limits.record_bytes + _CHUNK))
-    reader = _Reader(stream, rules)
-    yield from reader.read()
+    reader = _Reader(stream, rules, begin.line if begin else 1)
+    header = reader.header() if begin is None else header_of(stream.source, rules)
+    yield from reader.read(header)
+
+
+def header_of(source: Source, rules: ReadRules) -> Header:
+    """The header of a plain source.
+
+    Raises:
+        InputError: it has no sound one.
+    """
+    with PartStream(source) as stream:
+        return _Reader(stream, rules).header()
+
+
+def row_ends(stream: PartStream, rules: ReadRules, line: int, header: Header) -> Iterator[Begin]:
+    """Where each row of a stream ends whose first row begins at ``line``, as reading it finds.
+
+    Raises:
+        InputError: a quoted field is never closed.
+    """
+    return _Reader(stream, rules, line).ends(header)
 
 
 @final
@@ -45,12 +78,12 @@ class _Lines:
         fault: why the record cannot be decoded, if so.
     """
 
-    def __init__(self, stream: PartStream, most: int) -> None:
+    def __init__(self, stream: PartStream, most: int, line: int) -> None:
         self._stream, self._most = stream, most
         self._ready: list[bytes] = []
         self._at = 0
         self._carry = b""
-        self.line, self.offset, self.over = 1, stream.position, False
+        self.line, self.offset, self.over = line, stream.position, False
         self.start = b""
         self._size = self._quotes = 0
         self._ended = True
@@ -155,44 +188,31 @@ def _lines(data: bytes) -> list[bytes]:
 
 @final
 class _Reader:
-    def __init__(self, stream: PartStream, rules: ReadRules) -> None:
+    def __init__(self, stream: PartStream, rules: ReadRules, line: int = 1) -> None:
+        # The module's own limit is one for the whole process, and far below a long text.
+        csv.field_size_limit(max(csv.field_size_limit(), rules.limits.record_bytes + _CHUNK))
         self._name, self._kind = stream.source.name, stream.source.kind
         self._rules, self._most = rules, rules.limits.record_bytes
-        self._lines = _Lines(stream, self._most)
+        self._lines = _Lines(stream, self._most, line)
         self._record = 0
 
-    def read(self) -> Iterator[Records]:
+    def read(self, header: Header) -> Iterator[Records]:
         """All rows below the header."""
-        header, delimiter = self._header()
-        rows = csv.reader(self._lines, delimiter=delimiter)
         found, size = Records(), 0
-        lines, width = self._lines, len(header)
-        column = self._column(header)
-        while True:
-            start, line = lines.offset, lines.line
-            lines.begin()
-            try:
-                row = next(rows)
-            except StopIteration:
-                break
-            except _TooLargeError:
-                found.bad.append(self._too_large(start, line))
-                rows = csv.reader(lines, delimiter=delimiter)
-            except csv.Error as error:
-                found.bad.append(self._bad(start, line, f"not readable as CSV: {error}"))
-                rows = csv.reader(lines, delimiter=delimiter)
-            else:
-                if lines.over:
-                    raise InputError(self._unclosed(line))
-                if lines.fault or (len(row) != width and row):
-                    reason = lines.fault or _ragged(len(row), width, header)
-                    found.bad.append(self._bad(start, line, reason))
-                elif row:
-                    found.values.append(
-                        dict(zip(header, row, strict=True)) if column is None else row[column]
-                    )
-                    found.records.append(self._record)
-                    found.offsets.append(start)
+        lines, names, width = self._lines, header.names, len(header.names)
+        column = self._column(names)
+        for start, line, row in self._rows(header.delimiter):
+            if isinstance(row, BadRecord):
+                found.bad.append(row)
+            elif lines.fault or (len(row) != width and row):
+                reason = lines.fault or _ragged(len(row), width, names)
+                found.bad.append(self._bad(start, line, reason))
+            elif row:
+                found.values.append(
+                    dict(zip(names, row, strict=True)) if column is None else row[column]
+                )
+                found.records.append(self._record)
+                found.offsets.append(start)
             found.seen += 1
             self._record += 1
             size += lines.offset - start
@@ -201,7 +221,35 @@ class _Reader:
                 found, size = Records(), 0
         yield found
 
-    def _header(self) -> tuple[list[str], str]:
+    def ends(self, header: Header) -> Iterator[Begin]:
+        """Where each row ends."""
+        for _ in self._rows(header.delimiter):
+            yield Begin(self._lines.offset, self._lines.line)
+
+    def _rows(self, delimiter: str) -> Iterator[tuple[int, int, "list[str] | BadRecord"]]:
+        """Each row, or what is wrong with it, with the offset and line where it begins."""
+        lines = self._lines
+        rows = csv.reader(lines, delimiter=delimiter)
+        while True:
+            start, line = lines.offset, lines.line
+            lines.begin()
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except _TooLargeError:
+                yield start, line, self._too_large(start, line)
+                rows = csv.reader(lines, delimiter=delimiter)
+            except csv.Error as error:
+                yield start, line, self._bad(start, line, f"not readable as CSV: {error}")
+                rows = csv.reader(lines, delimiter=delimiter)
+            else:
+                if lines.over:
+                    raise InputError(self._unclosed(line))
+                yield start, line, row
+
+    def header(self) -> Header:
+        """The header, from the source's first bytes."""
         lines = self._lines
         first = next(lines, "")
         refuse_wide(self._name, lines.start)
@@ -231,14 +279,14 @@ class _Reader:
         if problems or not names:
             what = ", ".join(problems) or "the first line is blank"
             raise InputError(f"{self._name} has no sound header ({what}): {_HEADER}")
-        return names, delimiter
+        return Header(tuple(names), delimiter, Begin(lines.offset, lines.line))
 
-    def _column(self, header: list[str]) -> int | None:
+    def _column(self, header: tuple[str, ...]) -> int | None:
         field = self._rules.text_field
         if field is None:
             return None
         if field not in header:
-            raise RecordError(self._name, 1, None, missing_field(field, header))
+            raise RecordError(self._name, 1, None, missing_field(field, list(header)))
         return header.index(field)
 
     def _bad(self, offset: int, line: int, reason: str) -> BadRecord:
@@ -281,7 +329,7 @@ def _delimiter(header: str) -> str:
     return _DELIMITERS[counts.index(max(counts))]
 
 
-def _ragged(fields: int, width: int, header: list[str]) -> str:
+def _ragged(fields: int, width: int, header: tuple[str, ...]) -> str:
     few = fields < width
     return f"{fields} {'field' if fields == 1 else 'fields'} where the header names {width}; " + (
         f"the ones from {header[fields]!r} on are missing"

@@ -20,6 +20,7 @@ import xxhash
 from batchloom.core.errors import InputError, OutputError
 from batchloom.core.files import because
 from batchloom.sources.addresses import shown
+from batchloom.sources.kept import KEPT
 from batchloom.sources.remote import patience, whole
 from batchloom.sources.remote_faults import fault_of, their_errors, told
 
@@ -46,6 +47,7 @@ class Spool:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        KEPT.forget()
         if self._own.name:
             shutil.rmtree(self._own, ignore_errors=True)
         for folder in self._made:

@@ -8,7 +8,7 @@ import xxhash
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import because
 from batchloom.sources.addresses import is_url
-from batchloom.sources.archives import BOMB_BYTES, BOMB_RATIO, open_member
+from batchloom.sources.archives import BOMB_BYTES, BOMB_MEMBER_BYTES, BOMB_RATIO, open_member
 from batchloom.sources.opening import open_place
 from batchloom.sources.remote import remote_status
 from batchloom.sources.rules import Source
@@ -54,6 +54,11 @@ class PartStream:
         if self.source.compression is None:
             return self.position - self._start
         return min(self._file.tell(), self.source.size)
+
+    @property
+    def within(self) -> bool:
+        """Whether the part ends before its source does."""
+        return self.source.compression is None and self._stop < self.source.size
 
     def read(self, size: int) -> bytes:
         """At most ``size`` bytes, empty at the end only.
@@ -109,8 +114,10 @@ class PartStream:
         return data
 
     def _check_ratio(self, size: int) -> None:
-        position, packed = self.position + size, max(self._file.tell(), 1)
-        if position > BOMB_BYTES and position > BOMB_RATIO * packed:
+        position, packed, least = self.position + size, max(self._file.tell(), 1), BOMB_BYTES
+        if (member := self.source.member) is not None:
+            packed, least = min(packed, member.packed, member.archive.size), BOMB_MEMBER_BYTES
+        if position > least and position > BOMB_RATIO * packed:
             raise InputError(
                 f"{self.source.name} unpacks to more than {BOMB_RATIO:,} times its size ({position:,} bytes from "
                 f"{packed:,}): this is taken for a zip bomb; unpack it yourself if it is none."
@@ -136,7 +143,9 @@ def open_source(source: Source) -> BinaryIO:
         check_unchanged(source, _elsewhere(source))
     try:
         member = source.member
-        file = open_member(member) if member else open_place(source.path, source.size)
+        file = (
+            open_member(member) if member else open_place(source.path, source.size, source.mtime_ns)
+        )
     except InputError:
         raise
     except (EOFError, Broken) as error:

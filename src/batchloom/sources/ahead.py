@@ -1,0 +1,40 @@
+"""Doing the beginning of a piece of work for a few of many at the same time, in their order."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from batchloom.core.errors import BatchloomError
+
+T = TypeVar("T")
+
+_AT_ONCE = 16
+_END: Any = object()
+
+
+def begun(items: Iterable[T], begin: Callable[[T], object]) -> Iterator[T]:
+    """The items in order, for each of which ``begin`` was called, sixteen at the same time.
+
+    A fault of ``begin`` is of no account here: whoever does the work meets it again, and tells it.
+    """
+    waiting: deque[tuple[T, Future[None]]] = deque()
+    source = iter(items)
+    pool = ThreadPoolExecutor(_AT_ONCE, "ahead")
+    try:
+        while True:
+            while len(waiting) < 2 * _AT_ONCE and (found := next(source, _END)) is not _END:
+                waiting.append((found, pool.submit(_quietly, begin, found)))
+            if not waiting:
+                return
+            item, coming = waiting.popleft()
+            coming.result()
+            yield item
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _quietly(begin: Callable[[T], object], item: T) -> None:
+    with contextlib.suppress(BatchloomError, OSError):
+        begin(item)

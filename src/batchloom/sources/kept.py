@@ -1,0 +1,105 @@
+"""What was read of files elsewhere, kept for a while: they are looked at, sampled, read and hashed.
+
+It lies in one file of the system's temporary folder that nobody sees and that is gone with the
+process; the least recently used goes first. Where there is no room for it nothing is kept.
+"""
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import final
+
+# A part of a large file is read and hashed, a group of rows of a table in any order: with room for
+# two of them each is transferred once.
+KEPT_BYTES = 512 << 20
+PAGE_BYTES = 64 << 10
+
+# A file at one time: its URL, size and the number of its version.
+Version = tuple[str, int, int]
+
+
+@final
+class Kept:
+    """Pages of files elsewhere, at most ``most`` bytes of them; may be used by many threads."""
+
+    def __init__(self, most: int = KEPT_BYTES) -> None:
+        self._most = most // PAGE_BYTES
+        self._slots: OrderedDict[tuple[Version, int], tuple[int, int]] = OrderedDict()
+        self._free = list(range(self._most))
+        self._file: int | None = None
+        self._coming: set[tuple[Version, int]] = set()
+        self._lock = threading.Condition()
+
+    def page(self, version: Version, number: int) -> bytes | None:
+        """A page of a file; None where it is not kept."""
+        with self._lock:
+            place = self._slots.get((version, number))
+            if place is None or self._file is None:
+                return None
+            self._slots.move_to_end((version, number))
+            slot, size = place
+            try:
+                data = os.pread(self._file, size, slot * PAGE_BYTES)
+            except OSError:
+                return None
+        return data if len(data) == size else None
+
+    def keep(self, version: Version, first: int, data: bytes) -> None:
+        """Keep whole pages from page ``first`` on; the last one of a file may be short."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._file is None:
+                self._file, path = tempfile.mkstemp(prefix="batchloom-")
+                # It lives on until ``forget`` closes it, or the process ends.
+                Path(path).unlink()
+            for at in range(0, len(data), PAGE_BYTES):
+                self._keep((version, first + at // PAGE_BYTES), data[at : at + PAGE_BYTES])
+
+    def holds(self, version: Version) -> bool:
+        """Whether all of a file is kept."""
+        pages = -(-version[1] // PAGE_BYTES)
+        with self._lock:
+            return all((version, number) in self._slots for number in range(pages))
+
+    def claim(self, version: Version, pages: list[int]) -> list[int]:
+        """Those of some missing pages that nobody fetches now; the caller must, and ``release`` them.
+
+        Where all of them are on their way it waits for one, and gives none.
+        """
+        with self._lock:
+            mine = [number for number in pages if (version, number) not in self._coming]
+            if not mine:
+                self._lock.wait()
+            self._coming.update((version, number) for number in mine)
+        return mine
+
+    def release(self, version: Version, pages: list[int]) -> None:
+        """Pages were fetched, or not: whoever waits for them looks again."""
+        with self._lock:
+            self._coming.difference_update((version, number) for number in pages)
+            self._lock.notify_all()
+
+    def forget(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._slots.clear()
+            self._free = list(range(self._most))
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    def _keep(self, key: tuple[Version, int], data: bytes) -> None:
+        if key in self._slots or self._file is None:
+            return
+        if not self._free:
+            _, (slot, _) = self._slots.popitem(last=False)
+            self._free.append(slot)
+        slot = self._free[-1]
+        if os.pwrite(self._file, data, slot * PAGE_BYTES) == len(data):
+            self._slots[key] = self._free.pop(), len(data)
+
+
+# The one of this process: a second would keep the same bytes twice.
+KEPT = Kept()
