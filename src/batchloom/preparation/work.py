@@ -23,7 +23,7 @@ T = TypeVar("T")
 # Inputs that can be read only once are kept here, each run's in a folder of its own.
 SPOOL_NAME = "spool"
 # Of the temporary files; a job begun by another version is begun anew.
-WORK_VERSION = 3
+WORK_VERSION = 4
 
 
 class PartCounts(msgspec.Struct, frozen=True):
