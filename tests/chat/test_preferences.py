@@ -230,8 +230,10 @@ def test_two_texts_share_their_first_tokens(tokenizers, name):
         text for one in texts[:2] for text in one
     ]
     assert [one[2] for one in found[::2]] == [one[2] for one in found[1::2]]
-    assert all(one[3][0] != other[3][0] for one, other in zip(found[::2], found[1::2], strict=True))
-    assert tokenizer.decode(np.array(found[0][2])).endswith(("Assistant:", "Assistant: "))
+    prompts = [
+        tokenizer.decode(np.array(one[2])).removeprefix("<|begin_of_text|>") for one in found[::2]
+    ]
+    assert prompts == ["\n\nHuman: hi\n\nAssistant:", "The fo" if name == "bytes" else "The"]
 
 
 def test_texts_that_are_too_long():

@@ -177,7 +177,7 @@ def test_two_texts_keep_the_text_they_begin_with_as_prompt(tmp_path):
     assert not any("template" in note for note in result.notes)
     found = pairs(result.path)
     assert [one[2:5] for one in found] == [
-        ("\n\nHuman: é?\n\nAssistant: ", f"yes {n}", f"no {n}") for n in range(9)
+        ("\n\nHuman: é?\n\nAssistant:", f" yes {n}", f" no {n}") for n in range(9)
     ]
     bad = [json.loads(line) for line in (result.path / "quarantine.jsonl").read_text().splitlines()]
     assert "its answers are messages where those of the first records are texts" in bad[0]["reason"]

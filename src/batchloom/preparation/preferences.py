@@ -141,20 +141,22 @@ def encode_text_pairs(
 ) -> Encoded:
     """Tokenize pairs of plain texts, each with its end token.
 
-    The prompt is what both begin with, token by token, as TRL has it for texts without a prompt.
+    The prompt is the text that both begin with (a space before the answers is theirs), and of its
+    tokens those that both begin with, as TRL's ``extract_prompt`` and ``DPOTrainer`` have it.
 
     Raises:
         OverlongError: a text is too long, and ``overlong`` is ``error``.
     """
-    texts = [str(side) for pair in pairs for side in (pair.chosen, pair.rejected)]
-    plain, bounds = tokenizer.encode_batch(texts)
+    out = _Outcome()
+    sides = [(str(pair.chosen), str(pair.rejected)) for pair in pairs]
+    plain, bounds = tokenizer.encode_batch(
+        [t for c, r in sides for t in (_shared_text(c, r), c, r)]
+    )
     ids = with_control(plain, bounds, tokenizer)
     lengths = np.diff(bounds) + (1 if tokenizer.bos_id is None else 2)
-    stops = np.cumsum(lengths)
-    documents = np.split(ids, stops[:-1])
-    out = _Outcome()
+    documents = np.split(ids, np.cumsum(lengths)[:-1])
     for number in range(len(pairs)):
-        chosen, rejected = documents[2 * number : 2 * number + 2]
+        prompt, chosen, rejected = documents[3 * number : 3 * number + 3]
         if rules.max_tokens is not None and max(chosen.size, rejected.size) > rules.max_tokens:
             long = (
                 f"{max(chosen.size, rejected.size):,} tokens where {rules.max_tokens:,} are allowed"
@@ -163,15 +165,33 @@ def encode_text_pairs(
                 raise OverlongError(number, f"has {long}: allow more, or drop it (--overlong drop)")
             out.dropped[number] = f"overlong: {long}"
             continue
-        most = min(chosen.size, rejected.size)
-        other = np.flatnonzero(chosen[:most] != rejected[:most])
-        if other.size:
-            start = int(other[0])
-            both = _Answer(chosen, start), _Answer(rejected, start)
-            out.keep(number, both, (CHOSEN, REJECTED))
+        # Its last token is the end token, which no prompt has.
+        start = min(_shared(prompt[:-1], chosen), _shared(prompt[:-1], rejected))
+        both = _Answer(chosen, start), _Answer(rejected, start)
+        if problem := _no_pair(*both):
+            out.faults[number] = problem
         else:
-            out.faults[number] = _SAME
+            out.keep(number, both, (CHOSEN, REJECTED))
     return out.encoded(dtype)
+
+
+def _shared_text(chosen: str, rejected: str) -> str:
+    """The prompt of two texts: what both begin with, leaving each at least its last character."""
+    low, high = 0, min(len(chosen), len(rejected)) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if chosen[low:middle] == rejected[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return chosen[: low - 1] if low and chosen[low - 1] == " " else chosen[:low]
+
+
+def _shared(one: NDArray[np.generic], other: NDArray[np.generic]) -> int:
+    """How many tokens both begin with."""
+    most = min(one.size, other.size)
+    differ = np.flatnonzero(one[:most] != other[:most])
+    return int(differ[0]) if differ.size else most
 
 
 def _conversations(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.spec import shown, whole
-from batchloom.store.pairs import CHOSEN, GOOD, Sides
+from batchloom.store.pairs import CHOSEN, GOOD
 from batchloom.store.reader import Store
 
 Example = dict[str, Any]
@@ -46,7 +46,8 @@ class Pairs:
     @cached_property
     def ids(self) -> NDArray[np.uint64]:
         """The id of each pair, ascending, uint64 [pairs]."""
-        return _all_sides(self.store).pairs[::2]
+        found = [self.store.shard_sides(shard).pairs[::2] for shard in range(self.store.shards)]
+        return np.concatenate(found)
 
     @property
     def chosen(self) -> NDArray[np.int64]:
@@ -97,8 +98,8 @@ class Labels:
         if not store.preferences:
             raise InputError(_others(store, "labelled answers", "a column label"))
         self.store = store
-        sides = _all_sides(store).sides
-        self.good: NDArray[np.bool_] = (sides == GOOD) | (sides == CHOSEN)
+        found = [store.shard_sides(shard).sides for shard in range(store.shards)]
+        self.good: NDArray[np.bool_] = np.isin(np.concatenate(found), (GOOD, CHOSEN))
 
     def __len__(self) -> int:
         return len(self.store)
@@ -117,14 +118,6 @@ def _others(store: Store, wanted: str, columns: str) -> str:
     return (
         f"{store.path} holds no {wanted}: prepare data with {columns} (docs/schemas.md); other documents are read "
         "with batchloom.Loader."
-    )
-
-
-def _all_sides(store: Store) -> Sides:
-    found = [store.shard_sides(shard) for shard in range(store.shards)]
-    return Sides(
-        np.concatenate([sides.pairs for sides in found]),
-        np.concatenate([sides.sides for sides in found]),
     )
 
 
