@@ -103,8 +103,13 @@ def reason(form, record):
         ("prompt-completion", {"prompt": "q", "completion": "a"}, "no column 'label'"),
         (
             "prompt-completion",
-            {"prompt": "q", "completion": "a", "label": 1},
-            "column 'label' holds a number, not true (good) or false (bad)",
+            {"prompt": "q", "completion": "a", "label": 2},
+            "column 'label' holds 2, not true (good) or false (bad)",
+        ),
+        (
+            "prompt-completion",
+            {"prompt": "q", "completion": "a", "label": [True]},
+            "column 'label' holds an array, not true (good) or false (bad)",
         ),
         (
             "pair",
@@ -112,6 +117,11 @@ def reason(form, record):
             "columns 'chosen' and 'rejected' hold the same: there is no preference",
         ),
         ("pair", {"prompt": "q", "chosen": "a"}, "no column 'rejected'"),
+        (
+            "pair",
+            {"prompt": "q", "chosen": "a", "rejected": " "},
+            "column 'rejected' is empty: there would be nothing to train",
+        ),
         (
             "pair",
             {"prompt": "other", "chosen": [USER, ASSISTANT], "rejected": "b"},

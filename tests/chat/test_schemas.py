@@ -239,14 +239,27 @@ def test_a_pair_has_one_prompt_and_two_answers():
     assert read({"chosen": "text one", "rejected": "text two"})[1] == Pair("text one", "text two")
 
 
-def test_a_boolean_label_makes_a_labelled_conversation():
+def test_a_label_makes_a_labelled_conversation():
     talk = Conversation([user("p"), assistant("c")], completion=1)
-    for label in (True, False):
-        schema, found = read({"prompt": "p", "completion": "c", "label": label})
-        assert (schema.kind, found) == ("preference", Labelled(talk, label))
-    assert read({"prompt": "p", "completion": "c", "label": 1})[1] == talk
+    for value in (True, False, 1, 0, 1.0, "True", "0"):
+        schema, found = read({"prompt": "p", "completion": "c", "label": value})
+        good = value in (True, "True")
+        assert (schema.kind, found) == ("preference", Labelled(talk, label=good))
+        assert schema.description == "prompt/completion -> 2 turns and a preference label"
     assert read({"prompt": "p", "completion": "c", "label": True}, {"label": ""})[1] == talk
-    assert read({"messages": TALK, "label": False})[1] == Labelled(Conversation(TALK), label=False)
+    assert read({"question": "p", "answer": "c", "label": True})[1] == Labelled(talk, label=True)
+    last = len(TALK) - 1
+    expected = Labelled(Conversation(TALK, completion=last), label=False)
+    assert read({"messages": TALK, "label": False})[1] == expected
+
+
+@pytest.mark.parametrize("values", [[0, 3, 2], [0.5], ["toxic", "mild", "true"], [0, -1, 7], [[0]]])
+def test_a_label_of_another_task_is_none(values):
+    rows = [{"prompt": "p", "completion": "c", "label": value} for value in values]
+    assert detect_schema(rows).kind == "conversation"
+    # One that is no label among others must not make good answers of bad ones.
+    assert detect_schema([*rows, *[{**rows[0], "label": False}] * 4]).kind == "preference"
+    assert detect_schema(rows, {"label": "label"}).kind == "preference"
 
 
 def test_token_rows_lose_their_padding_and_keep_their_mask():

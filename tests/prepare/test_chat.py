@@ -216,16 +216,6 @@ def test_settings_that_are_none(tmp_path, settings, sentence):
         make(tmp_path, ASKED, **settings)
 
 
-def test_preferences_are_refused_with_the_way_out(tmp_path):
-    rows = [{"prompt": "p", "chosen": "good", "rejected": "bad"}] * 3
-    with pytest.raises(InputError, match="--map prompt=prompt,response=chosen"):
-        make(tmp_path, rows)
-    store = batchloom.open_store(
-        make(tmp_path, rows, mapping={"prompt": "prompt", "response": "chosen"}).path
-    )
-    assert trained_text(store, 0) == "good<|endoftext|>"
-
-
 TABLE = pa.table({"messages": pa.array([], pa.list_(pa.struct([("role", pa.string())])))})
 
 

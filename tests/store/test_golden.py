@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from batchloom import check
-from batchloom.core.errors import StoreError
+from batchloom.core.errors import InputError, StoreError
 from batchloom.store.format import shard_name, token_dtype
 from batchloom.store.index import index_bytes, map_index
 from batchloom.store.mask import MaskBits, map_mask
 from batchloom.store.origins import Origins, join_origins, map_origins
+from batchloom.store.pairs import Sides, map_sides, pair_numbers
 from batchloom.testing.stores import write_store
 from oracles import megatron
 
@@ -74,6 +75,28 @@ def test_mask_bytes(tmp_path):
     ]
     assert mask.slice(7, 9).tolist() == [False, True]
     assert (mask.trained, mask.count()) == (6, 6)
+
+
+def test_pairs_bytes(tmp_path):
+    numbers = pair_numbers(np.array([0, 0, 3], np.uint32), np.array([7, 8, 1], np.uint64))
+    assert numbers.tolist() == [7, 8, (3 << 40) + 1]
+    expected = b"BLMPAIR\x00" + struct.pack("<QQQ", 1, 4, 0)
+    expected += struct.pack("<4Q", 7, 7, 9, 9) + bytes([1, 2, 1, 2])
+    sides = Sides(np.array([7, 7, 9, 9], np.uint64), np.array([1, 2, 1, 2], np.uint8))
+    assert sides.to_bytes() == expected
+    (tmp_path / "x.pairs").write_bytes(expected)
+    assert map_sides(tmp_path / "x.pairs", 4, "pairs").to_bytes() == expected
+    with pytest.raises(StoreError, match="document 0 has side 1, which is none of labels"):
+        map_sides(tmp_path / "x.pairs", 4, "labels")
+    (tmp_path / "x.pairs").write_bytes(expected[:-4] + bytes([3, 4, 4, 3]))
+    with pytest.raises(StoreError, match="do not ascend"):
+        map_sides(tmp_path / "x.pairs", 4, "labels")
+
+
+def test_pairs_are_numbered_up_to_a_limit():
+    for part, record in ((1 << 23, 0), (0, 1 << 40)):
+        with pytest.raises(InputError, match="give fewer, larger files"):
+            pair_numbers(np.array([part], np.uint32), np.array([record], np.uint64))
 
 
 def test_a_mask_is_written_only_where_a_token_is_not_trained(tmp_path):

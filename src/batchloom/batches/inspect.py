@@ -1,6 +1,6 @@
 """What a store holds and how full its sequences would be."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ from batchloom.core.errors import InputError
 from batchloom.plan.plan import Plan
 from batchloom.plan.pools import LeftOut
 from batchloom.plan.spec import Overlong, PlanSpec
+from batchloom.store.pairs import SIDE_NAMES
 from batchloom.store.reader import Store, open_store
 
 PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
@@ -50,6 +51,8 @@ class Inspection:
         seq_len: tokens of a sequence.
         left_out: what ``overlong`` ``drop`` and ``truncate`` would leave out at ``seq_len``.
         first: the beginning of the first documents, decoded (empty for a bare prefix).
+        preferences: ``pairs`` or ``labels`` where the documents are preferences, else empty.
+        sides: documents by side (``chosen``, ``rejected``, ``good``, ``bad``), of preferences.
     """
 
     path: str
@@ -67,6 +70,8 @@ class Inspection:
     seq_len: int
     left_out: dict[Overlong, LeftOut]
     first: tuple[str, ...]
+    preferences: str = ""
+    sides: dict[str, int] = field(default_factory=dict)
 
 
 def inspect(
@@ -114,7 +119,16 @@ def inspect(
             for overlong in _LEAVE_OUT
         },
         first=tuple(texts),
+        preferences=store.preferences,
+        sides=_sides(store),
     )
+
+
+def _sides(store: Store) -> dict[str, int]:
+    counts = np.zeros(len(SIDE_NAMES), np.int64)
+    for shard in range(store.shards if store.preferences else 0):
+        counts += np.bincount(store.shard_sides(shard).sides, minlength=len(SIDE_NAMES))
+    return {name: int(count) for name, count in zip(SIDE_NAMES, counts, strict=True) if count}
 
 
 def _beginning(store: Store, number: int) -> str:

@@ -68,6 +68,7 @@ class Loader:
         SettingsError: settings that are unknown or contradict each other.
         PlanError: a world size that does not divide the batch (names those that do), a batch
             of 2**31 tokens or more, or a store without documents.
+        InputError: a store of preferences, whose rejected answers are not to be imitated.
         MissingDependencyError: torch is asked for and not installed.
     """
 
@@ -118,6 +119,7 @@ class Loader:
             require_torch()
         self._rows = _share(self.plan.spec, self.spec)
         self.store = _store_of(self.plan)
+        _refuse_preferences(self.store)
         self._folders = table_folders(self.store.path)
         self._start = 0
         self._resumed = self._told = False
@@ -295,6 +297,20 @@ def _store_of(plan: Plan) -> Store:
             "Give Plan(open_store(path), spec)."
         )
     return plan.store
+
+
+def _refuse_preferences(store: Store) -> None:
+    if not store.preferences:
+        return
+    remedy = {
+        "pairs": "To train the chosen answers alone, prepare the data again with --map prompt=prompt,completion=chosen "
+        "(where chosen holds whole conversations --map messages=chosen, whole texts --map text=chosen)",
+        "labels": "To train the good answers alone, keep their records only and prepare those with --map label=",
+    }[store.preferences]
+    raise InputError(
+        f"{store.path} holds preferences ({store.preferences}): a loader would train the answers that are not wanted, "
+        f"too. Preference trainers read them with batchloom.store.preferences. {remedy}."
+    )
 
 
 def _share(plan: PlanSpec, spec: BatchSpec) -> int:

@@ -15,6 +15,7 @@ Lookup = Callable[[Row], Any]
 _PATH = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[-?\d+\])+")
 _STEP = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
 _COLUMNS_SHOWN = 12
+_LABELS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -64,6 +65,15 @@ def _first(values: Iterable[Any]) -> Any:
 def says_something(value: Any) -> bool:
     """Whether a column one may leave out holds anything: null, ``""`` and ``[]`` are nothing."""
     return value is not None and not (isinstance(value, str | list) and not value)
+
+
+def label_of(value: Any) -> bool | None:
+    """What a column of labels says: true, 1, or these as text, is good; None where it is no label."""
+    if isinstance(value, str):
+        return _LABELS.get(value.strip().lower())
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    return None
 
 
 def heads(columns: Iterable[str]) -> frozenset[str]:

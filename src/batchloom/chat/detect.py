@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from batchloom.chat.columns import Row, listed, says_something, value_at
+from batchloom.chat.columns import Row, label_of, listed, says_something, value_at
 from batchloom.chat.guess import unrecognised
 from batchloom.chat.mapping import mapping_problems
 from batchloom.chat.schema import FORMS, PROMPT, TURNS, FormRule, Schema
@@ -124,11 +124,19 @@ def _optional(
         return ()
     if role in _CERTAIN:
         column = _pick(role, free, records, mapping)
+        if role == "label" and column and not _mostly_labels(column, records):
+            # The classes of some other task, which happen to begin at 0.
+            return ()
         return (column,) if column else ()
     return free
 
 
 _CERTAIN = ("prompt", "label", "labels", "loss_mask", "attention_mask")
+
+
+def _mostly_labels(column: str, records: Sequence[Row]) -> bool:
+    values = [v for row in records if (v := value_at(row, column)) is not None]
+    return 2 * sum(label_of(value) is not None for value in values) >= len(values)
 
 
 def _speech(value: Any) -> bool:
@@ -143,7 +151,7 @@ def _series(value: Any) -> bool:
 _LOOKS: dict[str, Callable[[Any], bool]] = {
     "messages": is_turns,
     "text": lambda value: isinstance(value, str),
-    "label": lambda value: isinstance(value, bool),
+    "label": lambda value: label_of(value) is not None,
     **dict.fromkeys(("input_ids", "labels", "loss_mask", "attention_mask"), _series),
 }
 
@@ -174,7 +182,7 @@ def _description(rule: FormRule, columns: Columns, records: Sequence[Row]) -> st
     extra = [
         name
         for role in rule.optional
-        if role in columns and role != "prompt"
+        if role in columns and role not in ("prompt", "label")
         for name in columns[role]
         if any(says_something(value_at(row, name)) for row in records)
     ]
@@ -189,7 +197,7 @@ def _result(rule: FormRule, columns: Columns, records: Sequence[Row]) -> str:
     if rule.form == "tokens":
         return "token ids"
     if rule.form == "pair":
-        return "a preference pair" + ("" if "prompt" in columns else ", the prompt in both")
+        return "preference pairs" + ("" if "prompt" in columns else ", the prompt in both")
     first = "messages" if rule.form == "messages" else "prompt"
     shown = next(
         (v for row in records if (v := value_at(row, columns[first][0])) is not None), None

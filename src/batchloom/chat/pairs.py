@@ -30,7 +30,10 @@ def pair_reader(schema: Schema) -> Callable[[Row], Pair]:
                 f"columns {chosen.names[0]!r} and {rejected.names[0]!r} hold the same: there is no preference"
             )
         if asked is None and isinstance(good, str) and isinstance(bad, str):
-            return Pair(full_text(row, chosen, good), full_text(row, rejected, bad))
+            texts = full_text(row, chosen, good), full_text(row, rejected, bad)
+            if good.lstrip()[0] != bad.lstrip()[0]:
+                raise _no_prompt(chosen.names[0], rejected.names[0])
+            return Pair(*texts)
         prompt = asked(row) if asked is not None else None
         turns = (
             spoken(row, chosen, good, "assistant"),
@@ -56,13 +59,17 @@ def _common_prompt(
     while same < min(len(good), len(bad)) and good[same] == bad[same]:
         same += 1
     if not any(message["role"] == "user" for message in good[:same]):
-        raise UnusableRecordError(
-            f"columns {chosen!r} and {rejected!r} do not begin with the same prompt; "
-            "name the column that holds it with --map prompt=..."
-        )
+        raise _no_prompt(chosen, rejected)
     return (
         (good[:same], good_flags[:same]),
         ((good[same:], good_flags[same:]), (bad[same:], bad_flags[same:])),
+    )
+
+
+def _no_prompt(chosen: str, rejected: str) -> UnusableRecordError:
+    return UnusableRecordError(
+        f"columns {chosen!r} and {rejected!r} do not begin with the same prompt; "
+        "name the column that holds it with --map prompt=..."
     )
 
 

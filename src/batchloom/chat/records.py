@@ -1,8 +1,9 @@
 """From a record to the text, conversation, preference or token ids that its schema says it is."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from batchloom.chat.columns import Row, absent
+from batchloom.chat.columns import Row, absent, label_of
 from batchloom.chat.pairs import pair_reader
 from batchloom.chat.schema import Schema
 from batchloom.chat.speech import Column, Frame, asked_reader, demand_answer, not_text, spoken
@@ -99,10 +100,26 @@ def _labelled_reader(schema: Schema, read: Callable[[Row], Conversation]) -> Rea
         label = column.get(row)
         if label is None:
             raise absent(row, "label", column.names[0])
-        if not isinstance(label, bool):
+        good = label_of(label)
+        if good is None:
+            shown = repr(label) if isinstance(label, int | float | str) else kind_of(label)
             raise UnusableRecordError(
-                f"column {column.names[0]!r} holds {kind_of(label)}, not true (good) or false (bad)"
+                f"column {column.names[0]!r} holds {shown:.40}, not true (good) or false (bad); where it is something "
+                "else than a preference leave it out with --map label="
             )
-        return Labelled(read(row), label)
+        return Labelled(_judged(read(row)), good)
 
     return labelled
+
+
+def _judged(conversation: Conversation) -> Conversation:
+    """The conversation with the answer that a label is of: its completion, else its last turn."""
+    if conversation.completion is not None:
+        return conversation
+    last = len(conversation.messages) - 1
+    if conversation.messages[last]["role"] != "assistant":
+        raise UnusableRecordError(
+            f"the conversation ends with a {conversation.messages[last]['role']} turn: a label is of the answer "
+            "that it ends with; remove what comes behind it"
+        )
+    return replace(conversation, completion=last)

@@ -45,6 +45,9 @@ def _print_counts(console: Console, found: Inspection) -> None:
         f"{found.path}{split}: {found.documents:,} documents, {found.tokens:,} tokens ({found.dtype}) in "
         f"{counted(found.shards, 'shard')}",
     )
+    if found.preferences:
+        sides = ", ".join(f"{count:,} {side}" for side, count in found.sides.items())
+        console.print(f"preferences ({found.preferences}): {sides}")
     console.print(
         f"lengths in tokens: shortest {found.shortest:,}, median {found.median:,.0f}, mean {found.mean:,.1f}, "
         f"longest {found.longest:,}",

@@ -43,7 +43,7 @@ class Labelled:
     """A conversation somebody called good or bad (KTO's unpaired preference).
 
     Attributes:
-        conversation: the conversation.
+        conversation: the conversation, which knows where the answer that is judged begins.
         label: True where it is called good.
     """
 

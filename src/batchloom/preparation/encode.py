@@ -10,7 +10,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.chat.token_rows import TokenRow
-from batchloom.core.conversation import Conversation
+from batchloom.core.conversation import Conversation, Labelled, Pair
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import ChatRules, LeftOut, encode_conversations
 from batchloom.preparation.unit_files import hash_texts, with_control
@@ -28,6 +28,7 @@ class Encoded:
         numbers: which of the batch each document is [documents]; None where all of them are.
         faults: those that cannot be used.
         dropped: those left out by rule.
+        sides: the side of each document, as ``.pairs`` has it; None where they are no preferences.
     """
 
     tokens: NDArray[np.generic]
@@ -36,6 +37,7 @@ class Encoded:
     numbers: NDArray[np.int64] | None = None
     faults: list[LeftOut] = field(default_factory=list)
     dropped: list[LeftOut] = field(default_factory=list)
+    sides: NDArray[np.uint8] | None = None
 
 
 def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> Encoded:
@@ -96,8 +98,8 @@ def encode_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.ge
 def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
     """The hash of each document as (low, high) halves, uint64 [D, 2].
 
-    XXH3-128 of the UTF-8 of a text; of the JSON of a conversation's messages, tools and flags; of
-    ids as u32.
+    XXH3-128 of the UTF-8 of a text; of the JSON of a conversation's messages, tools and flags, of a
+    pair of both conversations or texts, of a labelled conversation without its label; of ids as u32.
     """
     if not documents or isinstance(documents[0], str):
         return hash_texts(list(documents))
@@ -106,11 +108,21 @@ def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
     return np.frombuffer(digests, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
 
 
-def _content(document: Conversation | TokenRow) -> bytes:
+def _content(document: Conversation | Pair | Labelled | TokenRow) -> bytes:
     if isinstance(document, TokenRow):
         return document.ids.astype("<u4").tobytes()
-    said = (document.messages, document.tools, document.trained, document.completion)
+    said: Any
+    if isinstance(document, Pair):
+        said = [_said(document.chosen), _said(document.rejected)]
+    else:
+        said = _said(document.conversation if isinstance(document, Labelled) else document)
     return msgspec.json.encode(said, enc_hook=str)
+
+
+def _said(side: Conversation | str) -> Any:
+    if isinstance(side, str):
+        return side
+    return side.messages, side.tools, side.trained, side.completion
 
 
 def size_of(document: Any) -> int:
@@ -119,5 +131,9 @@ def size_of(document: Any) -> int:
         return len(document)
     if isinstance(document, TokenRow):
         return 4 * int(document.ids.size)
+    if isinstance(document, Pair):
+        return size_of(document.chosen) + size_of(document.rejected)
+    if isinstance(document, Labelled):
+        return size_of(document.conversation)
     contents = [message.get("content") for message in document.messages]
     return sum(len(text) if isinstance(text, str) else 1000 for text in contents)

@@ -184,13 +184,14 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
             hash=source_hash([part.hash for part in parts[source.path]]),
             documents=sum(part.documents for part in parts[source.path]),
             tokens=sum(part.tokens for part in parts[source.path]),
-            bos=added if ways[source.path].way == "text" else "present",
-            end="added" if ways[source.path].way == "text" else "present",
+            bos=added if ways[source.path].ended else "present",
+            end="added" if ways[source.path].ended else "present",
             parts=tuple(
                 PartEntry(part.start, part.stop, part.records) for part in parts[source.path]
             ),
             detected=ways[source.path].detected,
-            conversations=ways[source.path].way == "conversation",
+            conversations=ways[source.path].templated,
+            preferences=ways[source.path].preferences,
             revision=source.revision,
             dataset=done.recipe.source(source.input).name or "",
             weight=_weight(done.recipe, source),

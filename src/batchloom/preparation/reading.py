@@ -6,9 +6,11 @@ from typing import Any, Literal, final
 
 import msgspec
 
+from batchloom.chat.columns import value_at
 from batchloom.chat.detect import detect_schema
-from batchloom.chat.records import Read, record_reader
+from batchloom.chat.records import Read, Record, record_reader
 from batchloom.chat.schema import Schema
+from batchloom.core.conversation import Labelled, Pair
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.preparation.conversations import ChatRules
@@ -16,14 +18,16 @@ from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.sources.faults import SNIPPET_BYTES
 from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Limits, Part, ReadRules, Source
+from batchloom.store.pairs import Preferences
 
-Way = Literal["text", "conversation", "tokens"]
+Way = Literal["text", "conversation", "tokens", "pairs", "text-pairs", "labels"]
 
 # What is detected where a column called text holds text.
 USUAL = "text -> plain text"
 _FIRST_RECORDS = 100
 _FIRST_BYTES, _MOST_BYTES = 8 << 20, 64 << 20
 _TEXTS = ("text", "code")
+_PREFERENCES: dict[Way, Preferences] = {"pairs": "pairs", "text-pairs": "pairs", "labels": "labels"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Reading:
         rules: how the source is read.
         way: what its documents are.
         read: from a row to what it holds; None where the source gives texts already.
-        chat: what is trained of its conversations; None where it has none.
+        chat: what is trained of its conversations or preferences; None where it has none.
         detected: one line for people, empty for text files.
     """
 
@@ -43,6 +47,21 @@ class Reading:
     read: Read | None = None
     chat: ChatRules | None = None
     detected: str = ""
+
+    @property
+    def preferences(self) -> Preferences:
+        """Which preferences its documents are, empty where they are none."""
+        return _PREFERENCES.get(self.way, "")
+
+    @property
+    def templated(self) -> bool:
+        """Whether a chat template renders its documents; what it gives is left as it is."""
+        return self.way in ("conversation", "pairs", "labels")
+
+    @property
+    def ended(self) -> bool:
+        """Whether its documents are given an end token, and BOS where models expect one."""
+        return self.way in ("text", "text-pairs")
 
     def take_in(self, found: Records) -> None:
         """Make documents of the rows of a stretch; those that cannot be used become bad records."""
@@ -89,6 +108,11 @@ class Readings:
             found = self._known[source.path] = self._detect(source)
         return found
 
+    def kind_of(self, source: Source) -> Preferences | None:
+        """Which preferences a source holds, empty for none; None for one without any record."""
+        reading = self.of(source)
+        return reading.preferences if reading.detected or source.kind in _TEXTS else None
+
     def _detect(self, source: Source) -> Reading:
         field, mapping = self._recipe.columns(source.input)
         if field is not None:
@@ -117,12 +141,9 @@ def reading_of(
     plain = _plain_column(schema, rows)
     if plain is not None:
         return Reading(replace(rules, text_field=plain), detected=schema.description)
-    if schema.kind == "preference":
-        raise InputError(
-            f"{source.name} holds preferences ({schema.description}), which are not prepared yet: name what is to be "
-            "trained, for example --map prompt=prompt,response=chosen, or --map label= to leave a label out"
-        )
     rules = replace(rules, text_field=None)
+    if schema.kind == "preference":
+        return _preference_reading(source, rows, rules, schema, chat)
     way: Way = "text" if schema.kind == "text" else "tokens"
     if schema.kind != "conversation":
         return Reading(rules, way, record_reader(schema), detected=schema.description)
@@ -133,6 +154,46 @@ def reading_of(
         chat.rules(completion=schema.form == "prompt-completion"),
         schema.description,
     )
+
+
+def _preference_reading(
+    source: Source,
+    rows: Sequence[Mapping[str, Any]],
+    rules: ReadRules,
+    schema: Schema,
+    chat: ChatRecipe,
+) -> Reading:
+    """How a source of preferences is read."""
+    if chat.train_on not in (None, "completion"):
+        raise InputError(
+            f"{source.name} holds preferences ({schema.description}), of which the answer is trained and nothing else: "
+            f"leave --train-on {chat.train_on} out"
+        )
+    read = record_reader(schema)
+    way: Way = "labels"
+    if schema.form == "pair":
+        column = schema.columns["chosen"][0]
+        first = next((v for row in rows if (v := value_at(row, column)) is not None), None)
+        texts = "prompt" not in schema.columns and isinstance(first, str)
+        read, way = _alike(read, texts=texts), "text-pairs" if texts else "pairs"
+    asked = chat.rules(completion=True)
+    return Reading(rules, way, read, asked, schema.description)
+
+
+def _alike(read: Read, *, texts: bool) -> Read:
+    """A reader of pairs that are all texts, or all conversations, as the first of the source is."""
+
+    def alike(row: Mapping[str, Any]) -> Record:
+        pair = read(row)
+        if isinstance(pair, Pair) and isinstance(pair.chosen, str) is not texts:
+            found, usual = ("texts", "messages")[:: -1 if texts else 1]
+            raise UnusableRecordError(
+                f"its answers are {found} where those of the first records are {usual}: write them alike, or keep "
+                "them in files of their own"
+            )
+        return pair
+
+    return alike
 
 
 def first_rows(source: Source, rules: ReadRules) -> tuple[list[dict[str, Any]], bool]:
@@ -154,6 +215,11 @@ def texts_in(value: object) -> Iterator[str]:
     """The texts of a document, as a tokenizer learns from them."""
     if isinstance(value, str):
         yield value
+    if isinstance(value, Pair):
+        yield from texts_in(value.chosen)
+        yield from texts_in(value.rejected)
+    if isinstance(value, Labelled):
+        value = value.conversation
     messages = getattr(value, "messages", ())
     for message in messages:
         content = message.get("content")

@@ -57,6 +57,11 @@ from batchloom.tokens import (
 )
 
 _UINT16_IDS = 1 << 16
+_KINDS = {
+    "": "documents that are no preferences",
+    "pairs": "preference pairs",
+    "labels": "labelled answers",
+}
 
 
 @final
@@ -91,6 +96,7 @@ class Job:
         if weights := weights_note(self._recipe.sources):
             self._note(weights)
         self._tell_schemas()
+        self._refuse_mixed()
         begin_or_go_on(self._work, self._recipe, self._listing, self._constants)
         note = ""
         if self._work.complete:
@@ -204,9 +210,22 @@ class Job:
             more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
             self._note(f"Detected {detected} in {found[0]}{more}.")
 
+    def _refuse_mixed(self) -> None:
+        """Preferences stand alone: what reads a store of them reads nothing else, and the other way round."""
+        first: dict[str, str] = {}
+        for source in self._listing.sources:
+            if (kind := self._readings.kind_of(source)) is not None:
+                first.setdefault(kind, source.name)
+        if len(first) > 1:
+            found = " and ".join(f"{_KINDS[kind]} ({name})" for kind, name in first.items())
+            raise InputError(
+                f"The inputs hold {found}: a store holds preferences of one kind and nothing else. Prepare them into "
+                "stores of their own."
+            )
+
     def _template(self, tokenizer: Tokenizer) -> ChatEncoder | None:
         """Tokenizer and template for the conversations of the job; None where it has none."""
-        if not any(self._readings.of(source).chat for source in self._listing.sources):
+        if not any(self._readings.of(source).templated for source in self._listing.sources):
             return None
         exact = verify_control(tokenizer, ())
         if exact is not tokenizer:

@@ -27,6 +27,7 @@ from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.mask import MaskBits
 from batchloom.store.origins import Origins
+from batchloom.store.pairs import CHOSEN, Sides, pair_numbers
 from batchloom.store.writer import (
     ASIDE,
     ShardWriter,
@@ -34,6 +35,7 @@ from batchloom.store.writer import (
     sync_folder,
     write_file,
     write_mask,
+    write_sides,
     writing,
 )
 
@@ -46,7 +48,7 @@ class ShardCutter:
     """Where the shards of one unit and subset end, as its documents pass.
 
     Args:
-        most_tokens: a shard has at most so many, except for a single longer document.
+        most_tokens: a shard has at most so many, except for a single longer document or pair.
         most_documents: a shard has at most so many.
     """
 
@@ -55,29 +57,34 @@ class ShardCutter:
         self._tokens = self._documents = 0
         self.shards = 0
 
-    def cut(self, lengths: NDArray[np.uint32]) -> list[tuple[int, int, bool]]:
+    def cut(self, rows: NDArray[np.void]) -> list[tuple[int, int, bool]]:
         """Stretches (start, stop, whether a shard begins) of the next documents.
 
         Args:
-            lengths: tokens of each [D].
+            rows: the documents [D], with the second of each pair that begins among them.
         """
-        sums = np.cumsum(lengths, dtype=np.int64)
-        pieces, at = [], 0
-        while at < len(sums):
-            before = int(sums[at - 1]) if at else 0
+        sums = np.cumsum(rows["length"], dtype=np.int64)
+        # Where a shard may end: behind every document but the first of a pair.
+        ends = np.flatnonzero(rows["side"] != CHOSEN) + 1
+        reach = sums[ends - 1]
+        pieces, at, start = [], 0, 0
+        while at < len(ends):
+            before = int(reach[at - 1]) if at else 0
             room = before + self._most_tokens - self._tokens
-            fit = int(np.searchsorted(sums, room, side="right")) - at
-            fit = min(fit, self._most_documents - self._documents)
-            if fit <= 0 and self._documents:
+            last = start + self._most_documents - self._documents
+            fit = int(np.searchsorted(reach, room, side="right"))
+            fit = min(fit, int(np.searchsorted(ends, last, side="right")))
+            if fit <= at and self._documents:
                 self._tokens = self._documents = 0
                 continue
-            stop = at + max(fit, 1)
+            fit = max(fit, at + 1)
+            stop = int(ends[fit - 1])
             fresh = self._documents == 0
             self.shards += fresh
-            self._documents += stop - at
-            self._tokens += int(sums[stop - 1]) - before
-            pieces.append((at, stop, fresh))
-            at = stop
+            self._documents += stop - start
+            self._tokens += int(reach[fit - 1]) - before
+            pieces.append((start, stop, fresh))
+            at, start = fit, stop
         return pieces
 
 
@@ -124,7 +131,7 @@ def _cut_unit(folder: Path, membership: Membership, most: int) -> dict[str, Shar
     for rows in _row_stretches(folder):
         codes = membership.codes(rows["hash"])
         for code, name in enumerate(SUBSETS):
-            cutters[name].cut(rows["length"][codes == code])
+            cutters[name].cut(rows[codes == code])
     return cutters
 
 
@@ -218,6 +225,7 @@ def _adopt(unit: Unit, folder: Path, task: ShardTask, stem: Path, checksum: str)
     docs = write_file(stem.with_suffix(".docs"), _origins(taken, unit.first_part).to_bytes())
     bits = _mask_bits(folder / trained_name(stem.parent.name))
     mask = write_mask(stem, bits)
+    pairs = write_sides(stem, _sides(taken, unit.first_part))
     with writing(stem):
         _aside(stem).replace(stem.with_suffix(".bin"))
     return ShardEntry(
@@ -230,6 +238,7 @@ def _adopt(unit: Unit, folder: Path, task: ShardTask, stem: Path, checksum: str)
         docs=docs,
         mask=mask,
         trained=bits.trained if mask else None,
+        pairs=pairs,
     )
 
 
@@ -264,9 +273,12 @@ def _copy(
 
 
 def _row_stretches(folder: Path) -> Iterator[NDArray[np.void]]:
+    """A unit's rows, a bounded stretch at a time; the two of a pair stay together."""
     path = folder / ROWS_NAME
     with reading(path), path.open("rb") as file:
         while (rows := np.fromfile(file, ROW, _STRETCH_ROWS)).size:
+            if rows["side"][-1] == CHOSEN:
+                rows = np.concatenate([rows, np.fromfile(file, ROW, 1)])
             yield rows
 
 
@@ -292,6 +304,7 @@ def _stretches(folder: Path, task: ShardTask) -> Iterator[_Stretch]:
                 before = int(sums[at - 1]) if at else 0
                 stop = int(np.searchsorted(sums, before + _STRETCH_TOKENS, side="right"))
                 stop = max(stop, at + 1)
+                stop += int(rows["side"][stop - 1] == CHOSEN)
                 yield _tokens_of(rows[at:stop], files, masks, task)
                 at = stop
 
@@ -329,6 +342,14 @@ def _origins(rows: NDArray[np.void], first_part: int) -> Origins:
     return Origins(rows["hash"], rows["record"], rows["offset"], parts)
 
 
+def _sides(rows: NDArray[np.void], first_part: int) -> Sides | None:
+    """Pair and side of each document; None where they are no preferences."""
+    if not rows["side"].any():
+        return None
+    origins = _origins(rows, first_part)
+    return Sides(pair_numbers(origins.parts, origins.records), rows["side"])
+
+
 @final
 class SubsetWriter:
     """Writes shards of one subset one after the other: those of a unit, or of copied ids."""
@@ -353,7 +374,7 @@ class SubsetWriter:
 
         ``trained`` says of each of ``tokens`` whether it is trained; None: every one.
         """
-        for begin, end, fresh in self._cutter.cut(rows["length"][mine]):
+        for begin, end, fresh in self._cutter.cut(rows[mine]):
             if fresh:
                 self._close()
                 self._open()
@@ -386,5 +407,7 @@ class SubsetWriter:
         if self._shard is not None:
             rows, self._rows = np.concatenate(self._rows), []
             origins = _origins(rows, self._first_part)
-            self._entries.append(self._shard.finish(rows["length"].astype(np.uint32), origins))
+            sides = _sides(rows, self._first_part)
+            lengths = rows["length"].astype(np.uint32)
+            self._entries.append(self._shard.finish(lengths, origins, sides))
             self._shard = None

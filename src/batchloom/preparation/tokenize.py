@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.conversation import Pair
 from batchloom.core.document import BadRecord, Records
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import LeftOut
@@ -22,6 +23,7 @@ from batchloom.preparation.encode import (
     size_of,
 )
 from batchloom.preparation.overlong import OverlongError
+from batchloom.preparation.preferences import encode_labels, encode_pairs, encode_text_pairs
 from batchloom.preparation.reading import Reading, Readings
 from batchloom.preparation.subsets import Membership, Smallest
 from batchloom.preparation.tally import Tally
@@ -33,6 +35,7 @@ from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Part, ReadRules, Source
+from batchloom.store.pairs import REJECTED
 from batchloom.store.writer import make_folder, sync_folder, write_file
 from batchloom.text.normalize import normalize
 from batchloom.tokens import Tokenizer
@@ -107,8 +110,14 @@ def _encode(task: Task, reading: Reading, documents: list[Any]) -> Encoded:
         return encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
     if reading.chat is None:
         return encode_texts(documents, task.tokenizer, task.dtype)
+    if reading.way == "text-pairs":
+        return encode_text_pairs(documents, task.tokenizer, reading.chat, task.dtype)
     if task.chat is None:
         raise AssertionError("a job with conversations has a template")
+    if reading.way == "pairs":
+        return encode_pairs(documents, task.chat, reading.chat, task.dtype)
+    if reading.way == "labels":
+        return encode_labels(documents, task.chat, reading.chat, task.dtype)
     return encode_chats(documents, task.chat, reading.chat, task.dtype)
 
 
@@ -140,6 +149,7 @@ class _PartRun:
     start: int = 0
     stop: int = 0
     records: int = 0
+    kept: int = 0
     documents: int = 0
     tokens: int = 0
     bad: int = 0
@@ -215,6 +225,8 @@ class _UnitRun:
                 documents = [documents[at] for at in kept]
                 records = [records[at] for at in kept]
                 offsets = [offsets[at] for at in kept]
+        if reading.way == "text-pairs" and self._task.normalize:
+            documents = [Pair(normalize(p.chosen), normalize(p.rejected)) for p in documents]
         batch = self._batch
         batch.reading = reading
         batch.characters += sum(map(size_of, documents) if reading.read else map(len, documents))
@@ -238,6 +250,7 @@ class _UnitRun:
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
+        rows["side"] = 0
         future = self._encoder.submit(_encode, self._task, batch.reading, documents)
         del documents
         before, self._encoding = self._encoding, (rows, future)
@@ -266,6 +279,8 @@ class _UnitRun:
             self._parts[int(rows["part"][left.number])].dropped[_rule(left)] += 1
         if made.numbers is not None:
             rows = rows[made.numbers]
+        if made.sides is not None:
+            rows["side"] = made.sides
         rows["length"] = made.lengths
         self._count(rows)
         codes = self._task.membership.codes(rows["hash"])
@@ -276,9 +291,12 @@ class _UnitRun:
     def _count(self, rows: NDArray[np.void]) -> None:
         documents = np.bincount(rows["part"])
         tokens = np.bincount(rows["part"], rows["length"])
+        # A record of a pair is kept once, as two documents.
+        kept = np.bincount(rows["part"], rows["side"] != REJECTED)
         for number in np.flatnonzero(documents).tolist():
             self._parts[number].documents += int(documents[number])
             self._parts[number].tokens += int(tokens[number])
+            self._parts[number].kept += int(kept[number])
 
     def facts(self) -> UnitFacts:
         """What came of the unit."""
@@ -289,7 +307,7 @@ class _UnitRun:
                 records=run.records,
                 documents=run.documents,
                 tokens=run.tokens,
-                empty=run.records - run.documents - run.bad - run.dropped.total(),
+                empty=run.records - run.kept - run.bad - run.dropped.total(),
                 bad=run.bad,
                 dropped=dict(run.dropped),
                 hash=run.hash,

@@ -24,7 +24,7 @@ FACTS_NAME = "unit.json"
 SHARDS_NAME = "shards.json"
 _STRETCH = 1 << 20
 
-# One document; `part` counts inside the unit.
+# One document; `part` counts inside the unit, `side` is 0 where it is no preference.
 ROW = np.dtype(
     [
         ("hash", "<u8", (2,)),
@@ -32,6 +32,7 @@ ROW = np.dtype(
         ("offset", "<u8"),
         ("part", "<u4"),
         ("length", "<u4"),
+        ("side", "u1"),
     ]
 )
 

@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from batchloom.core.errors import InputError
+from batchloom.store.pairs import SIDE_NAMES
 from batchloom.store.reader import Store
 from batchloom.store.walk import Stretch, int32_ids, walk
 from batchloom.store.writer import write_file, write_pieces
@@ -28,7 +29,7 @@ def export_mds(store: Store, folder: Path, tick: Tick) -> list[str]:
     """MDS shards of about 64 MiB and their ``index.json``.
 
     Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 where masked; ``source`` str
-    and ``record`` int.
+    and ``record`` int; of preferences ``side`` str and ``pair`` int.
 
     Raises:
         InputError: a document too long for the format.
@@ -38,7 +39,14 @@ def export_mds(store: Store, folder: Path, tick: Tick) -> list[str]:
     if store.masked:
         columns["loss_mask"] = ("ndarray:uint8", None)
     if store.manifest is not None:
-        columns |= {"source": ("str", None), "record": ("int", 8)}
+        columns["source"] = "str", None
+    if store.preferences:
+        columns["side"] = "str", None
+    # Columns of one size stand behind the others: a sample is sizes, then texts, then numbers.
+    if store.manifest is not None:
+        columns["record"] = "int", 8
+    if store.preferences:
+        columns["pair"] = "int", 8
     shards = _Shards(folder, columns)
     sources = store.manifest.sources if store.manifest else ()
     names = [source.name.encode() for source in sources]
@@ -56,6 +64,8 @@ def _samples(stretch: Stretch, names: list[bytes]) -> list[bytes]:
     flags = None if stretch.trained is None else stretch.trained.tobytes()
     sources = None if stretch.sources is None else stretch.sources.tolist()
     records = b"" if stretch.records is None else stretch.records.astype("<i8").tobytes()
+    sides = None if stretch.sides is None else stretch.sides.sides.tolist()
+    pairs = b"" if stretch.sides is None else stretch.sides.pairs.astype("<i8").tobytes()
     samples = []
     for number, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
         shape = _shape(stop - start)
@@ -64,6 +74,8 @@ def _samples(stretch: Stretch, names: list[bytes]) -> list[bytes]:
             values.append(shape + flags[start:stop])
         if sources is not None:
             values.append(names[sources[number]])
+        if sides is not None:
+            values.append(SIDE_NAMES[sides[number]].encode())
         sizes = list(map(len, values))
         if sum(sizes) > _MOST_BYTES - _SHARD_BYTES:
             raise InputError(
@@ -71,7 +83,8 @@ def _samples(stretch: Stretch, names: list[bytes]) -> list[bytes]:
                 "--to megatron or parquet."
             )
         head = [size.to_bytes(4, "little") for size in sizes]
-        samples.append(b"".join([*head, *values, records[8 * number : 8 * number + 8]]))
+        fixed = slice(8 * number, 8 * number + 8)
+        samples.append(b"".join([*head, *values, records[fixed], pairs[fixed]]))
     return samples
 
 

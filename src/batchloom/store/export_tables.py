@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batchloom.store.pairs import SIDE_NAMES
 from batchloom.store.reader import Store
 from batchloom.store.walk import Stretch, int32_ids, walk
 from batchloom.store.writer import write_file, writing
@@ -21,6 +22,8 @@ Tick = Callable[[int], None]
 def export_parquet(store: Store, folder: Path, tick: Tick) -> list[str]:
     """A Parquet file a shard: ``input_ids`` list<int32>, ``loss_mask`` list<int8> where masked, origins.
 
+    Of preferences also ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``).
+
     Raises:
         OutputError: nothing can be written.
     """
@@ -28,7 +31,7 @@ def export_parquet(store: Store, folder: Path, tick: Tick) -> list[str]:
     for number in range(store.shards):
         path = folder / f"{name}-{number:05d}-of-{store.shards:05d}.parquet"
         # Ids of a vocabulary do not fit a dictionary page: looking for one takes longer than all else.
-        options = {"compression": "zstd", "use_dictionary": ["source"]}
+        options = {"compression": "zstd", "use_dictionary": ["source", "side"]}
         with _synced(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
             for table in _tables(store, number, schema, tick):
                 writer.write_table(table)
@@ -77,6 +80,8 @@ def _schema(store: Store) -> pa.Schema:
         fields.append(("loss_mask", pa.list_(pa.int8())))
     if store.manifest is not None:
         fields += [("source", pa.string()), ("record", pa.int64())]
+    if store.preferences:
+        fields += [("pair", pa.int64()), ("side", pa.string())]
     return pa.schema(fields)
 
 
@@ -94,4 +99,7 @@ def _columns(stretch: Stretch, names: pa.Array) -> list[pa.Array]:
         columns.append(pa.ListArray.from_arrays(bounds, pa.array(stretch.trained.view(np.int8))))
     if stretch.sources is not None:
         columns += [names.take(pa.array(stretch.sources)), pa.array(stretch.records)]
+    if stretch.sides is not None:
+        columns.append(pa.array(stretch.sides.pairs.astype(np.int64)))
+        columns.append(pa.array(SIDE_NAMES).take(pa.array(stretch.sides.sides)))
     return columns

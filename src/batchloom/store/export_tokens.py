@@ -33,7 +33,7 @@ def export_shards(store: Store, folder: Path, tick: Tick) -> list[str]:
             if suffix != ".mask" or source.is_file():
                 _link_or_copy(source.resolve(), folder / source.name)
         tick(store.bounds[number + 1] - store.bounds[number])
-    return _mask_notes(store)
+    return _lost(store)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -57,7 +57,7 @@ def export_merged(store: Store, folder: Path, name: str, tick: Tick) -> list[str
     write_pieces(folder / f"{name}.idx", index_pieces(lengths, store.dtype))
     write_pieces(folder / f"{name}.bin", _ids(walk(store), tick))
     _write_mask(store, folder / f"{name}.mask")
-    return _mask_notes(store)
+    return _lost(store)
 
 
 def export_flat(store: Store, folder: Path, tick: Tick) -> list[str]:
@@ -80,7 +80,7 @@ def export_flat(store: Store, folder: Path, tick: Tick) -> list[str]:
         "tokenizer": store.manifest.tokenizer.name if store.manifest else None,
     }
     write_file(folder / f"{name}.json", json.dumps(facts, indent=1).encode() + b"\n")
-    notes = _mask_notes(store)
+    notes = _lost(store)
     if not clear:
         notes.append(
             "Where documents end cannot be told from the flat file: they do not all end with the end token, or hold "
@@ -122,12 +122,18 @@ def _flags(store: Store) -> Iterator[NDArray[np.bool_]]:
             yield stretch.trained
 
 
-def _mask_notes(store: Store) -> list[str]:
+def _lost(store: Store) -> list[str]:
+    """What of a store such files do not hold, or only we read, one sentence each."""
+    notes = []
+    if store.preferences:
+        notes.append(
+            "Which answers are preferred cannot be told from these files: --to parquet, hf or mds keeps pair and side."
+        )
     if not store.masked:
-        return []
+        return notes
     masked = store.tokens - store.trained_tokens
     note = (
         f"{masked:,} of {store.tokens:,} tokens are not trained. The .mask files say which; batchloom heeds them, "
         "Megatron and other readers do not."
     )
-    return [note]
+    return [*notes, note]

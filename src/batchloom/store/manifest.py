@@ -13,6 +13,7 @@ from batchloom.core.errors import StoreError
 from batchloom.core.files import NOT_JSON, because, read_regular
 from batchloom.store.format import FORMAT_VERSION, MANIFEST_NAME, SHARD_NAME, SUBSETS, TOKEN_DTYPES
 from batchloom.store.missing import no_store
+from batchloom.store.pairs import PREFERENCES, Preferences
 from batchloom.tokens import Tokenizer
 
 _RESTORE = "restore it from a copy, or prepare the data again"
@@ -21,7 +22,8 @@ _RESTORE = "restore it from a copy, or prepare the data again"
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One shard: its name without ending, its counts and the XXH3-128 of each of its files.
 
-    ``mask`` and ``trained`` (tokens) are there only where some token is not trained.
+    ``mask`` and ``trained`` (tokens) are there only where some token is not trained, ``pairs`` only
+    in stores of preferences.
     """
 
     name: str
@@ -33,6 +35,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     docs: str
     mask: str | None = None
     trained: int | None = None
+    pairs: str | None = None
 
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,7 +61,8 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     ``hash`` is the XXH3-128 of the digests of its parts, each the XXH3-128 of the part's
     bytes after decompression. ``bos`` and ``end`` are ``added``, ``present`` or ``absent``.
     ``detected`` says which columns became documents; empty for text files. ``conversations``
-    says whether the documents are conversations.
+    says whether the documents are conversations; ``preferences`` whether they are ``pairs`` of a
+    chosen and a rejected answer or answers with ``labels``, and is left out of other files.
     ``revision`` is the commit of the repository it was read at, and is left out of other files.
     ``dataset`` is what the input it belongs to was called, and ``weight`` that input's share among
     the others; both are left out where nobody said so.
@@ -75,6 +79,7 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     parts: tuple[PartEntry, ...]
     detected: str = ""
     conversations: bool = False
+    preferences: str = ""
     revision: str = ""
     dataset: str = ""
     weight: float | None = None
@@ -116,6 +121,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subsets: dict[str, SubsetEntry]
     subset_overrides: dict[str, str]
     sources: tuple[SourceEntry, ...]
+
+    @property
+    def preferences(self) -> Preferences:
+        """``pairs`` or ``labels`` where the documents are preferences, else empty."""
+        named = {source.preferences for source in self.sources if source.documents}
+        return next((kind for kind in ("pairs", "labels") if kind in named), "")
 
 
 def tokenizer_entry(tokenizer: Tokenizer) -> TokenizerEntry:
@@ -187,6 +198,7 @@ def _contradictions(manifest: Manifest) -> list[str]:
     itemsize = TOKEN_DTYPES.get(manifest.dtype, TOKEN_DTYPES["int32"]).itemsize
     if not 0 <= manifest.tokenizer.end_id < manifest.tokenizer.vocab_size:
         problems.append(f"end_id {manifest.tokenizer.end_id} is not of the vocabulary")
+    problems += _mixed(manifest)
     for name, subset in manifest.subsets.items():
         if name not in SUBSETS:
             problems.append(f"subset {name!r} is none of {', '.join(SUBSETS)}")
@@ -203,3 +215,22 @@ def _contradictions(manifest: Manifest) -> list[str]:
                 f"its shards together {documents} and {tokens}"
             )
     return problems
+
+
+def _mixed(manifest: Manifest) -> list[str]:
+    """What is wrong with its preferences: a store holds those of one kind and nothing else, or none."""
+    kinds = {source.preferences for source in manifest.sources if source.documents}
+    if strange := sorted(kinds.difference(PREFERENCES)):
+        return [f"preferences {strange[0]!r} are none of pairs and labels"]
+    if len(kinds) > 1:
+        return [
+            f"its sources are of several kinds of preferences ({', '.join(sorted(kind or 'none' for kind in kinds))})"
+        ]
+    wanted = bool(manifest.preferences)
+    return [
+        f"{name}/{shard.name} has {'no' if wanted else 'a'} .pairs file in a store "
+        f"{'of' if wanted else 'without'} preferences"
+        for name, subset in manifest.subsets.items()
+        for shard in subset.shards
+        if (shard.pairs is not None) != wanted
+    ]

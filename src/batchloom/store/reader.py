@@ -31,6 +31,7 @@ from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.store.mask import Mask, map_mask
 from batchloom.store.missing import no_store
 from batchloom.store.origins import Origins, map_origins
+from batchloom.store.pairs import Preferences, Sides, map_sides
 from batchloom.store.shards import Place, Shard, map_prefix, map_shard
 from batchloom.tokens import Tokenizer, tokenizer_from_state
 
@@ -164,7 +165,9 @@ class Store:
                 "tokenizer": self.manifest.tokenizer.fingerprint,
                 "subset": self.split,
                 "shards": [
-                    [s.documents, s.tokens, s.bin, s.idx, *([s.mask] if s.mask else [])]
+                    [s.documents, s.tokens, s.bin, s.idx]
+                    + ([s.mask] if s.mask else [])
+                    + ([f"pairs:{s.pairs}"] if s.pairs else [])
                     for s in shards
                 ],
             }
@@ -208,6 +211,14 @@ class Store:
             if source.weight is not None
         }
         return tuple(found.items())
+
+    @property
+    def preferences(self) -> Preferences:
+        """``pairs`` or ``labels`` where the documents are preferences, else empty.
+
+        ``store.preferences.Pairs`` and ``Labels`` read them.
+        """
+        return self.manifest.preferences if self.manifest else ""
 
     @property
     def masked(self) -> bool:
@@ -398,6 +409,15 @@ class Store:
                 "run batchloom check on it."
             )
         return origins
+
+    def shard_sides(self, shard: int) -> Sides:
+        """The ``.pairs`` of a shard of a store of preferences: pair and side of its documents.
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        stem, documents = self._places[shard][:2]
+        return map_sides(stem.with_name(stem.name + ".pairs"), documents, self.preferences)
 
     def _part(self, number: int) -> tuple[SourceEntry, int]:
         """The source of a part, and the records of the source before it."""

@@ -16,6 +16,7 @@ from batchloom.store.index import map_file, map_index
 from batchloom.store.manifest import Manifest, ShardEntry, SubsetEntry, read_manifest
 from batchloom.store.mask import map_mask
 from batchloom.store.origins import map_origins
+from batchloom.store.pairs import map_sides, pair_numbers
 from batchloom.store.reader import Store, open_store
 
 _BLOCK = 8 << 20
@@ -23,6 +24,10 @@ _NOISE_SAMPLE = 1 << 22
 # Text repeats its tokens hundreds of times more often than uniform noise; below this it is noise.
 _NOISE_FACTOR = 1.5
 _NOISE_PAIRS = 200.0
+_PREFERENCES = {
+    "pairs": "pairs: two documents each, the chosen answer and the rejected one",
+    "labels": "labels: each document is an answer called good or bad",
+}
 
 
 @dataclass(slots=True)
@@ -73,6 +78,8 @@ def verify_store(folder: Path, progress: Callable[[int], None] | None = None) ->
         verdict.facts[name] = (
             f"{subset.documents:,} documents, {subset.tokens:,} tokens, {counted(len(subset.shards), 'shard')}"
         )
+    if manifest.preferences:
+        verdict.facts["preferences"] = _PREFERENCES[manifest.preferences]
     if not verdict.faults:
         try:
             verdict.faults += count_faults(folder, manifest)
@@ -125,7 +132,7 @@ def _subset_faults(
         lengths = np.frombuffer(view[: len(view) // 4 * 4], "<u4")
     except StoreError as error:
         return [str(error)]
-    start = 0
+    start, last = 0, -1
     for shard in subset.shards:
         own = lengths[start : start + shard.documents]
         start += shard.documents
@@ -133,6 +140,11 @@ def _subset_faults(
             faults += _shard_faults(
                 folder / shard.name, shard, own, dtype, manifest.tokenizer.vocab_size, tick
             )
+            if manifest.preferences:
+                found, last = _side_faults(folder / shard.name, shard, manifest, last)
+                faults += found
+            elif (path := (folder / shard.name).with_suffix(".pairs")).exists():
+                faults.append(f"{path}: the manifest knows of no preferences.")
         except StoreError as error:
             faults.append(str(error))
     return faults
@@ -208,6 +220,23 @@ def _mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
             f"the manifest {shard.trained:,}."
         )
     return faults
+
+
+def _side_faults(
+    stem: Path, shard: ShardEntry, manifest: Manifest, last: int
+) -> tuple[list[str], int]:
+    """What is wrong with a shard's ``.pairs``, and its last pair; ``last`` is that of the shard before."""
+    path = stem.with_suffix(".pairs")
+    faults = []
+    sides = map_sides(path, shard.documents, manifest.preferences)
+    if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.pairs:
+        faults.append(f"{path}: checksum differs from the manifest's.")
+    origins = map_origins(stem.with_suffix(".docs"))
+    if not np.array_equal(sides.pairs, pair_numbers(origins.parts, origins.records)):
+        faults.append(f"{path}: its pairs are not those of the records that its .docs names.")
+    if shard.documents and int(sides.pairs[0]) <= last:
+        faults.append(f"{path}: begins with a pair that a shard before it holds, or has passed.")
+    return faults, int(sides.pairs[-1]) if shard.documents else last
 
 
 def _check_content(folder: Path, manifest: Manifest, verdict: Verdict) -> None:

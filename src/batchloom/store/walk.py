@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
+from batchloom.store.pairs import Sides
 from batchloom.store.reader import Store
 
 _DOCUMENTS = 1 << 14
@@ -24,6 +25,7 @@ class Stretch:
         trained: for each of ``ids`` whether it is trained; None in a store without masks.
         sources: number of each document's source in the manifest, int64 [n]; None for a bare prefix.
         records: number of each document's record in its source, int64 [n]; None for a bare prefix.
+        sides: pair and side of each document; None where they are no preferences.
     """
 
     lengths: NDArray[np.int64]
@@ -31,6 +33,7 @@ class Stretch:
     trained: NDArray[np.bool_] | None
     sources: NDArray[np.int64] | None
     records: NDArray[np.int64] | None
+    sides: Sides | None = None
 
 
 def walk(store: Store, shard: int | None = None) -> Iterator[Stretch]:
@@ -43,6 +46,7 @@ def walk(store: Store, shard: int | None = None) -> Iterator[Stretch]:
     bounds = store.bounds
     for number in range(store.shards) if shard is None else (shard,):
         origins = None if parts is None else _origins(store, number, *parts)
+        sides = store.shard_sides(number) if store.preferences else None
         first, stop = bounds[number], bounds[number + 1]
         for start, end in _cuts(store, first, stop):
             numbers = np.arange(start, end)
@@ -58,6 +62,7 @@ def walk(store: Store, shard: int | None = None) -> Iterator[Stretch]:
                 trained,
                 None if origins is None else origins[0][mine],
                 None if origins is None else origins[1][mine],
+                None if sides is None else Sides(sides.pairs[mine], sides.sides[mine]),
             )
 
 

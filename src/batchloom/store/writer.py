@@ -20,6 +20,7 @@ from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.mask import MaskBits
 from batchloom.store.origins import Origins
+from batchloom.store.pairs import Sides
 
 ASIDE = ".partial"
 
@@ -177,6 +178,11 @@ def write_mask(stem: Path, bits: MaskBits) -> str | None:
     return None if data is None else write_file(stem.with_suffix(".mask"), data)
 
 
+def write_sides(stem: Path, sides: Sides | None) -> str | None:
+    """Write a shard's ``.pairs``; its checksum, None where its documents are no preferences."""
+    return None if sides is None else write_file(stem.with_suffix(".pairs"), sides.to_bytes())
+
+
 class ShardWriter:
     """Writes one shard: tokens as they come, index and origins at the end.
 
@@ -210,12 +216,15 @@ class ShardWriter:
             self._mask.append(np.ones(data.size, bool) if trained is None else trained)
         self._tokens += data.size
 
-    def finish(self, lengths: NDArray[np.uint32], origins: Origins) -> ShardEntry:
+    def finish(
+        self, lengths: NDArray[np.uint32], origins: Origins, sides: Sides | None = None
+    ) -> ShardEntry:
         """Close the shard; it exists under its names only after this.
 
         Args:
             lengths: tokens of each document [D]; their sum is what was appended.
             origins: origin and hash of each document [D].
+            sides: pair and side of each document [D]; None where they are no preferences.
         """
         if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(origins):
             raise AssertionError(f"{self._stem}: lengths do not add up to the tokens appended")
@@ -226,6 +235,7 @@ class ShardWriter:
         idx = write_file(self._stem.with_suffix(".idx"), index_bytes(lengths, self._dtype))
         docs = write_file(self._stem.with_suffix(".docs"), origins.to_bytes())
         mask = write_mask(self._stem, self._mask) if self._mask else None
+        pairs = write_sides(self._stem, sides)
         with writing(self._stem):
             self._aside.replace(self._stem.with_suffix(".bin"))
         return ShardEntry(
@@ -238,6 +248,7 @@ class ShardWriter:
             docs=docs,
             mask=mask,
             trained=self._mask.trained if mask and self._mask else None,
+            pairs=pairs,
         )
 
     def abandon(self) -> None:

@@ -1,0 +1,151 @@
+"""Stores of preferences that are damaged or lie: told by check, and never read as other pairs."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom.core.errors import StoreError
+from batchloom.store.preferences import Labels, Pairs
+from batchloom.store.verify import verify_store
+from store.test_hostile import cut, edit_manifest, patch, pipe, shard
+
+PAIRS, MASK = "train/shard_00000.pairs", "train/shard_00000.mask"
+HEAD = 32
+
+
+def source(manifest):
+    return manifest["sources"][0]
+
+
+def write(folder, row, count=8, **settings):
+    rows = (json.dumps(row(n)) + "\n" for n in range(count))
+    (folder / "in.jsonl").write_text("".join(rows))
+    settings = {"tokenizer": "bytes", "val_fraction": 0, **settings}
+    return batchloom.prepare(folder / "in.jsonl", out=folder / "s", **settings).path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(
+        tmp_path,
+        lambda n: {"prompt": f"q{n}", "chosen": f"yes {n}", "rejected": "no"},
+        tokens_per_shard=300,
+    )
+
+
+def read_all(folder):
+    return list(Pairs(batchloom.open_store(folder)))
+
+
+def side(number, value):
+    """Write the side of a document of the first shard."""
+    return lambda f: patch(f / PAIRS, (f / PAIRS).stat().st_size * 8 // 9 + 4 + number, value)
+
+
+ATTACKS = {
+    "gone": (lambda f: (f / PAIRS).unlink(), "cannot be read"),
+    "a pipe": (lambda f: pipe(f / PAIRS), "a pipe or a device"),
+    "empty": (lambda f: (f / PAIRS).write_bytes(b""), "is cut short"),
+    "cut": (lambda f: cut(f / PAIRS, 1), "its shard has"),
+    "longer": (lambda f: (f / PAIRS).write_bytes((f / PAIRS).read_bytes() + b"\1"), "its shard has"),
+    "magic": (lambda f: patch(f / PAIRS, 0, b"XX"), "is not a .pairs file"),
+    "version": (lambda f: patch(f / PAIRS, 8, b"\2"), "is not a .pairs file"),
+    "zero": (lambda f: patch(f / PAIRS, 24, b"\1"), "is not a .pairs file"),
+    "count": (lambda f: patch(f / PAIRS, 16, struct.pack("<Q", 2**61)), "its shard has"),
+    "swapped": (side(0, b"\2\1"), "documents 0 and 1 are not the chosen and the rejected answer"),
+    "two chosen": (side(1, b"\1"), "documents 0 and 1 are not the chosen and the rejected answer"),
+    "torn": (side(1, b"\1\2"), "documents 0 and 1 are not the chosen and the rejected answer"),
+    "no side": (side(2, b"\0"), "document 2 has side 0"),
+    "labels": (side(0, b"\3\4"), "document 0 has side 3, which is none of pairs"),
+    "half a pair": (lambda f: patch(f / PAIRS, HEAD + 8, b"\7"), "answer of one pair"),
+    "twice": (lambda f: patch(f / PAIRS, HEAD + 16, bytes(16)), "do not ascend"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_files(folder, name):
+    change, sentence = ATTACKS[name]
+    assert len(read_all(folder)) == 8
+    assert batchloom.open_store(folder).shards > 1
+    assert verify_store(folder).sound
+    change(folder)
+    with pytest.raises(StoreError, match=sentence):
+        read_all(folder)
+    faults = verify_store(folder).faults
+    assert any(sentence in fault for fault in faults), faults
+
+
+def test_check_compares_pairs_with_the_records_they_come_from(folder):
+    documents = len(batchloom.open_store(folder).shard_sides(0))
+    patch(folder / PAIRS, HEAD + 8 * (documents - 2), struct.pack("<2Q", 7, 7))
+    assert len(read_all(folder)) == 8
+    faults = verify_store(folder).faults
+    assert any("checksum differs" in fault for fault in faults)
+    assert any("not those of the records that its .docs names" in fault for fault in faults)
+    assert any("begins with a pair that a shard before it holds" in fault for fault in faults)
+
+
+MANIFESTS = {
+    "no preferences": (lambda m: source(m).pop("preferences"), "has a .pairs file in a store without preferences"),
+    "unknown": (lambda m: source(m).update(preferences="likes"), "preferences 'likes' are none of pairs and labels"),
+    "no file": (lambda m: shard(m).pop("pairs"), "shard_00000 has no .pairs file in a store of preferences"),
+    "labels": (lambda m: source(m).update(preferences="labels"), "which is none of labels"),
+    "mixed": (
+        lambda m: m["sources"].append({**source(m), "name": "b", "preferences": "labels"}),
+        "several kinds of preferences (labels, pairs)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifests(folder, name):
+    change, sentence = MANIFESTS[name]
+    edit_manifest(folder, change)
+    with pytest.raises(StoreError) as caught:
+        Labels(batchloom.open_store(folder))
+    assert sentence in str(caught.value)
+    assert any(sentence in fault for fault in verify_store(folder).faults)
+
+
+def test_counts_are_of_pairs(folder):
+    edit_manifest(folder, lambda m: m["counts"].update(records=16))
+    faults = verify_store(folder).faults
+    assert any("its pairs, quarantined and dropped records together are 8" in f for f in faults)
+
+
+def test_a_file_of_pairs_that_no_manifest_knows(tmp_path):
+    folder = write(tmp_path, lambda n: {"text": f"text {n}"})
+    (folder / PAIRS).write_bytes(b"x")
+    (fault,) = verify_store(folder).faults
+    assert fault.endswith("shard_00000.pairs: the manifest knows of no preferences.")
+
+
+def test_a_mask_that_lies_gives_no_answer(folder):
+    bits = np.frombuffer((folder / MASK).read_bytes(), np.uint8, offset=32).copy()
+    bits[0] ^= 1
+    patch(folder / MASK, 32, bits.tobytes())
+    with pytest.raises(StoreError, match="Document 0 .* is not the end of it"):
+        read_all(folder)
+    patch(folder / MASK, 32, bytes(len(bits)))
+    with pytest.raises(StoreError, match="Document 0 .* is not the end of it"):
+        read_all(folder)
+
+
+def test_prompts_that_differ_are_no_pair(folder):
+    patch(folder / "train/shard_00000.bin", 2, b"x\0")
+    with pytest.raises(StoreError, match="Documents 0 and 1 .* have different prompts"):
+        read_all(folder)
+
+
+def test_labels_are_part_of_what_a_store_is(tmp_path):
+    found = set()
+    for label in (True, False):
+        (tmp_path / str(label)).mkdir()
+        row = {"prompt": "q", "completion": "a", "label": label}
+        store = batchloom.open_store(write(tmp_path / str(label), lambda _, row=row: row, count=1))
+        found.add(store.fingerprint)
+        assert Labels(store).good.tolist() == [label]
+    assert len(found) == 2
