@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.spec import raise_problems
+from batchloom.core.spec import nearest, raise_problems, shown
 from batchloom.train.checkpoint import step_of
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, Say
 from batchloom.train.loop import Outcome, train
+from batchloom.train.missing import stand_in
 from batchloom.train.pretrained import longest_row, read_model_config
 from batchloom.train.ranks import Ranks, joined_ranks
 from batchloom.train.run import set_up
@@ -30,6 +31,7 @@ from batchloom.train.settings import (
 from batchloom.train.temporary import temporary_store
 
 DEFAULT_MODEL = "tiny"
+IF_MISSING = ("error", "synthetic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +39,11 @@ class Request:
     """What was asked for on the command line.
 
     Attributes:
-        data: a store's folder or a bare Megatron prefix.
+        data: a store's folder, a bare Megatron prefix, or a name of synthetic data.
         input_file: a file or folder to prepare into a temporary store; excludes ``data``.
         tokenizer: of ``input_file``, as prepare takes it; None for its default.
+        if_missing: what becomes of a run whose data is absent: ``error``, or ``synthetic`` data
+            stands in for it.
         model_name: a configuration that ships with the package.
         config_file: a configuration; excludes ``model_name``.
         init: the folder of a Hugging Face model to finetune; excludes ``model_name``.
@@ -55,6 +59,7 @@ class Request:
     data: Path | None = None
     input_file: Path | None = None
     tokenizer: str | None = None
+    if_missing: str = "error"
     model_name: str | None = None
     config_file: Path | None = None
     init: Path | None = None
@@ -85,6 +90,10 @@ class Request:
             problems.append(
                 f"--tokenizer: {self.tokenizer} goes with --input-file only; a store has its own"
             )
+        if self.if_missing not in IF_MISSING:
+            words = ", ".join(IF_MISSING)
+            hint = nearest(str(self.if_missing), IF_MISSING)
+            problems.append(f"--if-missing: {shown(self.if_missing)} is none of {words}{hint}")
         bounds: Bounds = {"stop_at": (1, MOST_STEPS)}
         problems += [problem.replace("stop_at", "--stop-at") for problem in outside(bounds, self)]
         try:
@@ -167,7 +176,7 @@ def start(request: Request, say: Say) -> Outcome:
         # Once more before the first step; this look is before an input is prepared for hours.
         folder.check_new()
     try:
-        with joined_ranks(request.device) as ranks, _data(request, ranks, say) as data:
+        with joined_ranks(request.device) as ranks, _data(request, settings, ranks, say) as data:
             log = RunLog(folder.log if ranks.first else None, say)
             run = set_up(data, settings, folder, ranks, log)
             return train(run, resume=request.resume, stop_at=request.stop_at)
@@ -176,7 +185,12 @@ def start(request: Request, say: Say) -> Outcome:
 
 
 @contextmanager
-def _data(request: Request, ranks: Ranks, say: Say) -> Iterator[Path]:
+def _data(request: Request, settings: TrainSettings, ranks: Ranks, say: Say) -> Iterator[Path]:
+    if request.if_missing == "synthetic":
+        found = stand_in(request.data, request.input_file, settings, ranks)
+        if found is not None:
+            yield found
+            return
     if request.input_file is None:
         yield request.data or Path()
         return
