@@ -161,6 +161,14 @@ def test_only_its_names_are_it(name):
         batchloom.open_store(name)
 
 
+@pytest.mark.parametrize("name", ["dummy", "dummy:vocab=9"])
+def test_what_has_no_records_is_not_read(name):
+    from batchloom.sources.listing import list_sources
+
+    with pytest.raises(FileNotFoundError, match=f"prepare {name} --out STORE makes a store of it"):
+        list_sources([name])
+
+
 def test_what_lies_here_is_never_taken_for_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dummy").mkdir()

@@ -132,6 +132,11 @@ def broken(folder, how):
     if how == "a dangling link":
         (folder / "link").symlink_to(folder / "gone")
         return folder / "link"
+    if how == "a name too long":
+        return folder / ("x" * 300)
+    if how == "below a file":
+        (folder / "file").touch()
+        return folder / "file/s"
     if how == "no subset train":
         batchloom.prepare("dummy:documents=1,vocab=9", out=folder / "v", val_fraction=0.99999)
         return folder / "v"
@@ -153,6 +158,8 @@ def broken(folder, how):
         "unfinished",
         "text",
         "no subset train",
+        "a name too long",
+        "below a file",
     ],
 )
 def test_nothing_stands_in_for_what_is_there(config, tmp_path, capsys, how):

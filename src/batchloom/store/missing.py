@@ -42,6 +42,6 @@ def _sentence(path: Path) -> str:
         return f"{lead}the folder is empty. Make one with: batchloom prepare INPUT... --out {path}"
     meant = nearest_path(str(path)).rstrip(".") or nearest(str(path).partition(":")[0], NAMES)
     return (
-        f"{lead}neither a folder with a manifest nor {path.name}.bin with {path.name}.idx{meant}. "
+        f"{lead}neither a folder with a manifest nor {path.name}.bin with {path.name}.idx{meant or '.'} "
         f"Make one with: batchloom prepare INPUT... --out {path}"
     )
