@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -113,6 +114,22 @@ def test_every_log_line_says_what_it_is(tmp_path, monkeypatch, caplog):
     assert all("source=synthetic" in message for message in caplog.messages)
     # The table of its counts lies in the cache: there is no store to lie beside.
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_a_large_plan_is_counted_by_another_process_into_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    store = batchloom.open_store("dummy:documents=2000,lengths=2-9")
+    options = {"seq_len": 64, "global_batch_size": 4, "output": "numpy", "pool_size": 50}
+    loader = batchloom.Loader(store, rank=0, world_size=1, **options)
+    batches = iter(loader)
+    next(batches)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.rglob("*.counts")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    assert len(list(tmp_path.rglob("*.counts"))) == 1
+    assert len(list(batches)) == len(loader) - 1
 
 
 def test_it_crosses_processes():

@@ -219,6 +219,8 @@ class _Told(logging.Handler):
 def _told() -> Iterator[None]:
     """Print what goes to the log ``batchloom``: what it tells on standard output, warnings on the other."""
     log, handler = logging.getLogger("batchloom"), _Told()
+    # One rank speaks for all.
+    handler.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
     before = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
