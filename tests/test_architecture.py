@@ -84,9 +84,9 @@ def test_imports_flow_one_way():
 
 
 def test_the_import_rule_sees_late_imports(tmp_path):
-    offender = SOURCE / "plan" / "keys.py"
+    offender = SOURCE / "plan" / "permute.py"
     text = offender.read_text() + "\ndef late():\n    from batchloom.store import reader\n"
-    copy = tmp_path / "keys.py"
+    copy = tmp_path / "permute.py"
     copy.write_text(text)
     assert (len(text.splitlines()), "batchloom.store") in imports(copy)
 
@@ -128,6 +128,63 @@ def test_sizes_and_signatures():
                 if node.args.kwarg:
                     problems.append(f"{name}:{node.lineno}: {node.name} takes **kwargs")
     assert problems == []
+
+
+# Where numbers are drawn: of orders and of synthetic data by arithmetic on keys, of a model's first
+# weights and of the text a trained model gives by torch.
+MAKE_UP = {"core/synthetic.py", "plan/permute.py", "plan/pools.py"}
+READ_MADE_UP = {"store/synthetic.py", "preparation/synthetic.py"}
+DRAW = {"train/model.py", "train/sample.py"}
+DRAWING = {"Generator", "default_rng", "manual_seed", "multinomial", "rand", "randint", "randn"} | {
+    *("normal_", "uniform_", "random_", "randperm", "urandom", "getrandbits", "token_bytes"),
+    *("rand_like", "randint_like", "bernoulli", "RandomState", "uuid4"),
+}
+
+
+def drawing(path: Path) -> set[str]:
+    """What a file has that gives other numbers each time, or out of nothing."""
+    modules = {module for _, module in imports(path)}
+    found = {m for m in modules if m.split(".")[0] in ("random", "secrets", "uuid")}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr in {*DRAWING, "random"}:
+            found.add(node.attr)
+    return found | {m for m in modules if "random" in m.split(".")}
+
+
+def users_of(module: str, *names: str) -> set[str]:
+    """The files that import a module of ours, or these names of it."""
+    return {
+        str(path.relative_to(SOURCE))
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == module
+        if not names or {alias.name for alias in node.names} & set(names)
+    }
+
+
+def test_one_module_makes_tokens_up():
+    assert {str(p.relative_to(SOURCE)) for p in MODULES if drawing(p)} == DRAW
+    assert users_of("batchloom.core.keys") == MAKE_UP
+    assert users_of("batchloom.core.synthetic", "Synthetic") == READ_MADE_UP
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import random",
+        "from random import choice",
+        "import numpy.random",
+        "from numpy.random import default_rng",
+        "ids = np.random.randint(0, 9, 9)",
+        "ids = torch.randint(9, (9,))",
+        "ids = os.urandom(9)",
+    ],
+)
+def test_the_rule_on_made_up_tokens_sees_them(tmp_path, line):
+    copy = tmp_path / "reader.py"
+    text = (SOURCE / "store" / "reader.py").read_text()
+    copy.write_text(f"{text}\n\ndef late():\n    {line}\n")
+    assert drawing(copy)
 
 
 def _fresh(code: str) -> str:

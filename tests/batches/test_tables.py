@@ -62,7 +62,7 @@ def test_a_long_plan_is_served_at_once_and_counted_beside(store):
 
 def test_the_table_is_the_plans_own_counts(store):
     counted = batchloom.Loader(store, **SPEC).plan
-    folders = table_folders(store.path)
+    folders = table_folders(store)
     path = write_table(counted, folders)
     assert path.parent == store.path / "plans"
     adopted = batchloom.Loader(store, **SPEC).plan
@@ -88,14 +88,14 @@ def test_a_read_only_store_uses_the_users_cache(store, tmp_path):
     path = write_table(plan, [blocked / "plans", tmp_path / "cache" / "batchloom" / "plans"])
     assert path.parent == tmp_path / "cache" / "batchloom" / "plans"
     fresh = batchloom.Loader(store, **SPEC).plan
-    assert load_table(fresh, table_folders(store.path))
+    assert load_table(fresh, table_folders(store))
     with pytest.raises(StoreError, match="set XDG_CACHE_HOME"):
         write_table(plan, [blocked / "plans"])
 
 
 def test_a_damaged_table_is_counted_again(store, caplog):
     plan = batchloom.Loader(store, **SPEC).plan
-    path = write_table(plan, table_folders(store.path))
+    path = write_table(plan, table_folders(store))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -103,16 +103,16 @@ def test_a_damaged_table_is_counted_again(store, caplog):
     assert not again.plan.has_counts
     assert "is damaged; it is counted again" in caplog.text
     assert len(again) == len(list(again))
-    assert load_table(batchloom.Loader(store, **SPEC).plan, table_folders(store.path))
+    assert load_table(batchloom.Loader(store, **SPEC).plan, table_folders(store))
 
 
 def test_one_process_counts_and_the_lock_dies_with_it(store):
     plan = batchloom.Loader(store, **SPEC).plan
-    folders = table_folders(store.path)
+    folders = table_folders(store)
     code = (
         "import sys, time, batchloom; from batchloom.batches.tables import *;"
         f"p = batchloom.Loader(batchloom.open_store({str(store.path)!r}), **{SPEC!r}).plan;"
-        "c = lock_table(p, table_folders(p.store.path)); print(c.__enter__(), flush=True); time.sleep(60)"
+        "c = lock_table(p, table_folders(p.store)); print(c.__enter__(), flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
@@ -157,7 +157,7 @@ def test_one_process_of_a_node_starts_the_counter(store, monkeypatch, variables,
 
 def test_a_table_is_replaced_as_a_whole(store):
     """Who has the old one open goes on reading it."""
-    plan, folders = batchloom.Loader(store, **SPEC).plan, table_folders(store.path)
+    plan, folders = batchloom.Loader(store, **SPEC).plan, table_folders(store)
     path = write_table(plan, folders)
     with path.open("rb") as old:
         write_table(plan, folders)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchloom.core.fingerprint import key128
-from batchloom.plan.keys import keyed_hashes, mix, mix_int, shuffled
+from batchloom.core.keys import keyed_hashes, mix, mix_int, shuffled
 from batchloom.plan.permute import MATERIALISED, Permutation
 
 PINNED_KEY = (890676244826588921, 6515656868070552722)

@@ -378,6 +378,8 @@ def test_without_a_network_it_is_told_at_once(elsewhere, environment, words):
 def test_list_datasets():
     found = batchloom.list_datasets()
     assert [one["name"] for one in found] == [
+        "distributed_dummy",
+        "dummy",
         "fineweb",
         "fineweb-edu",
         "pile",
@@ -385,6 +387,8 @@ def test_list_datasets():
         "tiny_shakespeare",
     ]
     assert {one["name"]: one["streaming"] for one in found} == {
+        "distributed_dummy": False,
+        "dummy": False,
         "fineweb": True,
         "fineweb-edu": True,
         "pile": True,

@@ -10,7 +10,9 @@ from batchloom import Loader, open_store
 from batchloom.cli.main import run
 
 if __name__ == "__main__":
-    kept, store, *arguments = sys.argv[1:]
+    # A place of its own for each rank, where a test asks for one.
+    words = [word.replace("RANK", os.environ["RANK"]) for word in sys.argv[1:]]
+    kept, store, *arguments = words
     code = run(arguments)
     if code == 0:
         loader = Loader(

@@ -17,7 +17,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     store = open_store(request["path"], request["split"] or "train")
     plan = Plan(store, from_plain(PlanSpec, request["spec"]))
-    folders = table_folders(store.path)
+    folders = table_folders(store)
     parent = os.getppid()
 
     def leave_with_parent(_done: int, _pools: int) -> None:

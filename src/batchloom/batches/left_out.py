@@ -1,13 +1,12 @@
 """What ``overlong`` leaves out of a run, told to the log ``batchloom`` before the run and counted."""
 
-import logging
 import threading
 
+from batchloom.batches.origin import log_of
 from batchloom.plan.plan import Plan
 
 # Counting reads every length: up to so many documents that takes a few milliseconds.
 _AT_ONCE = 1 << 20
-_LOG = logging.getLogger("batchloom")
 
 
 def announce_left_out(plan: Plan) -> bool:
@@ -23,7 +22,7 @@ def announce_left_out(plan: Plan) -> bool:
         _tell_numbers(plan)
         return False
     what = "documents" if spec.overlong == "drop" else "the ends of documents"
-    _LOG.warning(
+    log_of(plan).warning(
         "overlong=%r leaves out %s longer than seq_len %d; plan.left_out() counts them, and "
         "overlong='split' keeps them.",
         spec.overlong,
@@ -43,7 +42,7 @@ def count_left_out(plan: Plan) -> None:
 def _tell_numbers(plan: Plan) -> None:
     left_out, spec = plan.left_out(), plan.spec
     if left_out.tokens:
-        _LOG.warning(
+        log_of(plan).warning(
             "overlong=%r leaves %s of %s documents and %s tokens out of every epoch, as longer than seq_len %d; "
             "overlong='split' keeps them.",
             spec.overlong,

@@ -13,6 +13,7 @@ from batchloom.batches.ahead import Ahead
 from batchloom.batches.assemble import Batch, assemble_rows, assemble_varlen
 from batchloom.batches.device import require_torch, to_torch
 from batchloom.batches.left_out import announce_left_out, count_left_out
+from batchloom.batches.origin import origin_of
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
 from batchloom.batches.tables import (
     IN_PLACE,
@@ -41,7 +42,8 @@ class Loader:
 
     Every iteration starts at step 0, or once at the step of a loaded state. ``loader[step]``
     gives any step, on its own. Which tokens a step holds depends only on the plan's
-    fingerprint, the step, the rank and the world size.
+    fingerprint, the step, the rank and the world size (of a store that is ``replicated`` every
+    rank holds what rank 0 does).
 
     Args:
         data: an open store, or a ready ``Plan`` (then the settings of ``PlanSpec`` stay unset).
@@ -120,7 +122,8 @@ class Loader:
         self._rows = _share(self.plan.spec, self.spec)
         self.store = _store_of(self.plan)
         _refuse_preferences(self.store)
-        self._folders = table_folders(self.store.path)
+        self._share_of = 0 if self.store.replicated else self.spec.rank
+        self._folders = table_folders(self.store)
         self._start = 0
         self._resumed = self._told = False
         self._iterations: list[_Iteration] = []
@@ -132,8 +135,7 @@ class Loader:
     @cached_property
     def origin(self) -> str:
         """Where the data comes from, as log lines and batches say it."""
-        split = f"/{self.store.split}" if self.store.split else ""
-        return f"source=real {self.store.path.name}{split} {self.store.fingerprint[:12]}"
+        return origin_of(self.store)
 
     def __iter__(self) -> Iterator[Batch]:
         return self._iterate(self.next_step)
@@ -200,9 +202,8 @@ class Loader:
     def batch(self, step: int) -> Batch:
         """The batch of a step of this rank, whether or not the run is that long."""
         spec = self.plan.spec
-        rows = self.plan.rows(
-            *rank_positions(step, spec.global_batch_size, self.spec.rank, self.spec.world_size)
-        )
+        size, ranks = spec.global_batch_size, self.spec.world_size
+        rows = self.plan.rows(*rank_positions(step, size, self._share_of, ranks))
         if self.spec.form == "varlen":
             arrays = assemble_varlen(self.store, rows, self.spec.labels)
         else:

@@ -9,7 +9,6 @@ file. Small plans are counted in place when asked: that takes milliseconds.
 import contextlib
 import fcntl
 import hashlib
-import logging
 import os
 import struct
 import subprocess
@@ -23,15 +22,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.origin import log_of
 from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import canonical, fingerprint
 from batchloom.plan.plan import Plan
+from batchloom.store.reader import Store
 
 # Up to this many pools (a million documents) counting takes less time than starting a process.
 IN_PLACE = 16
 
 _TELL_SECONDS = 5.0
-_LOG = logging.getLogger("batchloom")
 _MAGIC = b"BLMPOOLS"
 _HEADER = struct.Struct("<8sQ16s")
 _FOLDER = "plans"
@@ -42,11 +42,13 @@ def table_name(plan: Plan) -> str:
     return fingerprint(plan.table_identity) + ".counts"
 
 
-def table_folders(store_path: Path) -> list[Path]:
-    """Folders a table may lie in: beside the store, else in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    beside = store_path if store_path.is_dir() else store_path.parent
-    return [beside / _FOLDER, cache / "batchloom" / _FOLDER]
+def table_folders(store: Store) -> list[Path]:
+    """Folders a table may lie in: beside a store that lies somewhere, else in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom" / _FOLDER
+    if not store.on_disk:
+        return [cache]
+    beside = store.path if store.path.is_dir() else store.path.parent
+    return [beside / _FOLDER, cache]
 
 
 def load_table(plan: Plan, folders: list[Path]) -> bool:
@@ -63,7 +65,7 @@ def load_table(plan: Plan, folders: list[Path]) -> bool:
             continue  # Not there, or a folder this user may not read: as good as not counted.
         counts = _decode(data)
         if counts is None:
-            _LOG.warning("%s is damaged; it is counted again.", path)
+            log_of(plan).warning("%s is damaged; it is counted again.", path)
             continue
         plan.adopt_counts(counts)
         return True
@@ -113,7 +115,9 @@ def wait_for_table(plan: Plan, folders: list[Path]) -> None:
         nonlocal told
         if time.monotonic() - told > _TELL_SECONDS:
             told = time.monotonic()
-            _LOG.info("Counting sequences for the length of the run: %d of %d pools.", done, pools)
+            log_of(plan).info(
+                "Counting sequences for the length of the run: %d of %d pools.", done, pools
+            )
 
     while not plan.has_counts and not load_table(plan, folders):
         with lock_table(plan, folders) as mine:
@@ -122,7 +126,9 @@ def wait_for_table(plan: Plan, folders: list[Path]) -> None:
             elif not mine:
                 if time.monotonic() - told > _TELL_SECONDS:
                     told = time.monotonic()
-                    _LOG.info("Waiting for another process of this node to count sequences.")
+                    log_of(plan).info(
+                        "Waiting for another process of this node to count sequences."
+                    )
                 time.sleep(0.05)
 
 
@@ -141,7 +147,7 @@ def lock_table(plan: Plan, folders: list[Path]) -> Iterator[bool]:
             return
         except OSError as error:
             # No locks on this file system: counting twice is slow, not wrong.
-            _LOG.warning("No lock beside %s: %s.", folders[0], error.strerror)
+            log_of(plan).warning("No lock beside %s: %s.", folders[0], error.strerror)
         yield True
     finally:
         # Closing alone would leave the lock to children forked meanwhile.

@@ -7,7 +7,9 @@ import typer
 
 import batchloom
 from batchloom.cli.console import plain_console
+from batchloom.core.errors import InputMissingError
 from batchloom.core.values import counted
+from batchloom.store.verify import Verdict
 
 
 def check(
@@ -24,29 +26,46 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Verify a store or a raw file. Exit code 0: sound, 1: faulty or not there, 2: wrong options."""
-    verdict = batchloom.check(path, text_field=text_field, vocab_size=vocab_size)
+    """Verify a store or a raw file, and say whether it is real data, synthetic or absent.
+
+    Exit code 0: sound, 1: faulty or absent, 2: wrong options.
+    """
+    try:
+        verdict = batchloom.check(path, text_field=text_field, vocab_size=vocab_size)
+    except InputMissingError as error:
+        if not as_json:
+            plain_console().print(f"{'data:':12} absent")
+            raise
+        print(_json(Verdict(path, "absent", [str(error)], used="nothing"), "absent"))
+        return 1
     if as_json:
-        facts = {"path": verdict.path, "kind": verdict.kind, "sound": verdict.sound}
-        print(
-            json.dumps(
-                {
-                    **facts,
-                    "faults": verdict.faults,
-                    "facts": verdict.facts,
-                    "sample": verdict.sample,
-                }
-            )
-        )
+        print(_json(verdict, verdict.data))
         return 0 if verdict.sound else 1
     console = plain_console()
+    console.print(f"{'data:':12} {verdict.data}")
     for name, fact in verdict.facts.items():
         console.print(f"{name + ':':12} {fact}")
     if verdict.sample:
         console.print(f"{'sample:':12} {verdict.sample!r}")
+    console.print(f"{'used:':12} {verdict.used}")
     for fault in verdict.faults:
         console.print(f"FAULT: {fault}", style="red")
     console.print(
         f"{verdict.path}: {'sound' if verdict.sound else counted(len(verdict.faults), 'fault')}"
     )
     return 0 if verdict.sound else 1
+
+
+def _json(verdict: Verdict, data: str) -> str:
+    return json.dumps(
+        {
+            "path": verdict.path,
+            "kind": verdict.kind,
+            "sound": verdict.sound,
+            "data": data,
+            "used": verdict.used,
+            "faults": verdict.faults,
+            "facts": verdict.facts,
+            "sample": verdict.sample,
+        }
+    )

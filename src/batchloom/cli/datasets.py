@@ -25,5 +25,6 @@ def datasets(
     table.add_column("what it is")
     for one in found:
         read = "where it lies" if one["streaming"] else "downloaded"
+        read = read if one["source"] == "real" else "made up"
         table.add_row(one["name"], one["size"], read, one["input"], one["description"])
     plain_console().print(table)

@@ -1,5 +1,6 @@
 """``batchloom train``."""
 
+import logging
 import os
 import signal
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, final
 
 import typer
 
@@ -24,7 +25,11 @@ def train(
     *,
     data: Annotated[
         Path | None,
-        typer.Option(help="A store's folder, or a bare Megatron prefix.", rich_help_panel=_DATA),
+        typer.Option(
+            help="A store's folder, a bare Megatron prefix, or synthetic data: dummy or distributed_dummy, with "
+            "settings as in dummy:documents=1000,kind=text.",
+            rich_help_panel=_DATA,
+        ),
     ] = None,
     input_file: Annotated[
         Path | None,
@@ -47,6 +52,13 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = None,
+    if_missing: Annotated[
+        str,
+        typer.Option(
+            help="Where nothing is at --data or --input-file: error, or synthetic data stands in for it.",
+            rich_help_panel=_DATA,
+        ),
+    ] = "error",
     packing: Annotated[
         str | None,
         typer.Option(help="best_fit, wrap, first_fit, window_N or none.", rich_help_panel=_DATA),
@@ -163,7 +175,7 @@ def train(
     """
     require_packages()
     try:
-        with _interrupted_once():
+        with _interrupted_once(), _told():
             from batchloom.train.start import Request, start  # noqa: PLC0415 - torch takes seconds
 
             request = Request(
@@ -171,6 +183,7 @@ def train(
                 input_file=input_file,
                 dataset_config=dataset_config,
                 tokenizer=tokenizer,
+                if_missing=if_missing,
                 model_name=model_name,
                 config_file=config_file,
                 init=init,
@@ -201,10 +214,32 @@ def train(
         raise typer.Exit(130) from None
 
 
-def say(line: str) -> None:
+def say(line: str, *, err: bool = False) -> None:
     """Print a line, in which the bytes of a path need not be text."""
-    encoding = sys.stdout.encoding or "utf-8"
-    typer.echo(line.encode(encoding, "backslashreplace").decode(encoding))
+    encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
+    typer.echo(line.encode(encoding, "backslashreplace").decode(encoding), err=err)
+
+
+@final
+class _Told(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage(), err=record.levelno >= logging.WARNING)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Print what goes to the log ``batchloom``: what it tells on standard output, warnings on the other."""
+    log, handler = logging.getLogger("batchloom"), _Told()
+    # One rank speaks for all.
+    handler.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+        log.removeHandler(handler)
 
 
 @contextmanager

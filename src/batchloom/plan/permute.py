@@ -13,7 +13,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.plan.keys import Key, mix, round_keys, shuffled
+from batchloom.core.keys import Key, mix, round_keys, shuffled
 
 MATERIALISED = 65_536
 ROUNDS = 6

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import key128
-from batchloom.plan.keys import Key, keyed_hashes, shuffled
+from batchloom.core.keys import Key, keyed_hashes, shuffled
 from batchloom.plan.pack import count_sequences, pack
 from batchloom.plan.permute import Permutation
 from batchloom.plan.rows import Rows, reorder_rows

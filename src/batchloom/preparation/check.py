@@ -6,6 +6,8 @@ from pathlib import Path
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, InputError, InputMissingError
 from batchloom.core.files import because, nearest_path
+from batchloom.core.spec import nearest
+from batchloom.core.synthetic import NAMES, parse_synthetic
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import Readings, texts_in
 from batchloom.preparation.recipe import Recipe
@@ -21,7 +23,7 @@ from batchloom.sources.rules import Limits, Part, ReadRules
 from batchloom.sources.spool import Spool
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.missing import half_a_store
-from batchloom.store.verify import Verdict, verify_prefix, verify_store
+from batchloom.store.verify import Verdict, verify_prefix, verify_store, verify_synthetic
 
 _SHOWN = 10
 _SAMPLE = 200
@@ -30,7 +32,7 @@ _SAMPLE = 200
 def check(
     path: str | os.PathLike[str], *, text_field: str | None = None, vocab_size: int | None = None
 ) -> Verdict:
-    """Verify a store, a bare Megatron prefix, or raw input of any kind.
+    """Verify a store, a bare Megatron prefix, or raw input of any kind, and say whether it is real data.
 
     A store: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
     sample, that tokens are not uniform noise. Raw input: that every record can be read, as
@@ -43,8 +45,9 @@ def check(
         vocab_size: every id of a bare prefix must be below it; a store knows its own.
 
     Raises:
-        InputMissingError: there is nothing at ``path``.
+        InputMissingError: there is nothing at ``path``: the data is absent.
         InputError: it is of a kind that cannot be checked.
+        SettingsError: settings of synthetic data that are none.
     """
     given = local_path(os.fspath(path))
     place = Path(given)
@@ -69,9 +72,13 @@ def _check_prepared(place: Path, vocab_size: int | None) -> Verdict | None:
     if stem == place and not os.path.lexists(place) and hub_name(str(place)):
         return None
     if not place.exists():
+        if not os.path.lexists(place) and parse_synthetic(str(place)):
+            return verify_synthetic(str(place))
+        hint = nearest_path(str(place))
+        if hint == ".":
+            hint = nearest(str(place).partition(":")[0], NAMES) or hint
         raise InputMissingError(
-            f"There is nothing at {place}, no store, no Megatron prefix, no file: check the path"
-            f"{nearest_path(str(place))}"
+            f"There is nothing at {place}, no store, no Megatron prefix, no file: check the path{hint}"
         )
     if half := half_a_store(place):
         raise InputError(half)
@@ -126,6 +133,11 @@ def _check_listed(listing: Listing, path: str, readings: Readings) -> Verdict:
         verdict.faults.append(f"{path}: and {bad - _SHOWN:,} more bad records.")
     if not documents - empty:
         verdict.faults.append(f"{path}: holds no document.")
+    verdict.used = (
+        f"batchloom prepare {path} --out STORE reads {documents - empty:,} documents of it"
+        if documents - empty
+        else "nothing"
+    )
     return verdict
 
 

@@ -23,6 +23,7 @@ from batchloom.preparation.rerun import (
 )
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.run import Job
+from batchloom.preparation.synthetic import synthetic_input, write_synthetic
 from batchloom.preparation.tally import Listener, Note, Progress
 from batchloom.preparation.units import UNIT_BYTES
 from batchloom.preparation.work import SPOOL_NAME, WorkFolder
@@ -67,7 +68,8 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     Args:
         inputs: one or several files, folders, globs, archives and URLs, also packed (``.gz``,
             ``.zst`` ...), data sets of the Hub, or ``-`` for standard input; YAML manifests and
-            :class:`DatasetConfig`, which name such.
+            :class:`DatasetConfig`, which name such; or one name of synthetic data
+            (docs/synthetic.md).
         out: the store's folder.
         tokenizer: see :class:`Recipe`; None for the one a manifest names, else ``gpt2``.
         end_token, tokens_per_shard, dtype, val_fraction, test_fraction, dedup, max_bad: see
@@ -142,6 +144,8 @@ def run_recipe(
         unit_bytes: the size of a unit; another than the default only in tests.
     """
     began = time.perf_counter()
+    if made_up := synthetic_input(recipe.inputs):
+        return write_synthetic(made_up, recipe, out, listener)
     check_apart(recipe.inputs, out)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
         listing = list_sources(

@@ -12,6 +12,7 @@ from typing import final
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import because, nearest_path, printable
 from batchloom.core.spec import nearest
+from batchloom.core.synthetic import NAMES
 from batchloom.sources.addresses import (
     STANDARD_INPUT,
     has_wildcard,
@@ -537,6 +538,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def not_found(given: str) -> str:
     """The sentence for an input that is not there, by what its name says it is."""
+    if given.partition(":")[0] in NAMES:
+        return (
+            f"There is no file or folder {given}, and the synthetic data of that name has no records: batchloom "
+            f"prepare {given} --out STORE makes a store of it, batchloom train --data {given} trains on it"
+        )
     named = kind_by_name(given)
     called = {"jsonl": "JSONL", "json": "JSON", "csv": "CSV", "parquet": "Parquet"}
     kind = called.get(named.kind or "") if named else None

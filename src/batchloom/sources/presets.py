@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from batchloom.core.synthetic import DISTRIBUTED_DUMMY, DUMMY, NAMES, SYNTHETIC
+
 # What is larger is read where it lies; what is not is downloaded first, once.
 STREAMED_FROM = 10 * 10**9
 
@@ -76,6 +78,12 @@ _PRESETS = (
 )
 
 
+_MADE_UP = {
+    DISTRIBUTED_DUMMY: "Synthetic documents for throughput work, a share for each rank.",
+    DUMMY: "The same, and every rank reads the same of them.",
+}
+
+
 def preset(name: str) -> Preset | None:
     """The data set of a short name; None where it is no such name."""
     return next((one for one in _PRESETS if one.name == name), None)
@@ -83,7 +91,7 @@ def preset(name: str) -> Preset | None:
 
 def preset_names() -> list[str]:
     """All short names."""
-    return [one.name for one in _PRESETS]
+    return [*NAMES, *(one.name for one in _PRESETS)]
 
 
 def list_datasets() -> list[dict[str, Any]]:
@@ -91,9 +99,27 @@ def list_datasets() -> list[dict[str, Any]]:
 
     Keys: ``name``, ``description``, ``repository``, ``config``, ``split``, ``text_field``,
     ``tokenizer``, ``bytes`` (about), ``size`` (the same for people), ``streaming`` (whether
-    ``prepare`` reads it where it lies unless told otherwise), ``input`` (what the name stands for).
+    ``prepare`` reads it where it lies unless told otherwise), ``input`` (what the name stands for),
+    ``source``: ``real``, or ``synthetic`` of what is made up, on no repository and of any size.
     """
-    return [
+    made_up = [
+        {
+            "name": name,
+            "description": description,
+            "repository": "",
+            "config": "",
+            "split": "train",
+            "text_field": "",
+            "tokenizer": "none",
+            "bytes": 0,
+            "size": "any",
+            "streaming": False,
+            "input": name,
+            "source": SYNTHETIC,
+        }
+        for name, description in _MADE_UP.items()
+    ]
+    return made_up + [
         {
             "name": one.name,
             "description": one.description,
@@ -106,6 +132,7 @@ def list_datasets() -> list[dict[str, Any]]:
             "size": _size(one.bytes),
             "streaming": one.bytes > STREAMED_FROM,
             "input": one.place,
+            "source": "real",
         }
         for one in _PRESETS
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from batchloom.core.errors import StoreConflictError
+from batchloom.core.errors import InputError, StoreConflictError
 from batchloom.core.spec import nearest, raise_problems
 from batchloom.store.export_mds import export_mds
 from batchloom.store.export_tokens import export_flat, export_merged, export_shards
@@ -20,6 +20,10 @@ from batchloom.store.writer import ASIDE, make_folder, sync_folder, writing
 
 Target = Literal["megatron", "flat", "parquet", "hf", "mds"]
 TARGETS = ("megatron", "flat", "parquet", "hf", "mds")
+_SYNTHETIC_NOTE = (
+    "source=synthetic: these documents are made up, and what was exported does not say so as their store does. Keep "
+    "it apart from real data."
+)
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
 
 
@@ -77,6 +81,11 @@ def export_store(
     """
     raise_problems(_problems(to, merge))
     store, place = open_store(path, split), Path(out)
+    if not store.on_disk:
+        raise InputError(
+            f"{store.path} is made up as it is read, and has no shards to export: write it first (batchloom prepare "
+            f"{store.path} --out STORE), and export that store."
+        )
     tick = progress or (lambda _: None)
     with _aside(place) as folder:
         if to == "megatron" and merge is not None:
@@ -87,6 +96,8 @@ def export_store(
             notes = export_flat(store, folder, tick)
         else:
             notes = _writer(to)(store, folder, tick)
+    if store.synthetic:
+        notes = [*notes, _SYNTHETIC_NOTE]
     sizes = [one.stat().st_size for one in place.iterdir()]
     return Exported(place, to, len(store), store.tokens, len(sizes), sum(sizes), tuple(notes))
 

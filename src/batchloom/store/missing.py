@@ -4,6 +4,8 @@ from pathlib import Path
 
 from batchloom.core.errors import StoreMissingError
 from batchloom.core.files import nearest_path
+from batchloom.core.spec import nearest
+from batchloom.core.synthetic import NAMES
 from batchloom.store.format import MANIFEST_NAME, SUBSETS, WORK_NAME
 
 
@@ -38,8 +40,8 @@ def _sentence(path: Path) -> str:
         )
     if path.is_dir():
         return f"{lead}the folder is empty. Make one with: batchloom prepare INPUT... --out {path}"
-    meant = nearest_path(str(path)).rstrip(".")
+    meant = nearest_path(str(path)).rstrip(".") or nearest(str(path).partition(":")[0], NAMES)
     return (
-        f"{lead}neither a folder with a manifest nor {path.name}.bin with {path.name}.idx{meant}. "
+        f"{lead}neither a folder with a manifest nor {path.name}.bin with {path.name}.idx{meant or '.'} "
         f"Make one with: batchloom prepare INPUT... --out {path}"
     )

@@ -1,9 +1,7 @@
-"""Opening a store, or a bare Megatron prefix, and reading what a plan names."""
+"""Opening a store, a bare Megatron prefix or synthetic data, and reading what a plan names."""
 
-import contextlib
 import json
 import os
-import resource
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import because, read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import shown, whole
+from batchloom.core.synthetic import parse_synthetic
 from batchloom.store.format import (
     FORMAT_VERSION,
     LENGTHS_NAME,
@@ -32,12 +31,11 @@ from batchloom.store.mask import Mask, map_mask
 from batchloom.store.missing import no_store
 from batchloom.store.origins import Origins, map_origins
 from batchloom.store.pairs import Preferences, Sides, map_sides
-from batchloom.store.shards import Place, Shard, map_prefix, map_shard
+from batchloom.store.shards import Place, Shard, map_prefix, map_shard, mapped_limit
+from batchloom.store.synthetic import SUBSET, Generated, SyntheticLengths, is_synthetic
 from batchloom.tokens import Tokenizer, tokenizer_from_state
 
 _EDGE = 1 << 20
-_MOST_MAPPED = 2048
-_SPARE_FILES = 256
 
 
 @final
@@ -103,13 +101,13 @@ class StoredDocument:
 
 @final
 class Store:
-    """One subset of a store (or a bare Megatron prefix), open for reading. Use :func:`open_store`.
+    """One subset of a store (or a bare prefix, or synthetic data), open for reading. Use :func:`open_store`.
 
     Files are mapped when a document of theirs is first read; a bounded number stays mapped.
     Safe to share between threads and to use after a fork.
 
     Attributes:
-        path: the store's folder, or the prefix.
+        path: the store's folder, or the prefix; of synthetic data its name, which is no place.
         split: name of the subset; ``""`` for a bare prefix.
         manifest: the store's manifest; None for a bare prefix.
         dtype: dtype of a token on disk.
@@ -123,23 +121,25 @@ class Store:
         path: Path,
         split: str,
         manifest: Manifest | None,
-        lengths: StoreLengths,
+        lengths: StoreLengths | SyntheticLengths,
         places: list[Place],
         dtype: np.dtype[np.generic],
+        generated: Generated | None = None,
     ) -> None:
         self.path, self.split, self.manifest = path, split, manifest
         self.dtype, self.lengths = dtype, lengths
-        self._places = places
+        self._places, self._generated = places, generated
         self._firsts = [0, *np.cumsum([place.documents for place in places]).tolist()]
         self._starts = np.array(self._firsts[:-1], np.int64)
         self._bounds = self._starts[1:]
-        self.tokens = sum(place.bytes for place in places) // dtype.itemsize
+        on_disk = sum(place.bytes for place in places) // dtype.itemsize
+        self.tokens = generated.tokens if generated else on_disk
         self._shift = dtype.itemsize.bit_length() - 1
         self._open = [place.mapped for place in places]
         self._mapped: deque[int] = deque()
         self._masked = _masked_shards(manifest, split, places)
         self._masks: dict[int, Mask] = {}
-        self._most = _mapped_limit(len(places), 3 if self._masked else 2)
+        self._most = mapped_limit(len(places), 3 if self._masked else 2)
         self._opens = 0
 
     def __len__(self) -> int:
@@ -155,6 +155,8 @@ class Store:
     @cached_property
     def fingerprint(self) -> str:
         """Names the content: counts and checksums, or a prefix's sizes and its edges."""
+        if self._generated is not None:
+            return self._generated.fingerprint
         if self.manifest is None:
             return _prefix_fingerprint(self._places[0].stem, self.dtype, masked=self.masked)
         shards = self.manifest.subsets[self.split].shards
@@ -201,6 +203,21 @@ class Store:
         sources = self.manifest.sources if self.manifest else ()
         return bool(sources) and all(source.conversations for source in sources)
 
+    @cached_property
+    def synthetic(self) -> bool:
+        """Whether the documents, or some of them, were made up: the manifest says so."""
+        return is_synthetic(self.manifest)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether there are files to read; synthetic data opened by its name has none."""
+        return self._generated is None
+
+    @property
+    def replicated(self) -> bool:
+        """Whether every rank is to read rank 0's share: synthetic data opened as ``dummy``."""
+        return self._generated is not None and self._generated.replicated
+
     @property
     def weights(self) -> tuple[tuple[str, float], ...]:
         """The inputs that were given weights, each with its weight; recorded, and applied by nothing."""
@@ -230,6 +247,8 @@ class Store:
         """Tokens of the subset that are trained."""
         if self.manifest is None:
             return self._mask_of(0).count() if self._masked else self.tokens
+        if self._generated is not None:
+            return self.tokens
         shards = self.manifest.subsets[self.split].shards
         return sum(s.tokens if s.trained is None else s.trained for s in shards)
 
@@ -250,6 +269,8 @@ class Store:
         Raises:
             StoreError: there is none (a bare prefix), or it is not the manifest's.
         """
+        if self._generated is not None:
+            return self._generated.tokenizer
         if self.manifest is None:
             raise StoreError(
                 f"{self.path} is a bare Megatron prefix: it does not say which tokenizer made it."
@@ -284,6 +305,9 @@ class Store:
     def __getitem__(self, number: int) -> StoredDocument:
         number = self._checked(number)
         length = int(self.lengths.slice(number, number + 1)[0])
+        if self._generated is not None:
+            span = (np.array([number]), np.zeros(1, np.int64), np.array([length]))
+            return StoredDocument(number, self._generated.read(*span)[0], self)
         shard, local = self._place(number)
         pointers, tokens = self._open[shard] or self._shard(shard)
         begin = pointers[local] >> self._shift
@@ -310,6 +334,8 @@ class Store:
         beyond = stops > self.lengths.take(documents)
         if beyond.any():
             self._refuse(int(documents[beyond][0]), int(stops[beyond][0]))
+        if self._generated is not None:
+            return self._generated.read(documents, starts, lengths)
         opened, shift = self._open, self._shift
         shards = self._bounds.searchsorted(documents, side="right")
         locals_ = documents - self._starts[shards]
@@ -340,6 +366,8 @@ class Store:
         Raises:
             StoreError: a shard or its mask is missing, damaged, or contradicts the manifest.
         """
+        if not self._masked:
+            return [np.ones(length, bool) for length in lengths.tolist()]
         shards = self._bounds.searchsorted(documents, side="right")
         locals_ = documents - self._starts[shards]
         found: list[NDArray[np.bool_]] = []
@@ -382,6 +410,9 @@ class Store:
             raise StoreError(
                 f"{self.path} is a bare Megatron prefix: it does not say where documents came from."
             )
+        if self._generated is not None:
+            ids = self[number].ids.astype("<u4")
+            return Origin(str(self.path), self._checked(number), 0, None, checksum(ids.data))
         shard, local = self._place(self._checked(number))
         origins = self.shard_origins(shard)
         source, earlier = self._part(int(origins.parts[local]))
@@ -463,18 +494,21 @@ class Store:
 
 
 def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
-    """Open one subset of a store, or a bare Megatron prefix.
+    """Open one subset of a store, a bare Megatron prefix, or synthetic data that is asked for by name.
 
     Args:
         path: a store's folder; or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's, of
             any integer dtype), also given with one of the two endings. A ``name.mask`` beside it
-            says which tokens are trained.
+            says which tokens are trained. Where there is nothing of that name, ``dummy`` and
+            ``distributed_dummy``, also with settings (``dummy:documents=1000,kind=text``): documents
+            that are made up as they are read, by docs/synthetic.md.
         split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
 
     Raises:
         StoreMissingError: there is neither a store nor a prefix at ``path``.
         StoreError: the store is damaged, of another format, or names files outside itself.
         InputError: the subset does not exist or is empty.
+        SettingsError: settings of synthetic data that are none.
     """
     # Files are mapped when they are first read, perhaps after the process has changed its folder.
     folder = Path(path).absolute()
@@ -482,12 +516,15 @@ def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
     try:
         is_folder = folder.is_dir()
         is_prefix = not is_folder and stem.with_name(stem.name + ".idx").is_file()
+        is_there = os.path.lexists(folder)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {because(error)}.") from error
     if is_folder:
         return _open_folder(folder, split)
     if is_prefix:
         return _open_prefix(stem)
+    if not is_there and (spec := parse_synthetic(os.fspath(path))):
+        return _open_synthetic(Generated(spec), split)
     raise no_store(Path(path))
 
 
@@ -522,6 +559,16 @@ def _open_folder(folder: Path, split: str) -> Store:
     )
 
 
+def _open_synthetic(made: Generated, split: str) -> Store:
+    if split != SUBSET:
+        raise InputError(
+            f"{made.spec.place} has no subset {split!r}; it has: {SUBSET}. Another seed is other data: {made.spec.name}"
+            f":seed={made.spec.seed + 1}"
+        )
+    path = Path(made.spec.place)
+    return Store(path, split, made.manifest, made.lengths, [], made.dtype, made)
+
+
 def _open_prefix(stem: Path) -> Store:
     shard, lengths = map_prefix(stem)
     place = Place(stem, lengths.size, shard.tokens.nbytes, shard)
@@ -544,21 +591,3 @@ def _masked_shards(manifest: Manifest | None, split: str, places: list[Place]) -
         return frozenset([0] if stem.with_name(stem.name + ".mask").is_file() else [])
     shards = manifest.subsets[split].shards
     return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)
-
-
-def _mapped_limit(shards: int, files: int) -> int:
-    """Shards kept mapped: each costs ``files`` descriptors of what the process may open.
-
-    A store of many shards raises the process's soft limit towards its hard one: a pool of the
-    default size touches up to about a thousand shards, and mapping them anew for each batch
-    costs 45 times the throughput.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = files * min(shards, _MOST_MAPPED) + _SPARE_FILES
-    if 0 < soft < wanted:
-        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = (soft - _SPARE_FILES) // files if soft > 0 else _MOST_MAPPED
-    return min(max(16, room), _MOST_MAPPED)

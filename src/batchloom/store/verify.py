@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import xxhash
@@ -18,8 +19,10 @@ from batchloom.store.mask import map_mask
 from batchloom.store.origins import map_origins
 from batchloom.store.pairs import map_sides, pair_numbers
 from batchloom.store.reader import Store, open_store
+from batchloom.store.synthetic import is_synthetic
 
 _BLOCK = 8 << 20
+_SAMPLE_IDS = 64
 _NOISE_SAMPLE = 1 << 22
 # Text repeats its tokens hundreds of times more often than uniform noise; below this it is noise.
 _NOISE_FACTOR = 1.5
@@ -36,10 +39,12 @@ class Verdict:
 
     Attributes:
         path: what was checked.
-        kind: ``store``, ``prefix`` or ``file``.
+        kind: ``store``, ``prefix``, ``file`` or ``synthetic`` (data that is made up as it is read).
         faults: one sentence each; none means sound.
         facts: what was checked and counted, in order, for people to read.
         sample: the beginning of a document, decoded.
+        data: ``real`` or ``synthetic``. (Of what is ``absent`` there is no verdict but an error.)
+        used: what a training would read of it.
     """
 
     path: str
@@ -47,6 +52,8 @@ class Verdict:
     faults: list[str] = field(default_factory=list)
     facts: dict[str, str | int] = field(default_factory=dict)
     sample: str = ""
+    data: Literal["real", "synthetic"] = "real"
+    used: str = ""
 
     @property
     def sound(self) -> bool:
@@ -72,6 +79,7 @@ def verify_store(folder: Path, progress: Callable[[int], None] | None = None) ->
     except StoreError as error:
         verdict.faults.append(str(error))
         return verdict
+    verdict.data = "synthetic" if is_synthetic(manifest) else "real"
     tick = progress or (lambda _: None)
     for name, subset in manifest.subsets.items():
         verdict.faults += _subset_faults(folder / name, manifest, subset, tick)
@@ -86,7 +94,41 @@ def verify_store(folder: Path, progress: Callable[[int], None] | None = None) ->
         except StoreError as error:
             verdict.faults.append(str(error))
         _check_content(folder, manifest, verdict)
+    counts = {name: subset.documents for name, subset in manifest.subsets.items()}
+    verdict.used = _used_of(verdict, counts)
     return verdict
+
+
+def verify_synthetic(name: str) -> Verdict:
+    """Say what synthetic data is made of; there is nothing to verify.
+
+    Args:
+        name: as :func:`~batchloom.store.reader.open_store` takes it.
+    """
+    store = open_store(name)
+    verdict = Verdict(name, "synthetic", data="synthetic")
+    verdict.facts["made of"] = str(store.path)
+    verdict.facts["documents"] = f"{len(store):,}, {store.tokens:,} tokens"
+    share = "every rank the same" if store.replicated else "every rank its share"
+    verdict.facts["ranks"] = f"{share} of each step"
+    verdict.sample = store.tokenizer.decode(store[0].ids[:_SAMPLE_IDS])
+    verdict.used = (
+        f"batchloom train --data {name} makes up {len(store):,} documents as it goes and reads nothing; "
+        f"batchloom prepare {name} --out STORE writes them"
+    )
+    return verdict
+
+
+def _used_of(verdict: Verdict, counts: dict[str, int]) -> str:
+    """What a training would read of a store with so many documents in its subsets."""
+    if verdict.faults:
+        return "nothing, before what is faulty is mended"
+    if not counts.get("train"):
+        return "nothing by batchloom train: there is no subset train"
+    val = f", and looks at the {counts['val']:,} of subset val" if counts.get("val") else ""
+    made_up = " made-up" if verdict.data == "synthetic" else ""
+    documents = f"{counts['train']:,}{made_up} documents"
+    return f"batchloom train --data {verdict.path} reads the {documents} of subset train{val}"
 
 
 def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:
@@ -117,6 +159,11 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:
     verdict.facts["ids"] = f"{lowest:,} to {highest:,}"
     verdict.faults += _range_faults(f"{path}.bin", lowest, highest, vocab_size)
     verdict.faults += _noise_faults(ids, vocab_size or highest + 1, str(path))
+    verdict.used = (
+        "nothing, before what is faulty is mended"
+        if verdict.faults
+        else f"batchloom train --data {path} reads the {len(store):,} documents of it as they are"
+    )
     return verdict
 
 
@@ -250,11 +297,13 @@ def _check_content(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
     verdict.facts["tokenizer"] = f"{entry.name}, {entry.vocab_size:,} ids, {entry.fingerprint}"
     try:
         tokenizer = store.tokenizer
-        verdict.sample = tokenizer.decode(store[0].ids[:64])
+        verdict.sample = tokenizer.decode(store[0].ids[:_SAMPLE_IDS])
     except BatchloomError as error:
         verdict.faults.append(str(error))
         return
-    verdict.faults += _noise_faults(_sample_ids(store), entry.vocab_size, str(folder))
+    # What says that it was made up may look like it.
+    if not store.synthetic:
+        verdict.faults += _noise_faults(_sample_ids(store), entry.vocab_size, str(folder))
 
 
 def _sample_ids(store: Store) -> NDArray[np.int64]:

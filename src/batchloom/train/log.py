@@ -20,15 +20,25 @@ class RunLog:
         path: the log; None on ranks that keep silent.
         say: prints one line.
         say_every: steps between two spoken step lines (every step is logged).
+
+    Attributes:
+        mark: ends every line that is said, where it must be seen what a run is made of.
     """
+
+    mark = ""
 
     def __init__(self, path: Path | None, say: Say, say_every: int = 1) -> None:
         self._path, self._say, self._say_every = path, say, say_every
 
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the rank that tells."""
+        return self._path is not None
+
     def say(self, line: str) -> None:
         """A line for people only."""
         if self._path is not None:
-            self._say(line)
+            self._say(line if "source=" in line else line + self.mark)
 
     def write(self, entry: dict[str, Any]) -> None:
         """Append one object to the log.

@@ -229,8 +229,10 @@ def tell_step(
     """Log a step, with its speed and where its data came from."""
     size = run.settings.global_batch_size
     took = time.perf_counter() - began + waited
-    spans = run.loader.plan.rows(batch.step * size, (batch.step + 1) * size)
-    tokens = int(spans.lengths.sum())
+    # Of the same data on every rank, a step holds the first rank's share as often as there are ranks.
+    copies = run.ranks.world_size if run.store.replicated else 1
+    spans = run.loader.plan.rows(batch.step * size, batch.step * size + size // copies)
+    tokens = copies * int(spans.lengths.sum())
     entry = {
         "step": batch.step + 1,
         **figures,

@@ -294,6 +294,11 @@ def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: St
         TrainError: names both sizes.
     """
     rows, needed = _embedding_rows(model), store.vocab_size or 0
+    if rows < needed and not store.on_disk:
+        raise TrainError(
+            f"{store.path} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
+            f"of them: give it vocab={rows}."
+        )
     if rows < needed:
         raise TrainError(
             f"{store.path} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "

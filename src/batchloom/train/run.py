@@ -1,5 +1,6 @@
 """A run: its data, its model, its folder, opened and checked before the first step."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ _FIXED = (
 )
 # Where things lie does not matter: their fingerprints say whether they are the same.
 _PLACES = {"data.name", "model.init"}
+_LOG = logging.getLogger("batchloom")
 # Rows: masks are read span by span, and the first few hundred say it as a rule.
 _LOOKED_AT, _LOOKED_AT_MASKED = 1 << 14, 1 << 8
 _SHOWN = 6
@@ -75,7 +77,7 @@ def set_up(
     """Open the data and build the model; nothing is written yet.
 
     Args:
-        data: a store's folder, or a bare Megatron prefix.
+        data: a store's folder, a bare Megatron prefix, or a name of synthetic data.
         settings: what to compute.
         folder: where to write.
         ranks: this process's place.
@@ -89,6 +91,7 @@ def set_up(
     """
     passes = accumulation(settings, ranks.world_size)
     store = open_store(data)
+    _tell_source(store, data, log)
     outlined = outline(settings, store)
     check_memory(settings, outlined.parameters, ranks)
     loader = _loader(store, settings, ranks, settings.steps)
@@ -105,6 +108,15 @@ def set_up(
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
     val = _val_loader(store, settings, ranks, log)
     return Run(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
+
+
+def _tell_source(store: Store, data: Path, log: RunLog) -> None:
+    """Say that data is real, or have every line from here on say that it is not."""
+    if store.synthetic:
+        log.mark = "  source=synthetic"
+    elif log.speaks:
+        _LOG.info("Loaded real indexed dataset from %s", data)
+        _LOG.info("Dataset contains %d sequences", len(store))
 
 
 def has_targets(loader: Loader, steps: int) -> bool:

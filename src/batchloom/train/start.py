@@ -8,12 +8,13 @@ from typing import Any
 
 from batchloom import DatasetConfig
 from batchloom.core.errors import SettingsError
-from batchloom.core.spec import raise_problems
+from batchloom.core.spec import nearest, raise_problems, shown
 from batchloom.train.checkpoint import step_of
 from batchloom.train.dataset import dataset_store, order_line, tokenizer_for
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, Say
 from batchloom.train.loop import Outcome, train
+from batchloom.train.missing import stand_in
 from batchloom.train.pretrained import longest_row, read_model_config
 from batchloom.train.ranks import Ranks, joined_ranks
 from batchloom.train.run import set_up
@@ -32,6 +33,7 @@ from batchloom.train.settings import (
 from batchloom.train.temporary import temporary_store
 
 DEFAULT_MODEL = "tiny"
+IF_MISSING = ("error", "synthetic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +41,13 @@ class Request:
     """What was asked for on the command line.
 
     Attributes:
-        data: a store's folder or a bare Megatron prefix.
+        data: a store's folder, a bare Megatron prefix, or a name of synthetic data.
         input_file: a file or folder to prepare into a temporary store; excludes ``data``.
         dataset_config: a YAML file that names data sets, which are prepared below the run's
             folder; excludes ``data`` and ``input_file``.
         tokenizer: of what is prepared, as prepare takes it; None for its default.
+        if_missing: what becomes of a run whose data is absent: ``error``, or ``synthetic`` data
+            stands in for it.
         model_name: a configuration that ships with the package.
         config_file: a configuration; excludes ``model_name``.
         init: the folder of a Hugging Face model to finetune; excludes ``model_name``.
@@ -60,6 +64,7 @@ class Request:
     input_file: Path | None = None
     dataset_config: Path | None = None
     tokenizer: str | None = None
+    if_missing: str = "error"
     model_name: str | None = None
     config_file: Path | None = None
     init: Path | None = None
@@ -92,6 +97,12 @@ class Request:
             problems.append(
                 f"--tokenizer: {self.tokenizer} goes with --input-file and --dataset-config only; a store has its own"
             )
+        if self.if_missing not in IF_MISSING:
+            words = ", ".join(IF_MISSING)
+            hint = nearest(str(self.if_missing), IF_MISSING)
+            problems.append(f"--if-missing: {shown(self.if_missing)} is none of {words}{hint}")
+        elif self.if_missing != "error" and self.dataset_config is not None:
+            problems.append("--if-missing: goes with --data and --input-file only; leave it out")
         bounds: Bounds = {"stop_at": (1, MOST_STEPS)}
         problems += [problem.replace("stop_at", "--stop-at") for problem in outside(bounds, self)]
         try:
@@ -194,7 +205,10 @@ def start(request: Request, say: Say) -> Outcome:
         # Once more before the first step; this look is before an input is prepared for hours.
         folder.check_new()
     try:
-        with joined_ranks(request.device) as ranks, _data(request, dataset, ranks, say) as data:
+        with (
+            joined_ranks(request.device) as ranks,
+            _data(request, settings, dataset, ranks, say) as data,
+        ):
             log = RunLog(folder.log if ranks.first else None, say)
             if dataset is not None:
                 log.say(order_line(dataset, stated, settings, goes_on=request.goes_on))
@@ -206,12 +220,21 @@ def start(request: Request, say: Say) -> Outcome:
 
 @contextmanager
 def _data(
-    request: Request, dataset: DatasetConfig | None, ranks: Ranks, say: Say
+    request: Request,
+    settings: TrainSettings,
+    dataset: DatasetConfig | None,
+    ranks: Ranks,
+    say: Say,
 ) -> Iterator[Path]:
     if dataset is not None:
         tokenizer = tokenizer_for(dataset, request.tokenizer, request.init)
         yield dataset_store(dataset, request.folder.data, tokenizer, ranks, say)
         return
+    if request.if_missing == "synthetic":
+        found = stand_in(request.data, request.input_file, settings, ranks)
+        if found is not None:
+            yield found
+            return
     if request.input_file is None:
         yield request.data or Path()
         return

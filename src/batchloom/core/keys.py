@@ -1,4 +1,4 @@
-"""Keyed hashing of index arrays: the one source of randomness of every order.
+"""Keyed hashing of index arrays: the one source of randomness, of orders and of synthetic data.
 
 The mixer is SplitMix64's finalizer (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
 Generators, OOPSLA 2014; constants by Stafford, variant 13). It is a bijection on 64 bits with
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Key = tuple[int, int]
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _U30, _U27, _U31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _N1, _N2 = np.uint64(_M1), np.uint64(_M2)
@@ -51,6 +51,6 @@ def shuffled(size: int, key: Key) -> NDArray[np.int64]:
 def round_keys(key: Key, rounds: int) -> list[int]:
     """One 64-bit key a round, from a 128-bit key."""
     return [
-        mix_int((key[0] + _GOLDEN * (i + 1)) & _MASK) ^ mix_int((key[1] + i) & _MASK)
+        mix_int((key[0] + GOLDEN * (i + 1)) & _MASK) ^ mix_int((key[1] + i) & _MASK)
         for i in range(rounds)
     ]

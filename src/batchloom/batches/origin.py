@@ -1,0 +1,33 @@
+"""Where data comes from, as batches and log lines say it."""
+
+import logging
+from collections.abc import MutableMapping
+from typing import Any, final
+
+from batchloom.plan.plan import Plan
+from batchloom.store.reader import Store
+
+_SYNTHETIC = "source=synthetic"
+_LOG = logging.getLogger("batchloom")
+
+
+def origin_of(store: Store) -> str:
+    """``source=real NAME/SUBSET FINGERPRINT``, or ``source=synthetic ...`` of what was made up."""
+    split = f"/{store.split}" if store.split else ""
+    source = _SYNTHETIC if store.synthetic else "source=real"
+    return f"{source} {store.path.name}{split} {store.fingerprint[:12]}"
+
+
+def log_of(plan: Plan) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+    """The log ``batchloom``, whose every line about synthetic data says that it is."""
+    if isinstance(plan.store, Store) and plan.store.synthetic:
+        return _Synthetic(_LOG)
+    return _LOG
+
+
+@final
+class _Synthetic(logging.LoggerAdapter[logging.Logger]):
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        return f"{msg} {_SYNTHETIC}", kwargs
