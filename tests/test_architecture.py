@@ -24,6 +24,7 @@ MAY = {
     "preparation": {"core", "sources", "text", "chat", "tokens", "store"},
     "batches": {"core", "store", "plan"},
     "adapters": {"core", "batches", "plan", "store"},
+    "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"},
     "train": {"core", "batchloom"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "cli": {"core", "chat", "preparation", "batches", "store", "train", "batchloom"},
