@@ -182,6 +182,14 @@ def test_opening_and_loading_a_store_needs_no_heavy_module(tmp_path):
         assert heavy not in loaded
 
 
+def test_the_doors_for_older_scripts_are_light():
+    loaded = json.loads(
+        _fresh("import sys, json; import batchloom.compat; print(json.dumps(sorted(sys.modules)))")
+    )
+    for heavy in ("torch", "pyarrow", "transformers", "datasets", "huggingface_hub"):
+        assert heavy not in loaded
+
+
 def test_public_names_are_listed():
     assert sorted(batchloom.__all__) == batchloom.__all__
     assert set(batchloom._HOMES) == set(batchloom.__all__)

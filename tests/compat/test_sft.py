@@ -1,7 +1,10 @@
 """``SFTDataset``: the ids, masks and labels of a prepared store, one document a row."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,9 +12,11 @@ from torch.utils.data import DataLoader
 
 import batchloom
 from batchloom.compat import SFTDataset
+from batchloom.compat.sft import _place
 from batchloom.core.errors import RecordError, SchemaError, TokenizerError
 from chat.conftest import folders  # noqa: F401
 from prepare.stores import jsonl
+from sources.hub_server import hub_serving
 from sources.test_saved import save
 
 ASKED = [
@@ -205,6 +210,36 @@ def test_splits(tmp_path):
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert len(SFTDataset(tmp_path / "saved", "bytes")) == 50
     assert len(SFTDataset(tmp_path / "saved", "bytes", split="test")) == 10
+
+
+@pytest.mark.parametrize(
+    ("place", "split", "asked"),
+    [
+        ("org/name", "train", "org/name"),
+        ("org/name", "test", "org/name/test"),
+        ("org/name:small@main", "test", "org/name:small/test@main"),
+        ("org/name/train", "test", "org/name/test"),
+        ("tiny_shakespeare", "test", "karpathy/tiny_shakespeare:default/test"),
+    ],
+)
+def test_splits_of_the_hub(place, split, asked):
+    assert _place(place, split) == asked
+
+
+def test_a_data_set_of_the_hub(tmp_path):
+    code = (
+        "from batchloom.compat import SFTDataset\n"
+        "rows = SFTDataset('org/sums', 'bytes', split='test', output='numpy')\n"
+        "print(len(rows), bytes(rows[0]['input_ids'].astype('u1')).decode())"
+    )
+    lines = {name: b'{"question": "%s?", "answer": "yes"}\n' % name.encode() for name in ("a", "b")}
+    files = {"README.md": b"# hi", "train.jsonl": lines["a"], "test.jsonl": lines["b"] * 3}
+    with hub_serving({"org/sums": files}) as hub:
+        known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | known
+        )
+    assert done.stdout.startswith("3 User:\nb?"), done.stderr
 
 
 def test_a_bad_line_is_named(tmp_path):

@@ -8,8 +8,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.device import require_torch, to_torch
 from batchloom.batches.world import find_world
+from batchloom.compat.output import as_asked, check_output
 from batchloom.compat.tokenizer import tokenizer_of
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.fingerprint import key128
@@ -64,8 +64,7 @@ class GPTDataLoader:
         settings = _Settings(config)
         self.block_size, self.batch_size = settings.block_size, settings.batch_size
         self._settings = settings
-        if settings.output == "torch":
-            require_torch()
+        check_output(settings.output)
         self._rank, self._world_size = find_world()
         self._tokenizer = None if tokenizer is None else tokenizer_of(tokenizer)
         self._lines: dict[str, _Line] = {}
@@ -115,9 +114,8 @@ class GPTDataLoader:
         ids = np.stack(rows).astype(np.int64)
         self._refuse_foreign(ids)
         self._steps[name] = step + 1
-        made = {"x": ids[:, :-1].copy(), "y": ids[:, 1:].copy()}
-        if self._settings.output == "torch":
-            made = to_torch(made)
+        pair = {"x": ids[:, :-1].copy(), "y": ids[:, 1:].copy()}
+        made = as_asked(pair, self._settings.output)
         return made["x"], made["y"]
 
     def _window(self, name: str, line: "_Line", number: int) -> Tokens:
@@ -148,9 +146,12 @@ class GPTDataLoader:
         return line
 
     def _refuse_foreign(self, ids: Tokens) -> None:
-        if self._tokenizer is not None and int(ids.max()) >= self._tokenizer.vocab_size:
+        if self._tokenizer is None:
+            return
+        worst = int(ids.max()) if ids.min() >= 0 else int(ids.min())
+        if not 0 <= worst < self._tokenizer.vocab_size:
             raise InputError(
-                f"The data holds token id {int(ids.max())}; tokenizer {self._tokenizer.name!r} has ids 0 to "
+                f"The data holds token id {worst}; tokenizer {self._tokenizer.name!r} has ids 0 to "
                 f"{self._tokenizer.vocab_size - 1}: another tokenizer made them, or they are not "
                 f"{self._settings.dtype} (config.dtype)."
             )

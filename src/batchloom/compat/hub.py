@@ -1,6 +1,7 @@
 """``create_huggingface_dataset``: batches of a data set of the Hub, a share of its documents for each rank."""
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import count
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.assemble import assemble_rows
-from batchloom.batches.device import require_torch, to_torch
+from batchloom.compat.output import as_asked, check_output
 from batchloom.compat.tokenizer import tokenizer_of
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputMissingError
@@ -38,7 +39,7 @@ Row = NDArray[np.int64]
 
 
 def create_huggingface_dataset(
-    dataset_name: str,
+    dataset_name: str | os.PathLike[str],
     rank: int = 0,
     world_size: int = 1,
     num_batches: int = 1000,
@@ -89,10 +90,9 @@ def create_huggingface_dataset(
     if not problems and not 0 <= rank < world_size:
         problems.append(f"rank: {shown(rank)} is none of 0 to {world_size - 1}")
     raise_problems(problems)
-    if output == "torch":
-        require_torch()
+    check_output(output)
     return RankedBatches(
-        dataset_name,
+        os.fspath(dataset_name),
         (rank, world_size),
         (num_batches, batch_size),
         tokenizer_name,
@@ -165,9 +165,8 @@ class RankedBatches(Sequence[Pair]):
             waiting.append(row)
             if len(waiting) == self._rows:
                 made = {"inputs": [row[0] for row in waiting], "labels": [r[1] for r in waiting]}
-                arrays = {name: np.stack(rows) for name, rows in made.items()}
-                if self._output == "torch":
-                    arrays = to_torch(arrays)
+                stacked = {name: np.stack(rows) for name, rows in made.items()}
+                arrays = as_asked(stacked, self._output)
                 yield arrays["inputs"], arrays["labels"]
                 waiting = []
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.assemble import IGNORE
-from batchloom.batches.device import require_torch, to_torch
+from batchloom.compat.output import as_asked, check_output
 from batchloom.compat.tokenizer import tokenizer_of
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.spec import shown, whole
@@ -127,8 +127,7 @@ class PretrainingDataset:
     ) -> None:
         if (whole(seq_length) or 0) < 2:
             raise SettingsError([f"seq_length: {shown(seq_length)} is no number above 1"])
-        if output == "torch":
-            require_torch()
+        check_output(output)
         self.store: Store = open_store(prefix, split)
         chosen = tokenizer_of(tokenizer)
         self._end_id, self._vocab_size = chosen.end_id, chosen.vocab_size
@@ -159,5 +158,5 @@ class PretrainingDataset:
         row[0, :size], row[1, :size], row[2, :size] = ids, np.where(trained, ids, IGNORE), 1
         # Nothing comes before the first token, so that nothing predicts it.
         row[1, 0] = IGNORE
-        made = dict(zip(("input_ids", "labels", "attention_mask"), row, strict=True))
-        return to_torch(made) if self._output == "torch" else made
+        names = ("input_ids", "labels", "attention_mask")
+        return as_asked(dict(zip(names, row, strict=True)), self._output)

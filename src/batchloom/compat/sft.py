@@ -9,8 +9,8 @@ from typing import Any, final
 import numpy as np
 
 from batchloom.batches.assemble import IGNORE
-from batchloom.batches.device import require_torch, to_torch
 from batchloom.compat.formatter import Formatter, formatted
+from batchloom.compat.output import as_asked, check_output
 from batchloom.compat.tokenizer import tokenizer_of
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
@@ -68,8 +68,7 @@ class SFTDataset:
     ) -> None:
         if (whole(max_seq_length) or 0) < 2:
             raise SettingsError([f"max_seq_length: {shown(max_seq_length)} is no number above 1"])
-        if output == "torch":
-            require_torch()
+        check_output(output)
         self._output, self._most = output, max_seq_length
         chosen, form = tokenizer_of(tokenizer), formatted(formatter)
         how = Direct(chosen, form.reading, _refuse, form.template)
@@ -104,7 +103,8 @@ class SFTDataset:
         labels = np.where(trained, ids, IGNORE)
         # Nothing comes before the first token, so that nothing predicts it.
         labels[0] = IGNORE
-        return self._given({"input_ids": ids, "labels": labels, "loss_mask": labels != IGNORE})
+        row = {"input_ids": ids, "labels": labels, "loss_mask": labels != IGNORE}
+        return as_asked(row, self._output)
 
     def collate(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Rows as one batch [rows, longest], padded at their ends with what carries no loss."""
@@ -114,7 +114,7 @@ class SFTDataset:
         for number, row in enumerate(rows):
             for name, values in batch.items():
                 values[number, : len(row[name])] = row[name]
-        return self._given(batch)
+        return as_asked(batch, self._output)
 
     def _row(self, document: int) -> tuple[Any, Any]:
         number, start = np.array([document]), np.zeros(1, np.int64)
@@ -129,10 +129,6 @@ class SFTDataset:
         if lost := self._documents.lengths.size - len(kept):
             self.left_out["nothing to train within max_seq_length"] += lost
         return np.array(kept, np.int64)
-
-    def _given(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        plain = {name: values.astype(np.int64) for name, values in arrays.items()}
-        return to_torch(plain) if self._output == "torch" else plain
 
 
 def _refuse(source: Source, bad: BadRecord) -> None:
@@ -153,7 +149,8 @@ def _place(path_or_id: str | os.PathLike[str], split: str) -> str:
             f"split: {split!r} of {place}, which is one file and has no splits; name the file of that split."
         )
     name = hub_name(place)
-    if os.path.isdir(place) or name is None or name.split:  # noqa: PTH112
+    if os.path.isdir(place) or name is None:  # noqa: PTH112
         return f"{place}/{split}"
-    plain, at, revision = place.partition("@")
-    return f"{plain}/{split}{at}{revision}"
+    config = f":{name.config}" if name.config else ""
+    revision = f"@{name.revision}" if name.revision else ""
+    return f"{name.repo}{config}/{split}{revision}"
