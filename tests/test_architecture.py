@@ -24,6 +24,7 @@ MAY = {
     "preparation": {"core", "sources", "text", "chat", "tokens", "store", "plan"},
     "batches": {"core", "store", "plan"},
     "adapters": {"core", "batches", "plan", "store"},
+    "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"},
     "train": {"core", "batchloom"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "cli": {"core", "chat", "preparation", "batches", "store", "train", "batchloom"},
@@ -235,6 +236,14 @@ def test_opening_and_loading_a_store_needs_no_heavy_module(tmp_path):
         "typer",
         "asyncio",
     ):
+        assert heavy not in loaded
+
+
+def test_the_doors_for_older_scripts_are_light():
+    loaded = json.loads(
+        _fresh("import sys, json; import batchloom.compat; print(json.dumps(sorted(sys.modules)))")
+    )
+    for heavy in ("torch", "pyarrow", "transformers", "datasets", "huggingface_hub"):
         assert heavy not in loaded
 
 

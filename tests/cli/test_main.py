@@ -33,6 +33,12 @@ TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
         (["prepare", "a", "--no_dedup"], ["prepare", "a", "--dedup", "none"]),
         (["prepare", "--", "--odd_name"], ["prepare", "--", "--odd_name"]),
         (["train", "--data", "my_store"], ["train", "--data", "my_store"]),
+        (["train", "--dataset_dir=my_store"], ["train", "--data", "my_store"]),
+        (
+            ["convert", "--csv", "a.csv", "--output", "b.jsonl"],
+            ["convert", "a.csv", "--out", "b.jsonl"],
+        ),
+        (["convert", "--dataset", "org/name", "--out", "b"], ["convert", "org/name", "--out", "b"]),
     ],
 )
 def test_names_brought_along(typed, understood):

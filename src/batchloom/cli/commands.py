@@ -38,6 +38,10 @@ _ALIASES: dict[str, list[str]] = {
     "--out-dir": ["--out"],
     "--tokenization": ["--tokenizer"],
     "--no-dedup": ["--dedup", "none"],
+    "--dataset-dir": ["--data"],
+    "--dataset": [],
+    "--csv": [],
+    "--output": ["--out"],
 }
 # Settings whose option has a name of its own.
 _OPTIONS = {"steps": "--max-iters", "optim.lr": "--lr", "model.init": "--init"}

@@ -28,7 +28,7 @@ def half_a_store(path: Path) -> str:
 
 
 def _sentence(path: Path) -> str:
-    lead = f"There is no store at {path}: "
+    lead = f"{'No training shards found in' if path.is_dir() else 'There is no store at'} {path}: "
     if path.suffix in (".bin", ".idx") and path.is_file():
         other = path.with_suffix(".idx" if path.suffix == ".bin" else ".bin")
         return f"{lead}a Megatron prefix is a pair, and {other.name} does not lie beside it."

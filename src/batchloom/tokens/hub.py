@@ -30,8 +30,8 @@ def hub_files(repo: str) -> Path:
         import huggingface_hub  # noqa: F401, PLC0415 - optional
     except ImportError as error:
         raise MissingDependencyError(
-            f"{repo} is a Hub id, which needs huggingface_hub: pip install 'batchloom[hf]', or "
-            "give the path of a tokenizer.json"
+            f"{repo} is a Hub id, which needs huggingface_hub: pip install 'batchloom[hf]' (or: pip install "
+            "datasets transformers), or give the path of a tokenizer.json"
         ) from error
     tokenizer = _fetch(repo, _TOKENIZER, None)
     if tokenizer is None:

@@ -222,7 +222,8 @@ def _transformers() -> Any:
     """
     if find_spec("transformers") is None:
         raise MissingDependencyError(
-            "--init needs transformers, not installed: pip install 'batchloom[train,hf]'."
+            "--init needs transformers, not installed: pip install 'batchloom[train,hf]' (or: pip install datasets "
+            "transformers)."
         )
     return importlib.import_module("transformers")
 

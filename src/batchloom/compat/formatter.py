@@ -1,0 +1,99 @@
+"""What scripts call a formatter: from a record to what is trained, over what is detected."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from batchloom.chat.detect import detect_schema
+from batchloom.chat.records import record_reader
+from batchloom.core.errors import UnusableRecordError
+from batchloom.core.values import kind_of
+from batchloom.preparation.reading import Reading, first_rows, reading_of
+from batchloom.preparation.recipe import ChatRecipe
+from batchloom.sources.rules import ReadRules, Source
+
+Row = dict[str, Any]
+Formatter = Callable[[Row], Any]
+
+# Schemas by the names that scripts have for them, as the columns they stand for.
+SCHEMAS: dict[str, dict[str, str]] = {
+    "text": {"text": "text"},
+    "messages": {"messages": "messages"},
+    "sharegpt": {"messages": "conversations"},
+    "instruction": {"prompt": "instruction", "response": "output"},
+    "prompt-completion": {"prompt": "prompt", "completion": "completion"},
+}
+_RULES = ReadRules(text_field=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Formatted:
+    """A formatter as a reading and a template.
+
+    Attributes:
+        template: the chat template it names; None for the tokenizer's own.
+        mapping: columns by role that it names.
+        call: what makes of a record messages, a text, or another record.
+    """
+
+    template: str | None = None
+    mapping: Mapping[str, str] | None = None
+    call: Formatter | None = None
+
+    def reading(self, source: Source) -> Reading:
+        """How the records of a source are read."""
+        rows = [_row(row) for row in first_rows(source, _RULES)[0]]
+        call = self.call
+        chat, mapping = ChatRecipe(template=self.template), dict(self.mapping or {})
+        if call is None:
+            if source.kind in ("text", "code"):
+                return Reading(_RULES)
+            return reading_of(source, rows, _RULES, mapping, chat)
+        made = _sample(call, rows)
+        found = reading_of(source, made, _RULES, mapping, chat)
+        read = record_reader(detect_schema(made, mapping))
+        return replace(found, rules=_RULES, read=lambda row: read(_made(call(_row(row)))))
+
+
+def formatted(formatter: str | Formatter | None) -> Formatted:
+    """What a script's formatter means.
+
+    Args:
+        formatter: a function of a record that returns messages, a text or another record; the
+            name of a schema or of a template, or the path of a template; None for what is detected.
+    """
+    if formatter is None:
+        return Formatted()
+    if not isinstance(formatter, str):
+        return Formatted(call=formatter)
+    name = formatter.replace("_", "-")
+    if name in SCHEMAS:
+        return Formatted(mapping=SCHEMAS[name])
+    return Formatted(template=formatter)
+
+
+def _row(value: Any) -> Row:
+    return {"text": value} if isinstance(value, str) else value
+
+
+def _sample(call: Formatter, rows: Sequence[Row]) -> list[Row]:
+    """What a formatter makes of the first records; one it fails on is told when it is read."""
+    made = []
+    for row in rows:
+        with suppress(UnusableRecordError):
+            made.append(_made(call(row)))
+    return made or [_made(call(row)) for row in rows[:1]]
+
+
+def _made(value: Any) -> Row:
+    """What a formatter returned, as a record."""
+    if isinstance(value, str):
+        return {"text": value}
+    if isinstance(value, list):
+        return {"messages": value}
+    if isinstance(value, dict):
+        return value
+    raise UnusableRecordError(
+        f"the formatter made {kind_of(value)} of it: return a text, a list of messages, or a record"
+    )

@@ -1,0 +1,279 @@
+"""``GPTDataLoader``: a memmap shard loader, ``get_batch(split) -> (x, y)``, each position once an epoch."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.world import find_world
+from batchloom.compat.output import as_asked, check_output
+from batchloom.compat.tokenizer import tokenizer_of
+from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.fingerprint import key128
+from batchloom.core.spec import nearest, raise_problems, shown, whole
+from batchloom.plan.permute import Permutation
+from batchloom.store.format import MANIFEST_NAME
+from batchloom.store.index import map_file
+from batchloom.store.missing import no_store
+from batchloom.store.reader import open_store
+from batchloom.store.shards import map_prefix
+
+SPLITS = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val")}
+_BLOCK_SIZE = ("block_size", "seq_len", "max_seq_length", "context_length")
+_DTYPES = ("uint16", "uint32", "int32")
+_VAL_FRACTION = 0.1
+
+Tokens = NDArray[Any]
+
+
+@final
+class GPTDataLoader:
+    """Batches of windows over one long line of tokens; give it a text, or a folder of shards.
+
+    A window is ``block_size`` tokens and the targets that follow them. The windows of an epoch
+    do not overlap, and their order is a permutation by the seed: every position is a target once.
+    Fewer than ``block_size`` positions at the two ends of the line fill no window; they are others
+    in each epoch. Rank and world size are found as by ``batchloom.Loader``; ranks share an epoch.
+
+    Args:
+        config: an object or a mapping with ``block_size`` (or ``seq_len``, ``max_seq_length``,
+            ``context_length``) and ``batch_size``; ``seed`` (0), ``val_fraction`` (0.1; of what has no
+            val of its own, its end), ``dtype`` of shards without an index (``uint32``) and ``output``
+            (``torch`` or ``numpy``) may be there. All else in it is not looked at.
+        tokenizer: see :func:`batchloom.compat.tokenizer.tokenizer_of`; None where a store or shards
+            are given and ids need not be compared with a vocabulary.
+        dataset_dir: a store; or a folder of ``shard_00000.bin`` ... or ``train.bin`` and ``val.bin``,
+            headerless, also in ``train/`` and ``val/``.
+
+    Raises:
+        SettingsError: settings that are missing or cannot be.
+        StoreMissingError: ``No training shards found`` in the folder.
+        StoreError: the shards are damaged.
+        InputError: a store of which some tokens are not trained.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        dataset_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        settings = _Settings(config)
+        self.block_size, self.batch_size = settings.block_size, settings.batch_size
+        self._settings = settings
+        check_output(settings.output)
+        self._rank, self._world_size = find_world()
+        self._tokenizer = None if tokenizer is None else tokenizer_of(tokenizer)
+        self._lines: dict[str, _Line] = {}
+        self._steps: dict[str, int] = {}
+        self._orders: dict[str, tuple[int, Permutation]] = {}
+        if dataset_dir is not None:
+            self._set(_open_folder(Path(dataset_dir), settings.dtype))
+
+    def prepare_data(self, text: str) -> dict[str, int]:
+        """Take a text as the data; its last ``val_fraction`` is ``val``.
+
+        Returns:
+            Tokens of each split.
+
+        Raises:
+            InputError: there is no tokenizer.
+        """
+        if self._tokenizer is None:
+            raise InputError("prepare_data needs a tokenizer: GPTDataLoader(config, tokenizer).")
+        self._set({"train": [self._tokenizer.encode_batch([text])[0]]})
+        return {split: line.size for split, line in self._lines.items()}
+
+    def _set(self, pieces: Mapping[str, Sequence[Tokens]]) -> None:
+        train = _Line(pieces["train"])
+        cut = train.size - int(train.size * self._settings.val_fraction)
+        if "val" in pieces:
+            self._lines = {"train": train, "val": _Line(pieces["val"])}
+        else:
+            self._lines = {"train": train.part(0, cut), "val": train.part(cut, train.size)}
+        self._steps, self._orders = {}, {}
+
+    def batches_per_epoch(self, split: str = "train") -> int:
+        """Batches of this rank in which an epoch ends."""
+        line = self._line(split)
+        return -(-line.windows(self.block_size) // (self.batch_size * self._world_size))
+
+    def get_batch(self, split: str) -> tuple[Any, Any]:
+        """The next batch ``(x, y)`` of a split, int64 [batch_size, block_size]; y is x one later.
+
+        Raises:
+            InputError: there is no data yet, the split is too short, or an id is not of the tokenizer.
+        """
+        line, name = self._line(split), SPLITS[split]
+        step = self._steps.get(name, 0)
+        first = (step * self._world_size + self._rank) * self.batch_size
+        rows = [self._window(name, line, n) for n in range(first, first + self.batch_size)]
+        ids = np.stack(rows).astype(np.int64)
+        self._refuse_foreign(ids)
+        self._steps[name] = step + 1
+        pair = {"x": ids[:, :-1].copy(), "y": ids[:, 1:].copy()}
+        made = as_asked(pair, self._settings.output)
+        return made["x"], made["y"]
+
+    def _window(self, name: str, line: "_Line", number: int) -> Tokens:
+        count, size, seed = line.windows(self.block_size), self.block_size, self._settings.seed
+        epoch, place = divmod(number, count)
+        known, order = self._orders.get(name, (-1, None))
+        if order is None or known != epoch:
+            order = Permutation(count, key128(seed, "windows", name, epoch))
+            self._orders[name] = epoch, order
+        rest = (line.size - 1) % size
+        offset = key128(seed, "offset", name, epoch)[0] % (rest + 1)
+        at = offset + size * int(order.at(np.array([place]))[0])
+        return line.take(at, at + size + 1)
+
+    def _line(self, split: str) -> "_Line":
+        if split not in SPLITS:
+            raise_problems([f"split: {shown(split)} is none of train, val{nearest(split, SPLITS)}"])
+        line = self._lines.get(SPLITS[split])
+        if line is None:
+            raise InputError(
+                "There is no data yet: call prepare_data(text), or give GPTDataLoader a dataset_dir."
+            )
+        if line.size <= self.block_size:
+            raise InputError(
+                f"{split} has {line.size:,} tokens, and block_size {self.block_size} takes {self.block_size + 1}; give "
+                "more data, a larger val_fraction, or a smaller block_size."
+            )
+        return line
+
+    def _refuse_foreign(self, ids: Tokens) -> None:
+        if self._tokenizer is None:
+            return
+        worst = int(ids.max()) if ids.min() >= 0 else int(ids.min())
+        if not 0 <= worst < self._tokenizer.vocab_size:
+            raise InputError(
+                f"The data holds token id {worst}; tokenizer {self._tokenizer.name!r} has ids 0 to "
+                f"{self._tokenizer.vocab_size - 1}: another tokenizer made them, or they are not "
+                f"{self._settings.dtype} (config.dtype)."
+            )
+
+
+@final
+class _Settings:
+    """What is read of a config: from its attributes or its keys."""
+
+    def __init__(self, config: Any) -> None:
+        found = config if isinstance(config, Mapping) else _Attributes(config)
+        block = next((name for name in _BLOCK_SIZE if found.get(name) is not None), _BLOCK_SIZE[0])
+        self.block_size = whole(found.get(block)) or 0
+        self.batch_size = whole(found.get("batch_size")) or 0
+        self.seed = found.get("seed", 0)
+        self.val_fraction = found.get("val_fraction", _VAL_FRACTION)
+        self.dtype = np.dtype(found.get("dtype", "uint32")).name if _is_dtype(found) else ""
+        self.output = found.get("output", "torch")
+        problems = [
+            f"config.{name}: {shown(found.get(name))} is no whole number above 0"
+            for name, value in ((block, self.block_size), ("batch_size", self.batch_size))
+            if value < 1
+        ]
+        if whole(self.seed) is None:
+            problems.append(f"config.seed: {shown(self.seed)} is no whole number")
+        if not isinstance(self.val_fraction, int | float) or not 0 <= self.val_fraction < 1:
+            problems.append(f"config.val_fraction: {shown(self.val_fraction)} is not in [0, 1)")
+        if self.dtype not in _DTYPES:
+            problems.append(
+                f"config.dtype: {shown(found.get('dtype'))} is none of {', '.join(_DTYPES)}"
+            )
+        raise_problems(problems)
+
+
+def _is_dtype(found: Any) -> bool:
+    try:
+        np.dtype(found.get("dtype", "uint32"))
+    except TypeError:
+        return False
+    return True
+
+
+@final
+class _Attributes:
+    def __init__(self, config: Any) -> None:
+        self._config = config
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self._config, name, default)
+
+
+@final
+class _Line:
+    """Arrays of tokens one after the other."""
+
+    def __init__(self, pieces: Sequence[Tokens]) -> None:
+        self._pieces = [piece for piece in pieces if piece.size]
+        self._ends = np.cumsum([piece.size for piece in self._pieces], dtype=np.int64)
+        self.size = int(self._ends[-1]) if self._pieces else 0
+
+    def windows(self, size: int) -> int:
+        """Windows of ``size`` targets."""
+        return (self.size - 1) // size
+
+    def part(self, start: int, stop: int) -> "_Line":
+        """Tokens ``start`` to ``stop - 1`` as a line, without a copy."""
+        return _Line(self._views(start, stop))
+
+    def take(self, start: int, stop: int) -> Tokens:
+        """Tokens ``start`` to ``stop - 1``."""
+        return np.concatenate(self._views(start, stop))
+
+    def _views(self, start: int, stop: int) -> list[Tokens]:
+        views = []
+        first = int(np.searchsorted(self._ends, start, side="right"))
+        for number in range(first, len(self._pieces)):
+            piece = self._pieces[number]
+            begin = int(self._ends[number]) - piece.size
+            if begin >= stop:
+                break
+            views.append(piece[max(start - begin, 0) : stop - begin])
+        return views
+
+
+def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
+    """The tokens of a store, or of a folder of headerless shards, by split."""
+    if (folder / MANIFEST_NAME).is_file() and any(folder.glob("*/shard_*.idx")):
+        train = open_store(folder)
+        stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
+        if any(store.masked for store in stores):
+            raise InputError(
+                f"{folder} is a store of which some tokens are not trained, which a window (x, y) cannot say; take "
+                "batchloom.Loader, whose labels say it."
+            )
+        return {
+            store.split: [_shard(stem.with_name(stem.name + ".bin"), dtype) for stem in store.stems]
+            for store in stores
+        }
+    found = {split: _shards(folder, split, dtype) for split in ("train", "val")}
+    found["train"] = found["train"] or [
+        _shard(path, dtype) for path in sorted(folder.glob("shard_*.bin"))
+    ]
+    if not found["train"]:
+        raise no_store(folder)
+    return {split: pieces for split, pieces in found.items() if pieces}
+
+
+def _shards(folder: Path, split: str, dtype: str) -> list[Tokens]:
+    whole_file = folder / f"{split}.bin"
+    paths = [whole_file] if whole_file.is_file() else (folder / split).glob("shard_*.bin")
+    return [_shard(path, dtype) for path in sorted(paths)]
+
+
+def _shard(path: Path, dtype: str) -> Tokens:
+    """The ids of a shard: what its index says, or without one all of it in ``dtype``."""
+    stem = path.with_suffix("")
+    if stem.with_name(stem.name + ".idx").is_file():
+        return map_prefix(stem)[0].tokens
+    view, item = map_file(path), np.dtype(dtype).newbyteorder("<")
+    if not len(view) or len(view) % item.itemsize:
+        raise (InputError if len(view) else InputMissingError)(
+            f"{path} has {len(view):,} bytes, no multiple of the {item.itemsize} of {dtype}: it is cut short, or "
+            "another config.dtype is right."
+        )
+    return np.frombuffer(view, item)

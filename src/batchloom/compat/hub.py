@@ -1,0 +1,227 @@
+"""``create_huggingface_dataset``: batches of a data set of the Hub, a share of its documents for each rank."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import count
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.assemble import assemble_rows
+from batchloom.compat.output import as_asked, check_output
+from batchloom.compat.tokenizer import tokenizer_of
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import InputMissingError
+from batchloom.core.spec import raise_problems, shown, whole
+from batchloom.plan.pools import Pools
+from batchloom.plan.rows import slice_rows
+from batchloom.plan.spec import MOST_POOL_SIZE, PlanSpec
+from batchloom.preparation.direct import Direct, Documents, encode_directly
+from batchloom.preparation.encode import Encoded
+from batchloom.preparation.reading import Readings
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.tally import Tally
+from batchloom.sources.listing import Listing, list_sources
+from batchloom.sources.places import error_of
+from batchloom.sources.rules import Limits, Source
+from batchloom.tokens import Tokenizer
+
+# A buffer of long documents is full at so many tokens, so that memory stays bounded.
+_MOST_TOKENS = 1 << 24
+_SHOWN = 10
+
+_LOG = logging.getLogger("batchloom")
+Pair = tuple[Any, Any]
+Row = NDArray[np.int64]
+
+
+def create_huggingface_dataset(
+    dataset_name: str | os.PathLike[str],
+    rank: int = 0,
+    world_size: int = 1,
+    num_batches: int = 1000,
+    batch_size: int = 8,
+    tokenizer_name: Any = "gpt2",
+    seq_len: int = 1024,
+    *,
+    streaming: bool = True,
+    seed: int = 0,
+    buffer_size: int = 10_000,
+    output: str = "torch",
+) -> "RankedBatches":
+    """A sequence of ``num_batches`` batches ``(inputs, labels)`` of this rank's documents.
+
+    Nothing is read, and no network used, before the first batch is asked for. Document i of the data
+    set, counted over all that can be used, belongs to rank i mod ``world_size`` and to no other.
+    Every rank reads everything and encodes its share; a prepared store spares both.
+
+    Args:
+        dataset_name: ``org/name[:config][/split][@revision]``, a short name, or a local input.
+        rank: of this process.
+        world_size: number of ranks.
+        num_batches: length of the sequence; the data begins anew as often as that takes.
+        batch_size: rows of a batch.
+        tokenizer_name: see :func:`batchloom.compat.tokenizer.tokenizer_of`.
+        seq_len: tokens of a row. Whole documents are packed into rows (best fit, a longer one is
+            cut and all its pieces are kept); what stays empty is padded without loss.
+        streaming: whether files are read where they lie (True) or downloaded first (False).
+        seed: of the order.
+        buffer_size: documents that are shuffled and packed together (of long ones fewer: those of
+            16 Mi tokens).
+        output: ``torch`` or ``numpy``.
+
+    Raises:
+        SettingsError: sizes or a rank that cannot be.
+    """
+    sizes = {
+        "world_size": world_size,
+        "num_batches": num_batches,
+        "batch_size": batch_size,
+        "buffer_size": buffer_size,
+    }
+    problems = [
+        f"{name}: {shown(value)} is not a whole number from 1 to {MOST_POOL_SIZE:,}"
+        for name, value in sizes.items()
+        if not 1 <= (whole(value) or 0) <= MOST_POOL_SIZE
+    ]
+    if not problems and not 0 <= rank < world_size:
+        problems.append(f"rank: {shown(rank)} is none of 0 to {world_size - 1}")
+    raise_problems(problems)
+    check_output(output)
+    return RankedBatches(
+        os.fspath(dataset_name),
+        (rank, world_size),
+        (num_batches, batch_size),
+        tokenizer_name,
+        PlanSpec(seq_len=seq_len, global_batch_size=1, seed=seed, pool_size=buffer_size),
+        streaming=streaming,
+        output=output,
+    )
+
+
+@final
+class RankedBatches(Sequence[Pair]):
+    """What :func:`create_huggingface_dataset` gives.
+
+    ``inputs`` and ``labels`` are int64 [batch_size, seq_len]; labels are the next tokens, -100 where
+    there is none to predict: at the end of each document, in padding, and where a conversation is
+    not trained. Iterating begins at the first batch each time. Batches are made in their order:
+    asking for one that lies behind begins anew, asking for one ahead makes those between.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: tuple[int, int],
+        sizes: tuple[int, int],
+        tokenizer: Any,
+        spec: PlanSpec,
+        *,
+        streaming: bool,
+        output: str,
+    ) -> None:
+        self._name, self._ranks, self._tokenizer, self._spec = name, ranks, tokenizer, spec
+        self._count, self._rows = sizes
+        self._streaming, self._output = streaming, output
+        self._open: tuple[int, Iterator[Pair]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": None}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Pair]:
+        batches = self._batches()
+        for _ in range(self._count):
+            yield next(batches)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(self._count))]
+        place = number + self._count if number < 0 else number
+        if not 0 <= place < self._count:
+            raise IndexError(f"There is no batch {number}: there are {self._count:,}.")
+        at, batches = self._open or (0, self._batches())
+        if at > place:
+            at, batches = 0, self._batches()
+        for _ in range(place - at):
+            next(batches)
+        found = next(batches)
+        self._open = place + 1, batches
+        return found
+
+    @cached_property
+    def _found(self) -> tuple[Tokenizer, Listing]:
+        return tokenizer_of(self._tokenizer), list_sources([self._name], streaming=self._streaming)
+
+    def _batches(self) -> Iterator[Pair]:
+        """Batches without an end."""
+        waiting: list[tuple[Row, Row]] = []
+        for row in self._all_rows():
+            waiting.append(row)
+            if len(waiting) == self._rows:
+                made = {"inputs": [row[0] for row in waiting], "labels": [r[1] for r in waiting]}
+                stacked = {name: np.stack(rows) for name, rows in made.items()}
+                arrays = as_asked(stacked, self._output)
+                yield arrays["inputs"], arrays["labels"]
+                waiting = []
+
+    def _all_rows(self) -> Iterator[tuple[Row, Row]]:
+        tokenizer, _ = self._found
+        for epoch in count():
+            none = True
+            for number, buffer in enumerate(self._buffers()):
+                documents = Documents(buffer, tokenizer.end_id)
+                pool = Pools(documents.lengths, self._spec, f"buffer {number}").rows(0, epoch)
+                for start in range(0, len(pool), self._rows):
+                    rows = slice_rows(pool, start, min(start + self._rows, len(pool)))
+                    made = assemble_rows(documents, rows, self._spec.seq_len, "shifted")
+                    none = False
+                    yield from zip(made["input_ids"], made["labels"], strict=True)
+            if none:
+                rank, world_size = self._ranks
+                raise InputMissingError(
+                    f"No document of {self._name} is of rank {rank} of {world_size}; use fewer ranks, or more data."
+                )
+
+    def _buffers(self) -> Iterator[list[Encoded]]:
+        """This rank's documents in order, ``buffer_size`` at a time."""
+        tokenizer, listing = self._found
+        recipe = Recipe(inputs=(self._name,))
+        tally = Tally(lambda _: None, recipe.max_bad, listing.bytes)
+
+        def refuse(source: Source, bad: BadRecord) -> None:
+            sentence = str(error_of(source, recipe.read_rules(Limits()), 0, bad))
+            if tally.quarantined < _SHOWN:
+                _LOG.warning("Left out: %s", sentence)
+            tally.bad(sentence, 1)
+
+        how = Direct(tokenizer, Readings(recipe, Limits()).of, refuse, seen=tally.read)
+        buffer: list[Encoded] = []
+        size = tokens = 0
+        for made in encode_directly(listing.sources, how, *self._ranks):
+            for piece in _pieces(made, self._spec.pool_size - size, self._spec.pool_size):
+                buffer.append(piece)
+                size, tokens = size + piece.lengths.size, tokens + piece.tokens.size
+                if size >= self._spec.pool_size or tokens >= _MOST_TOKENS:
+                    yield buffer
+                    buffer, size, tokens = [], 0, 0
+        tally.verdict()
+        if buffer:
+            yield buffer
+
+
+def _pieces(made: Encoded, first: int, most: int) -> Iterator[Encoded]:
+    """Encoded documents cut after the first ``first`` of them, then after each ``most``."""
+    ends = np.concatenate([[0], np.cumsum(made.lengths, dtype=np.int64)])
+    start = 0
+    while start < made.lengths.size:
+        stop = min(start + (first if start == 0 else most), made.lengths.size)
+        part = slice(int(ends[start]), int(ends[stop]))
+        trained = None if made.trained is None else made.trained[part]
+        yield Encoded(made.tokens[part], made.lengths[start:stop], trained)
+        start = stop

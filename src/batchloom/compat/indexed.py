@@ -1,0 +1,162 @@
+"""``IndexedDataset`` and ``PretrainingDataset``: indexed ``.bin/.idx`` pairs as Megatron's readers give them."""
+
+import os
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.assemble import IGNORE
+from batchloom.compat.output import as_asked, check_output
+from batchloom.compat.tokenizer import tokenizer_of
+from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.spec import shown, whole
+from batchloom.store.index import map_index
+from batchloom.store.reader import Store, open_store
+
+Ids = NDArray[Any]
+
+
+@final
+class IndexedDataset:
+    """The sequences of a Megatron prefix, or the documents of a store, by number.
+
+    Args:
+        prefix: ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's), or a store's folder.
+        split: of a store: ``train``, ``val`` or ``test``.
+
+    Attributes:
+        sequence_lengths: tokens of each sequence, int32 [S]; also called ``sizes``.
+        document_indices: first sequence of each document, and S at the end, int64 [D].
+
+    Raises:
+        StoreMissingError: there is nothing at ``prefix``.
+        StoreError: it is damaged.
+    """
+
+    def __init__(self, prefix: str | os.PathLike[str], split: str = "train") -> None:
+        # Opening it checks all of the index, documents and sequences.
+        self._store = open_store(prefix, split)
+        if self._store.manifest is None:
+            path = self._store.path
+            index = map_index(path.with_name(path.name + ".idx"))
+            self.sequence_lengths, self.document_indices = index.lengths, index.documents
+        else:
+            self.sequence_lengths = self._store.lengths.slice(0, len(self._store)).view("<i4")
+            self.document_indices = np.arange(len(self._store) + 1)
+
+    def __reduce__(self) -> tuple[type["IndexedDataset"], tuple[Path, str]]:
+        return IndexedDataset, (self._store.path, self._store.split)
+
+    def __len__(self) -> int:
+        return len(self.sequence_lengths)
+
+    @property
+    def sizes(self) -> NDArray[np.int32]:
+        """``sequence_lengths`` by its older name."""
+        return self.sequence_lengths
+
+    def __getitem__(self, number: Any) -> Any:
+        """The ids of a sequence in their dtype on disk, read-only; of a slice a list of them.
+
+        Raises:
+            IndexError: there is no such sequence.
+        """
+        if isinstance(number, slice):
+            return [self.get(n) for n in range(*number.indices(len(self)))]
+        return self.get(number)
+
+    def get(self, number: int, offset: int = 0, length: int | None = None) -> Ids:
+        """``length`` ids of a sequence from ``offset`` on; None: all that are left.
+
+        Raises:
+            IndexError: there is no such sequence, or it is not that long.
+        """
+        place = whole(number)
+        if place is None or not -len(self) <= place < len(self):
+            raise IndexError(
+                f"There is no sequence {shown(number)}: there are {len(self):,}, numbered from 0."
+            )
+        place %= len(self)
+        size = int(self.sequence_lengths[place])
+        stop = size if length is None else offset + length
+        if not 0 <= offset <= stop <= size:
+            raise IndexError(
+                f"Sequence {place} has {size} tokens; there are none from {offset} to {stop}."
+            )
+        document = int(np.searchsorted(self.document_indices, place, side="right")) - 1
+        first = int(self.document_indices[document])
+        # The sequences of a document lie one after the other.
+        begin = int(self.sequence_lengths[first:place].sum(dtype=np.int64)) + offset
+        ids: Ids = self._store[document].ids[begin : begin + stop - offset]
+        return ids
+
+
+@final
+class PretrainingDataset:
+    """One document a row, map-style: padded without loss, or cut at ``seq_length``.
+
+    Documents of fewer than two tokens have nothing to predict and give no row. A padded row wastes
+    what it pads: ``batchloom.Loader`` packs the same documents.
+
+    Args:
+        prefix: as for :class:`IndexedDataset`.
+        tokenizer: whose ids they are; its end token fills padding. See
+            :func:`batchloom.compat.tokenizer.tokenizer_of`.
+        seq_length: tokens of a row.
+        split: of a store: ``train``, ``val`` or ``test``.
+        output: ``torch`` or ``numpy``.
+
+    Attributes:
+        store: the open store or prefix.
+
+    Raises:
+        StoreMissingError, StoreError: as for :class:`IndexedDataset`.
+        TokenizerError: the tokenizer cannot be read or trusted.
+    """
+
+    def __init__(
+        self,
+        prefix: str | os.PathLike[str],
+        tokenizer: Any,
+        seq_length: int,
+        split: str = "train",
+        *,
+        output: str = "torch",
+    ) -> None:
+        if (whole(seq_length) or 0) < 2:
+            raise SettingsError([f"seq_length: {shown(seq_length)} is no number above 1"])
+        check_output(output)
+        self.store: Store = open_store(prefix, split)
+        chosen = tokenizer_of(tokenizer)
+        self._end_id, self._vocab_size = chosen.end_id, chosen.vocab_size
+        self._seq_length, self._output = seq_length, output
+        lengths = self.store.lengths.slice(0, len(self.store))
+        self._documents = np.flatnonzero(lengths > 1)
+
+    def __len__(self) -> int:
+        return int(self._documents.size)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """``input_ids``, ``labels`` (-100 without loss) and ``attention_mask``, int64 [seq_length].
+
+        Raises:
+            InputError: the document holds an id that the tokenizer does not have.
+            IndexError: there is no such row.
+        """
+        document = int(self._documents[number])
+        ids = self.store[document].ids[: self._seq_length].astype(np.int64)
+        if int(ids.max()) >= self._vocab_size or int(ids.min()) < 0:
+            raise InputError(
+                f"Document {document} of {self.store.path} holds token id {int(ids.max())}; the tokenizer has ids 0 to "
+                f"{self._vocab_size - 1}: give the one that made them."
+            )
+        size = ids.size
+        (trained,) = self.store.mask(np.array([document]), np.zeros(1, np.int64), np.array([size]))
+        row = np.full((3, self._seq_length), [[self._end_id], [IGNORE], [0]], np.int64)
+        row[0, :size], row[1, :size], row[2, :size] = ids, np.where(trained, ids, IGNORE), 1
+        # Nothing comes before the first token, so that nothing predicts it.
+        row[1, 0] = IGNORE
+        names = ("input_ids", "labels", "attention_mask")
+        return as_asked(dict(zip(names, row, strict=True)), self._output)

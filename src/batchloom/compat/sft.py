@@ -1,0 +1,156 @@
+"""``SFTDataset``: one conversation or text a row, map-style, as per-trainer finetuning loaders have it."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from batchloom.batches.assemble import IGNORE
+from batchloom.compat.formatter import Formatter, formatted
+from batchloom.compat.output import as_asked, check_output
+from batchloom.compat.tokenizer import tokenizer_of
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
+from batchloom.core.fingerprint import key128
+from batchloom.core.spec import shown, whole
+from batchloom.plan.permute import Permutation
+from batchloom.preparation.direct import Direct, Documents, encode_directly
+from batchloom.sources.hub import hub_name
+from batchloom.sources.listing import list_sources
+from batchloom.sources.places import error_of
+from batchloom.sources.rules import ReadRules, Source
+
+_LOG = logging.getLogger("batchloom")
+
+
+@final
+class SFTDataset:
+    """Rows of a file or of a data set of the Hub, tokenized and masked in memory.
+
+    A row is one document, not padded: ``collate`` makes a batch of several. Ids and masks are those
+    that ``batchloom prepare`` stores. A row longer than ``max_seq_length`` is cut there; one
+    with nothing left to train is left out, and the log says how many were. For what is too
+    large for memory, for packing and for resuming, prepare a store and take ``batchloom.Loader``.
+
+    Args:
+        path_or_id: a local file or folder, else a data set of the Hub (``org/name``).
+        tokenizer: see :func:`batchloom.compat.tokenizer.tokenizer_of`.
+        max_seq_length: tokens of a row at most.
+        split: of a data set of the Hub, or of a saved one; a file is its own split, ``train``.
+        formatter: see :func:`batchloom.compat.formatter.formatted`.
+        seed: of the order of the rows; None for the order of the file.
+        output: ``torch`` or ``numpy``.
+
+    Attributes:
+        left_out: rows that were left out, by reason.
+        cut: rows that were cut.
+
+    Raises:
+        InputMissingError, InputError, RecordError: the data cannot be read or used, or nothing of
+            it is trained.
+        TokenizerError: the tokenizer cannot be read or trusted.
+        TemplateError: the template cannot be used.
+    """
+
+    def __init__(
+        self,
+        path_or_id: str | os.PathLike[str],
+        tokenizer: Any,
+        max_seq_length: int = 2048,
+        split: str = "train",
+        formatter: str | Formatter | None = None,
+        seed: int | None = None,
+        *,
+        output: str = "torch",
+    ) -> None:
+        if (whole(max_seq_length) or 0) < 2:
+            raise SettingsError([f"max_seq_length: {shown(max_seq_length)} is no number above 1"])
+        check_output(output)
+        self._output, self._most = output, max_seq_length
+        chosen, form = tokenizer_of(tokenizer), formatted(formatter)
+        how = Direct(chosen, form.reading, _refuse, form.template)
+        encoded = list(encode_directly(list_sources([_place(path_or_id, split)]).sources, how))
+        self._documents = Documents(encoded, chosen.end_id)
+        self.left_out = Counter(
+            left.reason.partition(":")[0] for one in encoded for left in one.dropped
+        )
+        self._kept = self._trainable()
+        lengths = self._documents.lengths.take(self._kept)
+        self.cut = int((lengths > max_seq_length).sum())
+        if not self._kept.size:
+            raise InputMissingError(
+                f"{os.fspath(path_or_id)} gives no row to train ({_told(self.left_out)}); raise max_seq_length, or "
+                "choose another formatter."
+            )
+        if self.left_out or self.cut:
+            _LOG.warning(
+                "SFTDataset: %s rows; cut at %s tokens: %s; left out: %s.",
+                *(f"{self._kept.size:,}", max_seq_length, self.cut, _told(self.left_out)),
+            )
+        if seed is not None:
+            order = Permutation(self._kept.size, key128("sft", seed))
+            self._kept = self._kept[order.at(np.arange(self._kept.size))]
+
+    def __len__(self) -> int:
+        return int(self._kept.size)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """``input_ids``, ``labels`` (-100 where nothing is trained) and ``loss_mask``, int64 [tokens]."""
+        ids, trained = self._row(int(self._kept[number]))
+        labels = np.where(trained, ids, IGNORE)
+        # Nothing comes before the first token, so that nothing predicts it.
+        labels[0] = IGNORE
+        row = {"input_ids": ids, "labels": labels, "loss_mask": labels != IGNORE}
+        return as_asked(row, self._output)
+
+    def collate(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Rows as one batch [rows, longest], padded at their ends with what carries no loss."""
+        fill = {"input_ids": self._documents.end_id, "labels": IGNORE, "loss_mask": 0}
+        longest = max(len(row["input_ids"]) for row in rows)
+        batch = {name: np.full((len(rows), longest), value) for name, value in fill.items()}
+        for number, row in enumerate(rows):
+            for name, values in batch.items():
+                values[number, : len(row[name])] = row[name]
+        return as_asked(batch, self._output)
+
+    def _row(self, document: int) -> tuple[Any, Any]:
+        number, start = np.array([document]), np.zeros(1, np.int64)
+        length = np.minimum(self._documents.lengths.take(number), self._most).astype(np.int64)
+        (ids,) = self._documents.read(number, start, length)
+        (trained,) = self._documents.mask(number, start, length)
+        return ids.astype(np.int64), trained
+
+    def _trainable(self) -> Any:
+        """Numbers of the documents of which something is trained within ``max_seq_length``."""
+        kept = [n for n in range(self._documents.lengths.size) if self._row(n)[1][1:].any()]
+        if lost := self._documents.lengths.size - len(kept):
+            self.left_out["nothing to train within max_seq_length"] += lost
+        return np.array(kept, np.int64)
+
+
+def _refuse(source: Source, bad: BadRecord) -> None:
+    raise error_of(source, ReadRules(), 0, bad)
+
+
+def _told(left_out: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "none"
+
+
+def _place(path_or_id: str | os.PathLike[str], split: str) -> str:
+    """The input that a path or an id and a split mean together."""
+    place = os.fspath(path_or_id)
+    if split == "train":
+        return place
+    if os.path.isfile(place):  # noqa: PTH113 - a string stays a string
+        raise InputError(
+            f"split: {split!r} of {place}, which is one file and has no splits; name the file of that split."
+        )
+    name = hub_name(place)
+    if os.path.isdir(place) or name is None:  # noqa: PTH112
+        return f"{place}/{split}"
+    config = f":{name.config}" if name.config else ""
+    revision = f"@{name.revision}" if name.revision else ""
+    return f"{name.repo}{config}/{split}{revision}"

@@ -1,0 +1,146 @@
+"""Documents as ids without a store: read, rendered, tokenized and masked in the order of the input."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.document import BadRecord
+from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.encode import Encoded, encode_chats, encode_rows, encode_texts
+from batchloom.preparation.reading import Reading, texts_in
+from batchloom.sources.parts import PartReader
+from batchloom.sources.rules import Part, Source
+from batchloom.store.reader import StoreLengths
+from batchloom.text.normalize import normalize
+from batchloom.tokens import Tokenizer, verify_control, verify_engine
+
+DTYPE = np.dtype(np.uint32)
+_COMPARED = 256
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """How documents become ids.
+
+    Attributes:
+        tokenizer: turns text into ids.
+        reading: how the records of a source become documents.
+        refuse: is told of each record that cannot be used, and may raise.
+        template: the chat template, as a recipe names it.
+        seen: is told of the bytes and the records of each stretch that was read.
+    """
+
+    tokenizer: Tokenizer
+    reading: Callable[[Source], Reading]
+    refuse: Callable[[Source, BadRecord], object]
+    template: str | None = None
+    seen: Callable[[int, int], object] = lambda _bytes, _records: None
+
+
+def encode_directly(
+    sources: Sequence[Source], how: Direct, rank: int = 0, world_size: int = 1
+) -> Iterator[Encoded]:
+    """The documents of ``sources`` in order, many at a time, as ``prepare`` would encode them.
+
+    Args:
+        sources: the listed input.
+        how: tokenizer, reading, template.
+        rank: document i of all that can be used is given where i mod ``world_size`` is this.
+        world_size: see there; what is not of this rank is read and not encoded.
+
+    Raises:
+        InputError: a source cannot be read, or ``how.refuse`` raises for a record.
+        TemplateError: the template cannot be used.
+    """
+    encoder = _Encoder(how)
+    number = 0
+    for source in sources:
+        reading, consumed = how.reading(source), 0
+        with PartReader(Part(source, 0, source.size), reading.rules) as reader:
+            for found in reader:
+                how.seen(reader.consumed - consumed, found.seen)
+                consumed = reader.consumed
+                reading.take_in(found)
+                for bad in found.bad:
+                    how.refuse(source, bad)
+                first = (rank - number) % world_size
+                number += len(found.values)
+                mine = slice(first, None, world_size)
+                documents, places = found.values[mine], found.records[mine]
+                if not documents:
+                    continue
+                offsets = found.offsets[mine]
+                made = encoder.encode(reading, documents)
+                for left in made.faults:
+                    at = left.number
+                    how.refuse(source, BadRecord(places[at], offsets[at], None, left.reason, ""))
+                yield made
+            reader.finish()
+
+
+@final
+class _Encoder:
+    """Tokenizer and template, compared and made ready when the first documents are there."""
+
+    def __init__(self, how: Direct) -> None:
+        self._how = how
+        self._tokenizer: Tokenizer | None = None
+        self._chat: ChatEncoder | None = None
+
+    def encode(self, reading: Reading, documents: list[Any]) -> Encoded:
+        if self._tokenizer is None:
+            texts = [text for one in islice(documents, _COMPARED) for text in texts_in(one)]
+            self._tokenizer = verify_engine(self._how.tokenizer, texts)
+        if reading.way == "tokens":
+            return encode_rows(documents, self._tokenizer.vocab_size, DTYPE)
+        if reading.chat is None:
+            texts = [text for text in map(normalize, documents) if text and not text.isspace()]
+            return encode_texts(texts, self._tokenizer, DTYPE)
+        if self._chat is None:
+            exact = verify_control(self._tokenizer, ())
+            self._chat = ChatEncoder(exact, self._how.template)
+        return encode_chats(documents, self._chat, reading.chat, DTYPE)
+
+
+@final
+class Documents:
+    """Encoded documents in memory, which pools and assembly take as they take a store.
+
+    Attributes:
+        lengths: lengths of the documents in tokens.
+        end_id: the id that fills padding.
+        masked: whether some tokens are not trained.
+    """
+
+    def __init__(self, encoded: Sequence[Encoded], end_id: int) -> None:
+        tokens = [one.tokens for one in encoded]
+        lengths = np.concatenate([np.zeros(0, np.uint32), *(one.lengths for one in encoded)])
+        self.lengths, self.end_id = StoreLengths(lengths), end_id
+        self.masked = any(one.trained is not None for one in encoded)
+        self._tokens = np.concatenate([np.zeros(0, DTYPE), *tokens])
+        self._trained = np.concatenate([np.zeros(0, bool), *map(_trained, encoded)])
+        self._starts = np.cumsum(lengths, dtype=np.int64) - lengths
+
+    def read(
+        self, documents: Numbers, starts: Numbers, lengths: Numbers
+    ) -> list[NDArray[np.generic]]:
+        """The ids of spans of documents, as views; arguments as of ``Store.read``."""
+        begins = self._starts[documents] + starts
+        return [self._tokens[a : a + n] for a, n in zip(begins, lengths, strict=True)]
+
+    def mask(
+        self, documents: Numbers, starts: Numbers, lengths: Numbers
+    ) -> list[NDArray[np.bool_]]:
+        """For the tokens of spans whether each is trained, as views."""
+        begins = self._starts[documents] + starts
+        return [self._trained[a : a + n] for a, n in zip(begins, lengths, strict=True)]
+
+
+def _trained(encoded: Encoded) -> NDArray[np.bool_]:
+    return np.ones(encoded.tokens.size, bool) if encoded.trained is None else encoded.trained

@@ -1,0 +1,259 @@
+"""``SFTDataset``: the ids, masks and labels of a prepared store, one document a row."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+import batchloom
+from batchloom.compat import SFTDataset
+from batchloom.compat.sft import _place
+from batchloom.core.errors import RecordError, SchemaError, TokenizerError
+from chat.conftest import folders  # noqa: F401
+from prepare.stores import jsonl
+from sources.hub_server import hub_serving
+from sources.test_saved import save
+
+ASKED = [
+    {"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n}
+    for n in range(60)
+]
+CHAT = [
+    {"messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": f"{n} <|im_end|> legs?"},
+        {"role": "assistant", "content": "Eight é."},
+        {"role": "user", "content": "And a bee?"},
+        {"role": "assistant", "content": "Six."},
+    ]}
+    for n in range(20)
+]  # fmt: skip
+TEXTS = [{"text": "Déjà\r\nvu"}, {"text": " "}, {"text": "x" * 300}]
+
+
+def plain(dataset):
+    return [{name: values.tolist() for name, values in row.items()} for row in dataset]
+
+
+def prepared_rows(folder, rows, seq_len, **settings):
+    """The unpadded rows that a loader over the prepared store gives with one document a row."""
+    jsonl(folder / "in.jsonl", rows)
+    settings = {"val_fraction": 0, **settings}
+    store = batchloom.open_store(
+        batchloom.prepare(folder / "in.jsonl", out=folder / "store", **settings).path
+    )
+    loader = batchloom.Loader(
+        *[store], seq_len=seq_len, global_batch_size=1, packing="none", overlong="truncate",
+        shuffle=False, output="numpy", rank=0, world_size=1,
+    )  # fmt: skip
+    found = []
+    for number, batch in enumerate(loader):
+        size = min(len(store[number].ids), seq_len)
+        found.append(
+            {
+                "input_ids": batch["input_ids"][0, :size].tolist(),
+                "labels": batch["labels"][0, :size].tolist(),
+            }
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "template", "tokenizer"),
+    [
+        (ASKED, None, "gpt2"),
+        (ASKED, "chatml", "bytes"),
+        (CHAT, "chatml", "nfc"),
+        (CHAT, "llama3", "bytes"),
+        (ASKED, None, "metaspace"),
+        (TEXTS, None, "bytes"),
+    ],
+)
+def test_rows_are_those_of_the_prepared_store(tmp_path, folders, rows, template, tokenizer):  # noqa: F811
+    spec = str(folders.get(tokenizer, tokenizer))
+    expected = prepared_rows(tmp_path, rows, 100, tokenizer=spec, template=template)
+    dataset = SFTDataset(tmp_path / "in.jsonl", spec, 100, formatter=template)
+    assert [
+        {k: v for k, v in row.items() if k != "loss_mask"} for row in plain(dataset)
+    ] == expected
+    for row in plain(dataset):
+        assert row["loss_mask"] == [int(label != -100) for label in row["labels"]]
+        assert any(row["loss_mask"])
+
+
+def test_tokenizers_of_other_libraries(tmp_path, folders):  # noqa: F811
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    jsonl(tmp_path / "in.jsonl", ASKED[:5])
+    theirs = AutoTokenizer.from_pretrained(folders["bytes"])
+    theirs.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    rows = plain(SFTDataset(tmp_path / "in.jsonl", theirs, 100))
+    for row, asked in zip(rows, ASKED, strict=False):
+        turns = [
+            {"role": "user", "content": asked["question"]},
+            {"role": "assistant", "content": asked["answer"]},
+        ]
+        given = theirs.apply_chat_template(turns, tokenize=True, return_dict=True)
+        assert row["input_ids"] == given["input_ids"]
+        trained = [label for label in row["labels"] if label != -100]
+        assert theirs.decode(trained) == asked["answer"] + "<|im_end|>"
+    ours = batchloom.open_store(
+        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes").path
+    ).tokenizer
+    assert len(SFTDataset(tmp_path / "in.jsonl", ours, 100)) == 5
+    raw = Tokenizer.from_file(str(folders["bytes"] / "tokenizer.json"))
+    assert len(SFTDataset(tmp_path / "in.jsonl", raw, 100)) == 5
+    with pytest.raises(TokenizerError, match="is none that is known: give a name or a path"):
+        SFTDataset(tmp_path / "in.jsonl", object(), 100)
+
+
+def test_encodings_of_tiktoken_are_told_by_their_names(tmp_path):
+    import tiktoken
+
+    jsonl(tmp_path / "in.jsonl", ASKED[:5])
+    ranks = {bytes([n]): n for n in range(256)}
+    other = tiktoken.Encoding(
+        "gpt2", pat_str="a", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256}
+    )
+    with pytest.raises(TokenizerError, match="has 257 ids, and gpt2 has 50,257: it is another one"):
+        SFTDataset(tmp_path / "in.jsonl", other, 100)
+    whole = {bytes([n // 250, n % 250, 7]): n for n in range(256, 50256)}
+    gpt2 = tiktoken.Encoding(
+        "gpt2", pat_str="a", mergeable_ranks=ranks | whole, special_tokens={"<|endoftext|>": 50256}
+    )
+    rows = plain(SFTDataset(tmp_path / "in.jsonl", gpt2, 100))
+    assert rows == plain(SFTDataset(tmp_path / "in.jsonl", "gpt2", 100))
+
+
+def test_formatters(tmp_path):
+    jsonl(tmp_path / "in.jsonl", ASKED)
+    path = tmp_path / "in.jsonl"
+
+    def turns(row):
+        return [
+            {"role": "user", "content": row["question"]},
+            {"role": "assistant", "content": row["answer"]},
+        ]
+
+    detected = plain(SFTDataset(path, "bytes", 100))
+    assert plain(SFTDataset(path, "bytes", 100, formatter=turns)) == detected
+    renamed = lambda row: {"instruction": row["question"], "output": row["answer"]}  # noqa: E731
+    assert plain(SFTDataset(path, "bytes", 100, formatter=renamed)) == detected
+    texts = SFTDataset(path, "bytes", 100, formatter=lambda row: row["answer"])
+    assert bytes(texts[3]["input_ids"][:-1].tolist()) == ASKED[3]["answer"].encode()
+    alpaca = SFTDataset(path, "bytes", 200, formatter="alpaca")
+    assert b"### Instruction:" in bytes([n for n in alpaca[0]["input_ids"].tolist() if n < 256])
+    with pytest.raises(SchemaError, match="instruction"):
+        SFTDataset(path, "bytes", 100, formatter="instruction")
+
+
+@pytest.mark.parametrize("name", ["messages", "sharegpt", "prompt_completion", "text"])
+def test_schemas_by_name(tmp_path, name):
+    both = {"prompt": "p", "completion": "c", "text": "t", "conversations": CHAT[0]["messages"]}
+    jsonl(tmp_path / "in.jsonl", [CHAT[0] | both] * 3)
+    beginnings = {"messages": b"System:", "sharegpt": b"System:", "text": b"t"}
+    row = SFTDataset(tmp_path / "in.jsonl", "bytes", 500, formatter=name)[0]
+    ids = bytes([n for n in row["input_ids"].tolist() if n < 256])
+    assert ids.startswith(beginnings.get(name, b"User:\np"))
+
+
+def test_a_formatter_that_fails_names_the_record(tmp_path):
+    jsonl(tmp_path / "in.jsonl", ASKED)
+    with pytest.raises(RecordError, match=r"in.jsonl, line 8: the formatter made null of it"):
+        SFTDataset(tmp_path / "in.jsonl", "bytes", 100, formatter=lambda r: r["answer"] if r["id"] != 7 else None)  # fmt: skip
+
+
+def test_no_row_without_anything_to_train(tmp_path, caplog):
+    long = [{"question": "x" * n, "answer": "yes"} for n in range(60, 120)]
+    jsonl(tmp_path / "in.jsonl", long)
+    dataset = SFTDataset(tmp_path / "in.jsonl", "bytes", 100)
+    assert 0 < len(dataset) < 60
+    assert dataset.left_out.total() == 60 - len(dataset)
+    assert all(max(row["labels"]) != -100 and len(row["labels"]) <= 100 for row in plain(dataset))
+    assert f"left out: {60 - len(dataset)} nothing to train" in caplog.text
+    with pytest.raises(FileNotFoundError, match="gives no row to train"):
+        SFTDataset(tmp_path / "in.jsonl", "bytes", 20)
+
+
+def test_order_by_seed_and_batches_in_workers(tmp_path):
+    jsonl(tmp_path / "in.jsonl", ASKED)
+    path = tmp_path / "in.jsonl"
+    rows = plain(SFTDataset(path, "bytes", 100))
+    first, other = (plain(SFTDataset(path, "bytes", 100, seed=seed)) for seed in (1, 2))
+    assert first == plain(SFTDataset(path, "bytes", 100, seed=1)) != other != rows
+    assert sorted(map(json.dumps, first)) == sorted(map(json.dumps, rows))
+    dataset = pickle.loads(pickle.dumps(SFTDataset(path, "bytes", 100)))
+    loader = DataLoader(dataset, batch_size=7, collate_fn=dataset.collate, num_workers=1)
+    number = 0
+    for batch in loader:
+        for ids, labels, mask in zip(*batch.values(), strict=True):
+            size = len(rows[number]["input_ids"])
+            assert ids[:size].tolist() == rows[number]["input_ids"]
+            assert labels.tolist() == rows[number]["labels"] + [-100] * (len(ids) - size)
+            assert mask.sum() == sum(rows[number]["loss_mask"])
+            number += 1
+    assert number == len(rows)
+
+
+def test_splits(tmp_path):
+    jsonl(tmp_path / "in.jsonl", ASKED)
+    with pytest.raises(ValueError, match="which is one file and has no splits"):
+        SFTDataset(tmp_path / "in.jsonl", "bytes", split="test")
+    for name, rows in (("train", ASKED[:50]), ("test", ASKED[50:])):
+        save(tmp_path / "saved" / name, rows)
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert len(SFTDataset(tmp_path / "saved", "bytes")) == 50
+    assert len(SFTDataset(tmp_path / "saved", "bytes", split="test")) == 10
+
+
+@pytest.mark.parametrize(
+    ("place", "split", "asked"),
+    [
+        ("org/name", "train", "org/name"),
+        ("org/name", "test", "org/name/test"),
+        ("org/name:small@main", "test", "org/name:small/test@main"),
+        ("org/name/train", "test", "org/name/test"),
+        ("tiny_shakespeare", "test", "karpathy/tiny_shakespeare:default/test"),
+    ],
+)
+def test_splits_of_the_hub(place, split, asked):
+    assert _place(place, split) == asked
+
+
+def test_a_data_set_of_the_hub(tmp_path):
+    code = (
+        "from batchloom.compat import SFTDataset\n"
+        "rows = SFTDataset('org/sums', 'bytes', split='test', output='numpy')\n"
+        "print(len(rows), bytes(rows[0]['input_ids'].astype('u1')).decode())"
+    )
+    lines = {name: b'{"question": "%s?", "answer": "yes"}\n' % name.encode() for name in ("a", "b")}
+    files = {"README.md": b"# hi", "train.jsonl": lines["a"], "test.jsonl": lines["b"] * 3}
+    with hub_serving({"org/sums": files}) as hub:
+        known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | known
+        )
+    assert done.stdout.startswith("3 User:\nb?"), done.stderr
+
+
+def test_a_bad_line_is_named(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 4 + "{no json}\n")
+    with pytest.raises(json.JSONDecodeError, match="Invalid JSON on line 5 in in.jsonl"):
+        SFTDataset(tmp_path / "in.jsonl", "bytes")
+
+
+def test_real_conversations(real_data):
+    dataset = SFTDataset(real_data / "gsm8k_train.jsonl", "bytes", 4000, output="numpy")
+    assert len(dataset) == 7473
+    lines = (real_data / "gsm8k_train.jsonl").read_text().splitlines()
+    answers = [json.loads(line)["answer"] for line in lines]
+    for number in range(0, 7473, 500):
+        row = dataset[number]
+        trained = row["input_ids"][row["loss_mask"] == 1]
+        assert bytes(trained[:-1].astype(np.uint8)).decode() == answers[number]

@@ -1,0 +1,93 @@
+"""The four files of ``scripts/``: the old commands, each a few lines."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchloom.testing.stores import write_store
+from sources.hub_server import hub_serving
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def script(folder, name, *words, **environment):
+    return subprocess.run(
+        [sys.executable, str(SCRIPTS / name), *map(str, words)],
+        capture_output=True, text=True, cwd=folder, env=os.environ | environment,
+    )  # fmt: skip
+
+
+def test_there_are_four_short_ones():
+    sizes = {
+        path.name: path.read_text().count("\n") for path in SCRIPTS.iterdir() if path.is_file()
+    }
+    names = ("check_data_loading", "convert_to_jsonl", "prepare_dataset", "train")
+    assert set(sizes) == {f"{name}.py" for name in names}
+    assert max(sizes.values()) <= 20
+
+
+def test_from_texts_to_a_trained_model(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("\n\n".join(f"{name} says {n}" for n in range(400)))
+    prepare = ["--input_files", "a.txt", "b.txt", "--out_dir", "store", "--tokenization", "bytes"]
+    options = ["--tokens_per_shard", "4000", "--no_dedup", "--no_normalize"]
+    done = script(tmp_path, "prepare_dataset.py", *prepare, *options, "--split_on", "paragraph")
+    assert done.returncode == 0, done.stderr
+    recipe = json.loads((tmp_path / "store/dataset_metadata.json").read_text())["recipe"]
+    assert (recipe["inputs"], recipe["tokens_per_shard"]) == (["a.txt", "b.txt"], 4000)
+    assert (recipe["dedup"], recipe["normalize"]) == ("none", False)
+
+    done = script(tmp_path, "check_data_loading.py", "store")
+    assert done.returncode == 0, done.stderr
+    assert "first batch: (4, 128)" in done.stdout
+    assert "source=real store/train" in done.stdout
+
+    size = ["--max_iters", "1", "--seq_len", "32", "--global_batch_size", "2"]
+    done = script(tmp_path, "train.py", "--model_name", "tiny", "--dataset_dir", "store", *size)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs/tiny/log.jsonl").exists()
+
+
+def test_training_on_a_file_with_a_configuration(tmp_path):
+    (tmp_path / "in.txt").write_text("some words to learn from. " * 200)
+    shipped = json.loads((SCRIPTS.parent / "configs/tiny.json").read_text())
+    shipped["model"] = {"layers": 1, "heads": 1, "width": 16}
+    (tmp_path / "small.json").write_text(json.dumps(shipped))
+    words = ["--input_file", "in.txt", "--tokenizer", "bytes", "--config_file", "small.json"]
+    size = ["--max_iters", "1", "--seq_len", "16", "--global_batch_size", "2"]
+    done = script(tmp_path, "train.py", *words, *size)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs/small/log.jsonl").exists()
+
+
+def test_to_json_lines(tmp_path):
+    (tmp_path / "in.csv").write_text('q,a\n"one, two",3\n')
+    done = script(tmp_path, "convert_to_jsonl.py", "--csv", "in.csv", "--output", "out.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"q": "one, two", "a": "3"}
+    lines = b'{"text": "a"}\n{"text": "b"}\n'
+    with hub_serving({"org/plain": {"README.md": b"# hi", "train.jsonl": lines}}) as hub:
+        known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        words = ["--dataset", "org/plain", "--output", "hub.jsonl"]
+        done = script(tmp_path, "convert_to_jsonl.py", *words, **known)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "hub.jsonl").read_text().splitlines()]
+    assert rows == [{"text": "a"}, {"text": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [("store", 1, "FAULT"), ("nowhere", 1, "nowhere"), ("in.txt", 1, "batchloom prepare in.txt")],
+)
+def test_checking_what_gives_no_batch(tmp_path, what, code, said):
+    (tmp_path / "in.txt").write_text("words")
+    write_store(tmp_path / "store", [[1, 2, 3]])
+    (tmp_path / "store/train/shard_00000.bin").write_bytes(b"\0" * 6)
+    done = script(tmp_path, "check_data_loading.py", what)
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

