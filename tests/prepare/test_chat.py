@@ -151,7 +151,7 @@ def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path)
     assert batchloom.check(result.path).sound
     with pytest.raises(
         InputError,
-        match=r"^in.jsonl, line 23: has \d+ tokens where 200 are allowed: .*truncate-turns\)$",
+        match=r"^in.jsonl, line 23: has \d+ tokens where 200 are allowed: .*truncate-turns, split\)$",
     ):
         batchloom.prepare(
             tmp_path / "in.jsonl",
@@ -160,6 +160,34 @@ def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path)
             max_tokens=200,
             overlong="error",
         )
+
+
+def test_a_split_conversation_stays_together(tmp_path):
+    # A long question, so that pieces without an answer come first.
+    rows = [{"question": f"{n:02}" * 45, "answer": f"{n:02}" * 75} for n in range(40)]
+    result = make(tmp_path, rows, max_tokens=64, overlong="split", val_fraction=0.3)
+    (tmp_path / "whole").mkdir()
+    whole = batchloom.open_store(make(tmp_path / "whole", rows).path)
+    found = {}
+    for name in result.subsets:
+        store = batchloom.open_store(result.path, name)
+        for number in range(len(store)):
+            document = store[number]
+            assert len(document.ids) <= 64
+            subset, pieces = found.setdefault(document.origin.line, (name, []))
+            assert subset == name
+            pieces.append(document.ids.tolist())
+            assert trained_text(store, number)
+    assert sorted(found) == list(range(1, 41))
+    assert len({name for name, _ in found.values()}) == 2
+    counts = result.counts
+    assert counts.dropped == {"nothing to train": 40}
+    assert counts.documents == sum(len(pieces) for _, pieces in found.values())
+    assert counts.further == counts.documents
+    for line, (_, pieces) in found.items():
+        ids = whole[line - 1].ids.tolist()
+        assert [ids[at : at + 64] for at in range(64, len(ids), 64)] == pieces
+    assert batchloom.check(result.path).sound
 
 
 def test_a_large_source_of_which_nothing_can_be_read_is_not_read_to_its_end(tmp_path, monkeypatch):
@@ -205,7 +233,7 @@ def test_the_content_of_a_template_file_is_part_of_the_recipe(tmp_path):
     ("settings", "sentence"),
     [
         ({"train_on": "users"}, "train_on: 'users' is not one of"),
-        ({"overlong": "split"}, "is the plan's work"),
+        ({"overlong": "split"}, "chat.overlong: 'split' is for .* --max-tokens"),
         ({"mapping": {"promt": "q"}}, "did you mean 'prompt'"),
         ({"mapping": {"text": "a"}, "text_field": "b"}, "goes with no mapping"),
         ({"max_tokens": 0}, "max_tokens: 0"),

@@ -159,7 +159,7 @@ def prepare(
     overlong: Annotated[
         str,
         typer.Option(
-            help="What becomes of longer ones: drop, truncate-turns or error.",
+            help="What becomes of longer ones: drop, truncate-turns, split or error.",
             rich_help_panel=_CHAT,
         ),
     ] = "drop",

@@ -141,6 +141,7 @@ class _PartRun:
     documents: int = 0
     tokens: int = 0
     bad: int = 0
+    further: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     hash: str = ""
 
@@ -263,6 +264,7 @@ class _UnitRun:
         for left in made.dropped:
             self._parts[int(rows["part"][left.number])].dropped[_rule(left)] += 1
         if made.numbers is not None:
+            self._count_further(rows, made.numbers, made.faults + made.dropped)
             rows = rows[made.numbers]
         rows["length"] = made.lengths
         self._count(rows)
@@ -270,6 +272,14 @@ class _UnitRun:
         self._smallest.add(rows["hash"], codes)
         self._files.add(made.tokens, rows, codes, made.trained)
         self._tally.kept(len(rows), len(made.tokens))
+
+    def _count_further(
+        self, rows: NDArray[np.void], kept: NDArray[np.int64], left: list[LeftOut]
+    ) -> None:
+        """Count what records gave beyond one document each, kept or left out."""
+        gave = np.bincount(np.concatenate([kept, np.array([one.number for one in left], np.int64)]))
+        for at in np.flatnonzero(gave > 1).tolist():
+            self._parts[int(rows["part"][at])].further += int(gave[at]) - 1
 
     def _count(self, rows: NDArray[np.void]) -> None:
         documents = np.bincount(rows["part"])
@@ -287,8 +297,9 @@ class _UnitRun:
                 records=run.records,
                 documents=run.documents,
                 tokens=run.tokens,
-                empty=run.records - run.documents - run.bad - run.dropped.total(),
+                empty=run.records + run.further - run.documents - run.bad - run.dropped.total(),
                 bad=run.bad,
+                further=run.further,
                 dropped=dict(run.dropped),
                 hash=run.hash,
             )

@@ -23,11 +23,14 @@ T = TypeVar("T")
 # Inputs that can be read only once are kept here, each run's in a folder of its own.
 SPOOL_NAME = "spool"
 # Of the temporary files; a job begun by another version is begun anew.
-WORK_VERSION = 3
+WORK_VERSION = 4
 
 
 class PartCounts(msgspec.Struct, frozen=True):
-    """What came of one part. ``hash`` is the XXH3-128 of its bytes after decompression."""
+    """What came of one part. ``hash`` is the XXH3-128 of its bytes after decompression.
+
+    ``further`` counts what records gave beyond one document each.
+    """
 
     start: int
     stop: int
@@ -36,6 +39,7 @@ class PartCounts(msgspec.Struct, frozen=True):
     tokens: int
     empty: int
     bad: int
+    further: int
     dropped: dict[str, int]
     hash: str
 
