@@ -209,7 +209,9 @@ def test_rows_of_ids_are_taken_as_they_are(tmp_path):
     assert [store[n].ids.tolist() for n in (0, 1)] == [[1, 2, 5, 4], [1, 2, 6, 4]]
     assert store.trained_tokens == 50
     assert result.counts.quarantined == 1
-    reason = json.loads((result.path / "quarantine.jsonl").read_text())["reason"]
+    bad = json.loads((result.path / "quarantine.jsonl").read_text())
+    reason = bad["reason"]
+    assert bad["snippet"] == "[300]"
     assert "token id 300; the vocabulary has ids 0 to 256" in reason
 
 

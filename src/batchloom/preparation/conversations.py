@@ -56,10 +56,12 @@ class LeftOut(NamedTuple):
     Attributes:
         number: of the conversation, from 0.
         reason: why, in words.
+        snippet: the beginning of what was there, where a person is to look for it.
     """
 
     number: int
     reason: str
+    snippet: str = ""
 
 
 @dataclass(frozen=True, slots=True)

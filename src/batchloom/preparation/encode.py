@@ -14,6 +14,7 @@ from batchloom.core.conversation import Conversation
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import ChatRules, LeftOut, encode_conversations
 from batchloom.preparation.unit_files import hash_texts, with_control
+from batchloom.sources.faults import snippet
 from batchloom.tokens import Tokenizer
 
 
@@ -111,6 +112,13 @@ def _content(document: Conversation | TokenRow) -> bytes:
         return document.ids.astype("<u4").tobytes()
     said = (document.messages, document.tools, document.trained, document.completion)
     return msgspec.json.encode(said, enc_hook=str)
+
+
+def beginning(document: Conversation | TokenRow) -> str:
+    """The first words of what a document holds, for a person to recognise it."""
+    if isinstance(document, TokenRow):
+        return str(document.ids[:16].tolist())
+    return snippet(msgspec.json.encode(document.messages[:4], enc_hook=str))
 
 
 def size_of(document: Any) -> int:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -15,6 +15,7 @@ from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import LeftOut
 from batchloom.preparation.encode import (
     Encoded,
+    beginning,
     encode_chats,
     encode_rows,
     encode_texts,
@@ -101,13 +102,16 @@ def tokenize_unit(
 
 def _encode(task: Task, reading: Reading, documents: list[Any]) -> Encoded:
     """Tokenize documents of one reading."""
-    if reading.way == "tokens":
-        return encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
-    if reading.chat is None:
+    if reading.way != "tokens" and reading.chat is None:
         return encode_texts(documents, task.tokenizer, task.dtype)
-    if task.chat is None:
+    if reading.way == "tokens":
+        made = encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
+    elif reading.chat is None or task.chat is None:
         raise AssertionError("a job with conversations has a template")
-    return encode_chats(documents, task.chat, reading.chat, task.dtype)
+    else:
+        made = encode_chats(documents, task.chat, reading.chat, task.dtype)
+    faults = [left._replace(snippet=beginning(documents[left.number])) for left in made.faults]
+    return replace(made, faults=faults)
 
 
 @dataclass(slots=True)
@@ -260,7 +264,7 @@ class _UnitRun:
             raise error_of(source, self._task.rules, before, _bad(row, error.reason)) from None
         for left in made.faults:
             row = rows[left.number]
-            self._keep_aside(int(row["part"]), [_bad(row, left.reason)])
+            self._keep_aside(int(row["part"]), [_bad(row, left.reason, left.snippet)])
         for left in made.dropped:
             self._parts[int(rows["part"][left.number])].dropped[_rule(left)] += 1
         if made.numbers is not None:
@@ -315,9 +319,9 @@ class _UnitRun:
         )
 
 
-def _bad(row: np.void, reason: str) -> BadRecord:
+def _bad(row: np.void, reason: str, snippet: str = "") -> BadRecord:
     """The record of a document that cannot be encoded."""
-    return BadRecord(int(row["record"]), int(row["offset"]), None, reason, "")
+    return BadRecord(int(row["record"]), int(row["offset"]), None, reason, snippet)
 
 
 def _rule(left: LeftOut) -> str:
