@@ -13,6 +13,7 @@ from batchloom.core.errors import (
     SettingsError,
     TooManyBadRecordsError,
 )
+from batchloom.preparation.convert import convert
 from prepare.stores import jsonl
 from sources.test_tables import pa, write
 
@@ -246,6 +247,32 @@ def test_settings_that_are_none(tmp_path, settings, sentence):
         make(tmp_path, ASKED, **settings)
 
 
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [("chatml2", "did you mean 'chatml'"), ("no/a.jinja", "no template file")],
+)
+def test_a_template_that_is_none_is_told_without_conversations(tmp_path, template, sentence):
+    with pytest.raises(InputError, match=sentence):
+        make(tmp_path, [{"text": "a"}], template=template)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_input_without_the_mapped_columns_is_named_with_its_own(tmp_path):
+    (tmp_path / "in").mkdir()
+    jsonl(tmp_path / "in/a.jsonl", [{"q": "what", "a": "this"}] * 3)
+    jsonl(tmp_path / "in/b.jsonl", [{"question": "what", "answer": "this"}] * 3)
+    (tmp_path / "in/c.txt").write_text("no columns")
+    mapping = {"prompt": "q", "response": "a"}
+    said = r"^in/b.jsonl: .*have 'question', 'answer'"
+    with pytest.raises(SchemaError, match=said):
+        batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", mapping=mapping)
+    with pytest.raises(SchemaError, match=said):
+        convert(tmp_path / "in", out=tmp_path / "out.jsonl", mapping=mapping)
+    assert not (tmp_path / "out.jsonl").exists()
+    (tmp_path / "in/b.jsonl").unlink()
+    assert convert(tmp_path / "in", out=tmp_path / "out.jsonl", mapping=mapping).rows == 4
+
+
 def test_preferences_are_refused_with_the_way_out(tmp_path):
     rows = [{"prompt": "p", "chosen": "good", "rejected": "bad"}] * 3
     with pytest.raises(InputError, match="--map prompt=prompt,response=chosen"):
@@ -311,5 +338,6 @@ def test_a_deeply_nested_record_is_a_bad_record(tmp_path, key, depth):
 
 
 def test_a_template_nobody_needs_leaves_no_path_in_the_store(tmp_path):
+    (tmp_path / "none.jinja").write_text("{{ messages }}")
     result = make(tmp_path, [{"text": "x"}], template=str(tmp_path / "none.jinja"))
     assert str(tmp_path) not in (result.path / "dataset_metadata.json").read_text()

@@ -68,7 +68,7 @@ def prepare(
         typer.Argument(
             metavar="INPUT...",
             help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, also packed; URLs "
-            "(s3://, gs://, https://, hf://); a data set of the Hub (org/name[:config][/split][@revision]) or its "
+            r"(s3://, gs://, https://, hf://); a data set of the Hub (org/name\[:config]\[/split]\[@revision]) or its "
             "short name (see batchloom datasets); - for standard input.",
         ),
     ],
