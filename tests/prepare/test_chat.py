@@ -92,7 +92,7 @@ def test_a_loader_leaves_out_conversations_it_would_have_to_cut_and_says_so(tmp_
     assert sum(int((batch["input_ids"] == ord("z")).sum()) for batch in split) == 500
 
 
-def test_text_and_conversations_in_one_store(tmp_path):
+def test_text_and_conversations_in_one_store(tmp_path, caplog):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("plain prose")
     jsonl(tmp_path / "in/b.jsonl", ASKED[:3])
@@ -105,8 +105,14 @@ def test_text_and_conversations_in_one_store(tmp_path):
     assert store[0].text == trained_text(store, 0) == "plain prose<|endoftext|>"
     assert trained_text(store, 1) == "It is 0.<|endoftext|>"
     assert store[4].text == trained_text(store, 4) == "more prose<|endoftext|>"
-    # Texts may be cut, and a loader cannot tell the two apart yet.
-    assert batchloom.Loader(store, seq_len=8, global_batch_size=1).plan.spec.overlong == "split"
+    # Texts may be cut, and a loader cannot tell the two apart.
+    loader = batchloom.Loader(store, seq_len=8, global_batch_size=1, output="numpy")
+    assert loader.plan.spec.overlong == "split"
+    caplog.clear()
+    for settings in ({"seq_len": 512}, {"seq_len": 8, "overlong": "split"}, {"seq_len": 8}):
+        assert "conversations too" not in caplog.text
+        next(iter(batchloom.Loader(store, global_batch_size=1, output="numpy", **settings)))
+    assert "longer than seq_len 8 are cut, conversations too: overlong='drop'" in caplog.text
     assert batchloom.check(store.path).sound
 
 

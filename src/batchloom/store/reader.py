@@ -199,6 +199,12 @@ class Store:
         return bool(sources) and all(source.conversations for source in sources)
 
     @property
+    def mixed(self) -> bool:
+        """Whether the store holds conversations and other documents."""
+        sources = self.manifest.sources if self.manifest else ()
+        return any(source.conversations for source in sources) and not self.conversations
+
+    @property
     def masked(self) -> bool:
         """Whether some tokens of the subset are not trained; then :meth:`mask` says which."""
         return bool(self._masked)
