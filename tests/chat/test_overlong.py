@@ -49,18 +49,25 @@ def test_truncate_keeps_whole_turns_from_the_beginning(encoder):
     assert trained == ["a1<|im_end|>a2<|im_end|>"]
 
 
-def test_split_repeats_the_system_turn(encoder):
-    limit = size(encoder, talk("q1", "a1", system="s"))
-    whole, trained, _ = texts(encoder, LONG, max_tokens=limit, overlong="split")
-    assert whole == [
-        encoder.renderer.render(talk(f"q{n}", f"a{n}", system="s")).text for n in (1, 2, 3)
-    ]
-    assert trained == ["a1<|im_end|>", "a2<|im_end|>", "a3<|im_end|>"]
+@pytest.mark.parametrize("limit", [1, 2, 7, 16, 30])
+def test_a_split_gives_every_piece_that_trains(encoder, limit):
+    (one,) = encode_conversations([LONG], encoder, ChatRules()).lengths
+    made = encode_conversations([LONG], encoder, ChatRules())
+    cuts = range(limit, int(one), limit)
+    pieces = list(zip(np.split(made.ids, cuts), np.split(made.mask, cuts), strict=True))
+    kept = [(ids.tolist(), mask.tolist()) for ids, mask in pieces if mask[1:].any()]
+    cut = encode_conversations([LONG], encoder, ChatRules(max_tokens=limit, overlong="split"))
+    cuts = np.cumsum(cut.lengths)[:-1]
+    found = list(zip(np.split(cut.ids, cuts), np.split(cut.mask, cuts), strict=True))
+    assert [(a.tolist(), b.tolist()) for a, b in found if a.size] == kept
+    assert len(cut.dropped) == len(pieces) - len(kept)
+    assert all(left.reason.startswith("nothing to train: tokens ") for left in cut.dropped)
 
 
-@pytest.mark.parametrize("way", ["truncate-turns", "split"])
-def test_what_cannot_be_cut_is_dropped(encoder, way):
-    whole, _, reasons = texts(encoder, talk("q", "a" * 500), max_tokens=20, overlong=way)
+def test_what_has_no_turns_that_fit_is_dropped(encoder):
+    whole, _, reasons = texts(
+        encoder, talk("q", "a" * 500), max_tokens=20, overlong="truncate-turns"
+    )
     assert not whole
     assert reasons == [reasons[0]]
     assert "no whole trained turns fit" in reasons[0]
@@ -78,23 +85,14 @@ def test_error_names_the_conversation(encoder):
     ),
     system=st.integers(0, 5),
     limit=st.integers(1, 40),
-    split=st.booleans(),
 )
-def test_pieces_fit_train_and_keep_order(turns, system, limit, split):
+def test_turns_that_are_kept_fit_and_train(turns, system, limit):
     if system:
         turns = [("system", system), *turns]
     roles, lengths = [role for role, _ in turns], [length for _, length in turns]
     heads = [0, *np.cumsum(lengths)[:-1].tolist()]
     mask = np.repeat([role == "assistant" for role in roles], lengths)
-    pieces = fit_turns(mask, heads, roles, limit, split=split)
-    ends = {*heads, sum(lengths)}
-    assert split or len(pieces) <= 1
-    before = 0
-    for piece in pieces:
-        assert piece.head + piece.stop - piece.start <= limit
-        assert mask[piece.start : piece.stop].any()
-        assert piece.start in ends
-        assert piece.stop in ends
-        assert piece.start >= before
-        assert piece.head in (0, system)
-        before = piece.stop
+    kept = fit_turns(mask, heads, limit)
+    ends = np.cumsum(lengths)
+    whole = [end for role, end in zip(roles, ends, strict=True) if role == "assistant"]
+    assert kept == max((end for end in whole if end <= limit), default=0)

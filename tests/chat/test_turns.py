@@ -272,6 +272,25 @@ def test_private_characters_are_said_like_any_other(encoder_of):
     ]
 
 
+@pytest.mark.parametrize(("said", "found"), [("a1", True), ("<|im_end|>", False)])
+def test_more_messages_than_marks(encoder_of, monkeypatch, said, found):
+    monkeypatch.setattr("batchloom.chat.marked.MOST_MARKED", 3)
+    # Tool calls, so that the turns are looked for by marks.
+    turns = [
+        {"role": "user", "content": "q1"},
+        {"role": "assistant", "content": "a1", "tool_calls": [CALL]},
+        {"role": "user", "content": said},
+        {"role": "user", "content": "q2"},
+    ]
+    encoder, rules = encoder_of(THINKING), ChatRules(train_on="last", prove=True)
+    told = trained(encoder, Conversation(turns), rules)
+    assert (len(told) == 1 and "a1\n<tool_call>" in told[0]) if found else "than 32,766" in told
+    turns += [{"role": "assistant", "content": f"a{n}"} for n in range(9)]
+    told = trained(encoder, Conversation(turns), rules)
+    assert "it holds more than 32,766 messages or other strings" in told
+    assert told.endswith("cut it into several records")
+
+
 def test_rules_tell_all_problems():
     with pytest.raises(
         SettingsError, match="train_on: 'asistant'.*did you mean.*overlong.*max_tokens"

@@ -61,6 +61,40 @@ def test_a_problem_is_named_as_it_was_typed(words, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["train", "--data", "a", "--data=b"], "--data"),
+        (["prepare", "a", "--out", "b", "--dedup", "none", "--no-dedup"], "--dedup"),
+        (["prepare", "a", "--out", "b", "--normalize", "--no-normalize"], "--normalize"),
+        (["import", "a", "--out", "b", "--out_dir", "c"], "--out"),
+        (["convert", "a", "--out", "b", "--force", "--force"], "--force"),
+    ],
+)
+def test_an_option_with_one_value_is_given_once(words, option, capsys):
+    assert run(words) == 2
+    assert f"for {option}: it is given 2 times" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [one.name or one.callback.__name__ for one in commands.app.registered_commands]
+)
+def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run([command, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "\\[" not in told
+    if command == "prepare":
+        assert "(org/name[:config][/split][@revision])" in told
+
+
+def test_options_that_may_be_repeated_and_help_are_not_counted(tmp_path, capsys):
+    assert run(["prepare", "--help", "-h"]) == 0
+    words = ["import", "--out", "o", "--vocab-size", "9", "--val", "a", "--val", "b", "c"]
+    assert run(words) == 1
+    assert "given 2 times" not in capsys.readouterr().err
+
+
 def test_old_names_do_the_job(tmp_path, capsys):
     (tmp_path / "in.txt").write_text("some text\n")
     out = tmp_path / "store"

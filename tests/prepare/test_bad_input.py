@@ -1,9 +1,16 @@
 """Bad input: one clear sentence with the remedy, and nothing that looks whole."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
+import re
+import time
+import tracemalloc
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from batchloom.core.errors import (
@@ -40,11 +47,80 @@ def test_bad_records_go_aside_and_the_rest_goes_on(tmp_path):
     assert [(one["source"], one["line"], one["column"]) for one in aside] == [
         ("a.jsonl", 4, None),
         ("a.jsonl", 51, 9),
-        ("b.txt", None, None),
+        ("b.txt", 1, 4),
     ]
     assert set(aside[0]) == {"source", "line", "row", "column", "offset", "reason", "snippet"}
     assert aside[0]["offset"] == sum(len(line) + 1 for line in lines[:3])
     assert "did you mean --text-field 'txt'?" in aside[0]["reason"]
+
+
+LINE = '{"text": "' + "before " * 20 + "%s" + " behind" * 20 + '"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("a.jsonl", LINE), ("a.csv", LINE[10:-3] + ",1\n"), ("a.json", LINE), ("a.txt", LINE)],
+)
+@pytest.mark.parametrize(
+    ("odd", "seen", "words"),
+    [(b"\xe9", r"\xe9", "iconv -f LATIN1 -t UTF-8"), (b"\0", r"\x00", "NUL|escapes")],
+)
+def test_bytes_that_are_no_text_are_shown_where_they_stand(tmp_path, name, line, odd, seen, words):
+    lines = [(line % n).encode() for n in range(30)]
+    lines[7] = lines[7].replace(b"before 7", b"\xc3\xbcbefore " + odd)
+    head = b"text,n\n" if name == "a.csv" else b""
+    data = head + b"".join(lines)
+    if name == "a.json":
+        data = b"[" + b",".join(lines) + b"]"
+    (tmp_path / name).write_bytes(data)
+    (tmp_path / "good.txt").write_text("good")
+    result = make([tmp_path / name, tmp_path / "good.txt"], tmp_path / "out")
+    assert result.counts.quarantined == 1
+    bad = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
+    assert bad["line"] == 8 + bool(head)
+    at = lines[7].decode("latin1").index(odd.decode("latin1"))
+    # What is two bytes there is one character; JSON readers tell of the character before or behind.
+    assert abs(bad["column"] - at) <= ("json" in name)
+    assert re.search(words, bad["reason"])
+    assert f"\u00fcbefore {seen} behind" in bad["snippet"]
+    assert bad["snippet"].startswith("...")
+    assert bad["snippet"].isprintable()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_wide_text_is_no_text_and_comes_with_its_remedy(tmp_path, name, encoding):
+    text = {"a.json": '[{"text": "hello"}]', "a.csv": "text,n\nhello,1\n"}.get(
+        name, '{"text": "hello"}\n'
+    )
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    with pytest.raises(InputError, match=r"iconv -f UTF-(16|32)(LE|BE)? -t UTF-8"):
+        make(tmp_path / name, tmp_path / "out")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_packed_records_need_no_ending_that_says_so(tmp_path, pack):
+    (tmp_path / "a.jsonl").write_bytes(pack(b'{"text": "hello"}\n' * 9))
+    assert texts(make(tmp_path / "a.jsonl", tmp_path / "out").path) == ["hello"] * 9
+
+
+def test_white_space_of_any_length_between_records_costs_no_memory_and_little_time(tmp_path):
+    blank = b" \n" * (16 << 20)
+    (tmp_path / "a.json").write_bytes(
+        b"[" + blank + b'{"text": "a"},' + blank + b'{"text": "b"}' + blank + b"]"
+    )
+    began = time.process_time()
+    tracemalloc.start()
+    try:
+        assert texts(make(tmp_path / "a.json", tmp_path / "out").path) == ["a", "b"]
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 10
+    for odd in (b"[ ,%s" % blank, b'[{"text": "a"},%s,' % blank, b'[{"text": "a"},%s]' % blank):
+        (tmp_path / "a.json").write_bytes(odd + b'{"text": "b"}]')
+        with pytest.raises(InputError, match="comma|value"):
+            make(tmp_path / "a.json", tmp_path / "odd")
 
 
 def test_the_budget_of_bad_records(tmp_path):
@@ -259,3 +335,26 @@ def test_a_tokenizer_that_lacks_a_character_is_named(tmp_path):
     assert text.startswith("tokenizer 'tokenizer.json' cannot encode 'k")
     assert "choose another --tokenizer" in text
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+@pytest.mark.parametrize("settings", [{}, {"text_field": "text"}, {"mapping": {"text": "text"}}])
+def test_a_column_of_bytes_is_no_text_and_comes_with_its_remedy(tmp_path, kind, settings):
+    pq.write_table(pa.table({"text": pa.array([b"a text"] * 20, kind)}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"bytes first \(pyarrow: column.cast\('string'\); pandas"):
+        make(tmp_path / "a.parquet", tmp_path / "out", **settings)
+    table = pq.read_table(tmp_path / "a.parquet")
+    table = table.set_column(0, "text", table["text"].cast("string"))
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert texts(make(tmp_path / "a.parquet", tmp_path / "out", **settings).path) == ["a text"] * 20
+
+
+def test_a_text_of_a_table_that_is_no_utf8_is_shown(tmp_path):
+    raw = pa.array([b"good"] * 30 + [b"caf\xe9 au lait"])
+    text = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
+    table = pa.table({"question": text, "answer": ["yes"] * 31})
+    pq.write_table(table, tmp_path / "a.parquet")
+    make(tmp_path / "a.parquet", tmp_path / "out")
+    bad = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
+    assert (bad["row"], bad["snippet"]) == (31, r"caf\xe9 au lait")
+    assert bad["reason"].startswith("column 'question': byte 0xe9 of a text is not valid UTF-8;")

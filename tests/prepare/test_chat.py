@@ -13,6 +13,7 @@ from batchloom.core.errors import (
     SettingsError,
     TooManyBadRecordsError,
 )
+from batchloom.preparation.convert import convert
 from prepare.stores import jsonl
 from sources.test_tables import pa, write
 
@@ -91,7 +92,7 @@ def test_a_loader_leaves_out_conversations_it_would_have_to_cut_and_says_so(tmp_
     assert sum(int((batch["input_ids"] == ord("z")).sum()) for batch in split) == 500
 
 
-def test_text_and_conversations_in_one_store(tmp_path):
+def test_text_and_conversations_in_one_store(tmp_path, caplog):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("plain prose")
     jsonl(tmp_path / "in/b.jsonl", ASKED[:3])
@@ -104,8 +105,14 @@ def test_text_and_conversations_in_one_store(tmp_path):
     assert store[0].text == trained_text(store, 0) == "plain prose<|endoftext|>"
     assert trained_text(store, 1) == "It is 0.<|endoftext|>"
     assert store[4].text == trained_text(store, 4) == "more prose<|endoftext|>"
-    # Texts may be cut, and a loader cannot tell the two apart yet.
-    assert batchloom.Loader(store, seq_len=8, global_batch_size=1).plan.spec.overlong == "split"
+    # Texts may be cut, and a loader cannot tell the two apart.
+    loader = batchloom.Loader(store, seq_len=8, global_batch_size=1, output="numpy")
+    assert loader.plan.spec.overlong == "split"
+    caplog.clear()
+    for settings in ({"seq_len": 512}, {"seq_len": 8, "overlong": "split"}, {"seq_len": 8}):
+        assert "conversations too" not in caplog.text
+        next(iter(batchloom.Loader(store, global_batch_size=1, output="numpy", **settings)))
+    assert "longer than seq_len 8 are cut, conversations too: overlong='drop'" in caplog.text
     assert batchloom.check(store.path).sound
 
 
@@ -151,7 +158,7 @@ def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path)
     assert batchloom.check(result.path).sound
     with pytest.raises(
         InputError,
-        match=r"^in.jsonl, line 23: has \d+ tokens where 200 are allowed: .*truncate-turns\)$",
+        match=r"^in.jsonl, line 23: has \d+ tokens where 200 are allowed: .*truncate-turns, split\)$",
     ):
         batchloom.prepare(
             tmp_path / "in.jsonl",
@@ -160,6 +167,34 @@ def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path)
             max_tokens=200,
             overlong="error",
         )
+
+
+def test_a_split_conversation_stays_together(tmp_path):
+    # A long question, so that pieces without an answer come first.
+    rows = [{"question": f"{n:02}" * 45, "answer": f"{n:02}" * 75} for n in range(40)]
+    result = make(tmp_path, rows, max_tokens=64, overlong="split", val_fraction=0.3)
+    (tmp_path / "whole").mkdir()
+    whole = batchloom.open_store(make(tmp_path / "whole", rows).path)
+    found = {}
+    for name in result.subsets:
+        store = batchloom.open_store(result.path, name)
+        for number in range(len(store)):
+            document = store[number]
+            assert len(document.ids) <= 64
+            subset, pieces = found.setdefault(document.origin.line, (name, []))
+            assert subset == name
+            pieces.append(document.ids.tolist())
+            assert trained_text(store, number)
+    assert sorted(found) == list(range(1, 41))
+    assert len({name for name, _ in found.values()}) == 2
+    counts = result.counts
+    assert counts.dropped == {"nothing to train": 40}
+    assert counts.documents == sum(len(pieces) for _, pieces in found.values())
+    assert counts.further == counts.documents
+    for line, (_, pieces) in found.items():
+        ids = whole[line - 1].ids.tolist()
+        assert [ids[at : at + 64] for at in range(64, len(ids), 64)] == pieces
+    assert batchloom.check(result.path).sound
 
 
 def test_a_large_source_of_which_nothing_can_be_read_is_not_read_to_its_end(tmp_path, monkeypatch):
@@ -181,7 +216,9 @@ def test_rows_of_ids_are_taken_as_they_are(tmp_path):
     assert [store[n].ids.tolist() for n in (0, 1)] == [[1, 2, 5, 4], [1, 2, 6, 4]]
     assert store.trained_tokens == 50
     assert result.counts.quarantined == 1
-    reason = json.loads((result.path / "quarantine.jsonl").read_text())["reason"]
+    bad = json.loads((result.path / "quarantine.jsonl").read_text())
+    reason = bad["reason"]
+    assert bad["snippet"] == "[300]"
     assert "token id 300; the vocabulary has ids 0 to 256" in reason
 
 
@@ -205,7 +242,7 @@ def test_the_content_of_a_template_file_is_part_of_the_recipe(tmp_path):
     ("settings", "sentence"),
     [
         ({"train_on": "users"}, "train_on: 'users' is not one of"),
-        ({"overlong": "split"}, "is the plan's work"),
+        ({"overlong": "split"}, "chat.overlong: 'split' is for .* --max-tokens"),
         ({"mapping": {"promt": "q"}}, "did you mean 'prompt'"),
         ({"mapping": {"text": "a"}, "text_field": "b"}, "goes with no mapping"),
         ({"max_tokens": 0}, "max_tokens: 0"),
@@ -214,6 +251,32 @@ def test_the_content_of_a_template_file_is_part_of_the_recipe(tmp_path):
 def test_settings_that_are_none(tmp_path, settings, sentence):
     with pytest.raises(SettingsError, match=sentence):
         make(tmp_path, ASKED, **settings)
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [("chatml2", "did you mean 'chatml'"), ("no/a.jinja", "no template file")],
+)
+def test_a_template_that_is_none_is_told_without_conversations(tmp_path, template, sentence):
+    with pytest.raises(InputError, match=sentence):
+        make(tmp_path, [{"text": "a"}], template=template)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_input_without_the_mapped_columns_is_named_with_its_own(tmp_path):
+    (tmp_path / "in").mkdir()
+    jsonl(tmp_path / "in/a.jsonl", [{"q": "what", "a": "this"}] * 3)
+    jsonl(tmp_path / "in/b.jsonl", [{"question": "what", "answer": "this"}] * 3)
+    (tmp_path / "in/c.txt").write_text("no columns")
+    mapping = {"prompt": "q", "response": "a"}
+    said = r"^in/b.jsonl: .*have 'question', 'answer'"
+    with pytest.raises(SchemaError, match=said):
+        batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", mapping=mapping)
+    with pytest.raises(SchemaError, match=said):
+        convert(tmp_path / "in", out=tmp_path / "out.jsonl", mapping=mapping)
+    assert not (tmp_path / "out.jsonl").exists()
+    (tmp_path / "in/b.jsonl").unlink()
+    assert convert(tmp_path / "in", out=tmp_path / "out.jsonl", mapping=mapping).rows == 4
 
 
 TABLE = pa.table({"messages": pa.array([], pa.list_(pa.struct([("role", pa.string())])))})
@@ -271,5 +334,6 @@ def test_a_deeply_nested_record_is_a_bad_record(tmp_path, key, depth):
 
 
 def test_a_template_nobody_needs_leaves_no_path_in_the_store(tmp_path):
+    (tmp_path / "none.jinja").write_text("{{ messages }}")
     result = make(tmp_path, [{"text": "x"}], template=str(tmp_path / "none.jinja"))
     assert str(tmp_path) not in (result.path / "dataset_metadata.json").read_text()

@@ -51,11 +51,13 @@ def test_bad_rows_go_aside_with_their_first_line(tmp_path):
     found = Read(write(tmp_path, text))
     assert [row["n"] for row in found.values] == ["1", "6"]
     assert (found.records, found.seen) == ([0, 6], 8)
+    assert found.bad[2].endswith(r"(it begins 'caf\xe9,4')")
+    assert found.bad[3].endswith(r"(it begins 'nul\x00,5')")
     assert [sentence.split(" (it begins")[0] for sentence in found.bad] == [
         "a.csv, line 5: 1 field where the header names 2; the ones from 'n' on are missing",
         "a.csv, line 6: 3 fields where the header names 2; quote the fields that hold delimiters",
-        "a.csv, line 9: byte 0xe9 is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 (or from whatever it is in)",
-        "a.csv, line 10: holds a NUL byte; if the file is UTF-16: iconv -f UTF-16 -t UTF-8",
+        "a.csv, line 9, column 4: byte 0xe9 is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 (or from whatever it is in)",
+        "a.csv, line 10, column 4: a NUL byte, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t UTF-8",
         "a.csv, line 12: not readable as CSV: new-line character seen in unquoted field - do you need to open the file in universal-newline mode?",
     ]
 
@@ -66,7 +68,12 @@ def test_bad_rows_go_aside_with_their_first_line(tmp_path):
         (b"a,a,b\n1,2,3\n", "no sound header .'a' stands twice.: the first line must name"),
         (b",text\n0,a\n", "column 1 has no name.*pandas: to_csv.index=False"),
         (b"\n", "the first line is blank"),
-        ("text,n\na,1\n".encode("utf-16"), "a.csv is UTF-16, not UTF-8; convert it with: iconv"),
+        (
+            "text,n\na,1\n".encode("utf-16"),
+            "a.csv cannot be read: this is UTF-16, not UTF-8 .* iconv -f UTF-16 ",
+        ),
+        ("text,n\na,1\n".encode("utf-16-le"), "this seems to be UTF-16, .* iconv -f UTF-16LE "),
+        ("text,n\na,1\n".encode("utf-32"), "this is UTF-32, not UTF-8 .* iconv -f UTF-32 "),
         (b"text,n\ra,1\r", "ends its lines with CR alone; convert it with: tr"),
         (
             b'text,n\na,1\n"b,2\nc,3\n',
@@ -76,7 +83,7 @@ def test_bad_rows_go_aside_with_their_first_line(tmp_path):
             b'"text,n\na,1\n',
             "a.csv, line 1: a quoted field opens in this record and is never closed",
         ),
-        (b"te\xe9xt,n\na,1\n", "a.csv, line 1: byte 0xe9 is not valid UTF-8"),
+        (b"te\xe9xt,n\na,1\n", "a.csv, line 1, column 3: byte 0xe9 is not valid UTF-8"),
     ],
 )
 @pytest.mark.usefixtures("chunk")

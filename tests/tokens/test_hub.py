@@ -126,6 +126,15 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
     assert "not in the local Hub cache and the Hub cannot be reached" in said[0]
 
 
+@pytest.mark.parametrize(
+    "address", ["", "host", "ftp://host", "http://[host", "http://s3cret@h:99999", "https://"]
+)
+def test_an_address_that_is_none_is_told_without_it(tmp_path, address):
+    (said,) = resolve_elsewhere(tmp_path, ["org/none"], HF_ENDPOINT=address)
+    assert said.startswith("InputError: HF_ENDPOINT is no address of a Hub: unset it, or write")
+    assert "s3cret" not in said
+
+
 def test_gpt2_where_its_package_is_missing(hub, tmp_path, gpt2):
     found = json.dumps(["gpt2", gpt2.fingerprint, 50256, None])
     assert resolve_elsewhere(tmp_path / "a", ["gpt2"], HF_ENDPOINT=hub) == [found]

@@ -32,6 +32,18 @@ def announce_left_out(plan: Plan) -> bool:
     return True
 
 
+def announce_cut(plan: Plan) -> None:
+    """Tell that conversations are cut, where a store of texts and conversations has long documents."""
+    long = plan.pools.documents > _AT_ONCE or plan.longest() > plan.spec.seq_len
+    if long:
+        log_of(plan).warning(
+            "The store holds texts and conversations, and its documents longer than seq_len %d are cut, conversations "
+            "too: overlong='drop' leaves all of them out; prepare --max-tokens %d leaves out conversations alone.",
+            plan.spec.seq_len,
+            plan.spec.seq_len,
+        )
+
+
 def count_left_out(plan: Plan) -> None:
     """Count in a thread of its own, and tell."""
     threading.Thread(

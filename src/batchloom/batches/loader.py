@@ -12,7 +12,7 @@ import numpy as np
 from batchloom.batches.ahead import Ahead
 from batchloom.batches.assemble import Batch, assemble_rows, assemble_varlen
 from batchloom.batches.device import require_torch, to_torch
-from batchloom.batches.left_out import announce_left_out, count_left_out
+from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
 from batchloom.batches.tables import (
@@ -126,6 +126,8 @@ class Loader:
         self._folders = table_folders(self.store)
         self._start = 0
         self._resumed = self._told = False
+        # Nobody has said that conversations may be cut, and they are.
+        self._cuts_all = overlong is None and isinstance(data, Store) and data.mixed
         self._iterations: list[_Iteration] = []
         self._latest: _Iteration | None = None
         _LOADERS.add(self)
@@ -251,7 +253,11 @@ class Loader:
     def _announce(self) -> bool:
         """Tell once, from one rank, what the run leaves out; whether it remains to be counted."""
         told, self._told = self._told, True
-        return not told and self.spec.rank == 0 and announce_left_out(self.plan)
+        if told or self.spec.rank:
+            return False
+        if self._cuts_all:
+            announce_cut(self.plan)
+        return announce_left_out(self.plan)
 
     def _reserve(self) -> None:
         """Let the allocator keep what batches are made of, instead of giving it back each time.

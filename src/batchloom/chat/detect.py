@@ -61,7 +61,10 @@ def _refuse_absent(records: Sequence[Row], mapping: Mapping[str, str]) -> None:
                 f"--map {role}={column}: no column {column!r}{nearest(column, columns)}"
             )
     if problems:
-        sentence = f"{'; '.join(problems)}; the records have {listed(columns)}"
+        sentence = (
+            f"{'; '.join(problems)}; the records have {listed(columns)}: name columns that every input has, or give "
+            "inputs with other columns apart"
+        )
         raise SchemaError(sentence, list(columns))
 
 

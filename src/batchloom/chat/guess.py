@@ -10,7 +10,7 @@ from batchloom.chat.columns import Row, listed, value_at
 from batchloom.chat.schema import FORMS, PROMPT, RESPONSE
 from batchloom.chat.turns import is_turns
 from batchloom.core.errors import SchemaError
-from batchloom.core.values import kind_of
+from batchloom.core.values import BYTES_REMEDY, kind_of
 
 _KNOWN = tuple(
     dict.fromkeys(name for rule in FORMS for names in rule.required.values() for name in names)
@@ -40,6 +40,10 @@ def unrecognised(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError
         else _with_kinds(columns)
     )
     parts = [f"no schema fits: the records have {shown}"]
+    raw = [name for name, value in columns.items() if isinstance(value, bytes)]
+    if any(name in _KNOWN for name in raw):
+        parts.append(f"if {listed(raw)} is text, {BYTES_REMEDY}")
+        return SchemaError("; ".join(parts), list(columns))
     prompt, response = _known(columns, PROMPT), _known(columns, RESPONSE)
     if prompt and not response:
         parts.append(

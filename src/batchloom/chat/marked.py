@@ -12,7 +12,7 @@ from typing import Any
 
 # Marks of string k: an even character opens, the next one closes.
 _PLANES = (0xF0000, 0x100000)
-_MOST = 0x7FFE
+MOST_MARKED = 0x7FFE
 _ANY = tuple(re.compile(f"[{chr(plane)}-{chr(plane + 0xFFFD)}]") for plane in _PLANES)
 
 TOOLS = -1
@@ -30,17 +30,22 @@ class Marker:
         owners: for each marked string the message it is of, TOOLS for the tools.
         keys: the key of the message it stands under.
         strings: the marked strings, without the white space around them.
+        full: whether there was a string more than there are marks.
     """
 
     plane: int
     owners: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     strings: list[str] = field(default_factory=list)
+    full: bool = False
 
     def mark(self, text: str, owner: int, key: str) -> str:
         """``text`` with marks inside the white space around it; blank text as it is."""
         core = text.strip()
-        if not core or len(self.owners) >= _MOST:
+        if not core:
+            return text
+        if len(self.owners) >= MOST_MARKED:
+            self.full = True
             return text
         at, first = text.index(core), _PLANES[self.plane] + 2 * len(self.owners)
         self.owners.append(owner)

@@ -15,6 +15,7 @@ from batchloom.chat.grammar import (
 )
 from batchloom.chat.marked import (
     DECIDING,
+    MOST_MARKED,
     REASONING,
     TOOLS,
     WAYS,
@@ -39,6 +40,10 @@ from batchloom.core.conversation import Conversation
 
 # Conversations of as many shapes are remembered; beyond it shapes are learned again.
 _SHAPES = 4096
+_TOO_MANY = (
+    f"it holds more than {MOST_MARKED:,} messages or other strings, and no more can be told apart in one "
+    "conversation; cut it into several records"
+)
 
 
 class Rendered(NamedTuple):
@@ -249,6 +254,9 @@ class _Learned:
             found, marker = self._second(written.text, messages, tools, way)
             if found is None or marker is None:
                 continue
+            if marker.full:
+                problem = _TOO_MANY
+                continue
             if hostile and (way.roles is not None or not found.whole):
                 continue
             if hostile:
@@ -266,6 +274,8 @@ class _Learned:
             control = self._control(found, hostile=hostile)
             marks = self._marks(written)
             return Rendered(written.text, turns, "" if turns else problem, control, marks, altered)
+        if hostile and problem == _TOO_MANY:
+            raise RenderError(problem)
         if hostile:
             raise RenderError(
                 "it spells a control token, and the template changes its contents so that it cannot "

@@ -9,7 +9,7 @@ from batchloom.chat.schema import Schema
 from batchloom.chat.turns import Turns, empty, read_tools, read_turns
 from batchloom.core.conversation import Conversation
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.values import kind_of
+from batchloom.core.values import BYTES_REMEDY, kind_of
 
 NO_TURNS: Turns = ([], [])
 _MEDIA = frozenset({"images", "image", "videos", "video", "audios", "audio"})
@@ -117,9 +117,10 @@ def not_text(row: Row, column: Column, value: Any) -> UnusableRecordError:
     """The fault of a column that is missing or holds something else than text."""
     if value is None:
         return absent(row, column.role, column.names[0])
+    remedy = BYTES_REMEDY if isinstance(value, bytes) else "write it as a string"
     return UnusableRecordError(
         f"column {column.name(row, value)!r} holds {kind_of(value)}, not text; "
-        f"write it as a string or name another column with --map {column.role}=..."
+        f"{remedy} or name another column with --map {column.role}=..."
     )
 
 

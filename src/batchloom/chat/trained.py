@@ -130,9 +130,8 @@ def _turn(rendered: Rendered, number: int) -> Turn:
     turn = rendered.turns[number] if rendered.turns else None
     if turn is None:
         why = rendered.problem or "the template leaves it out"
-        raise RenderError(
-            f"turn {number + 1} cannot be found in the rendered text: {why}; choose another template"
-        )
+        remedy = "" if ";" in why else "; choose another template"
+        raise RenderError(f"turn {number + 1} cannot be found in the rendered text: {why}{remedy}")
     return turn
 
 

@@ -12,6 +12,7 @@ from batchloom.cli.demo import demo
 from batchloom.cli.export import export
 from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
+from batchloom.cli.once import OnceCommand
 from batchloom.cli.prepare import prepare
 from batchloom.cli.train import train
 
@@ -29,8 +30,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (prepare, check, inspect, train, convert, export, demo, datasets):
-    app.command()(command)
-app.command("import")(import_)
+    app.command(cls=OnceCommand)(command)
+app.command("import", cls=OnceCommand)(import_)
 
 # Options under the names that other tools' users have in their fingers.
 _ALIASES: dict[str, list[str]] = {

@@ -70,7 +70,7 @@ def prepare(
         typer.Argument(
             metavar="INPUT...",
             help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, also packed; URLs "
-            "(s3://, gs://, https://, hf://); a data set of the Hub (org/name[:config][/split][@revision]) or its "
+            r"(s3://, gs://, https://, hf://); a data set of the Hub (org/name\[:config]\[/split]\[@revision]) or its "
             "short name (see batchloom datasets); a YAML manifest (.yaml, .yml) of such; - for standard input.",
         ),
     ],
@@ -161,7 +161,7 @@ def prepare(
     overlong: Annotated[
         str,
         typer.Option(
-            help="What becomes of longer ones: drop, truncate-turns or error.",
+            help="What becomes of longer ones: drop, truncate-turns, split or error.",
             rich_help_panel=_CHAT,
         ),
     ] = "drop",

@@ -195,7 +195,7 @@ class RankedBatches(Sequence[Pair]):
         tally = Tally(lambda _: None, recipe.max_bad, listing.bytes)
 
         def refuse(source: Source, bad: BadRecord) -> None:
-            sentence = str(error_of(source, recipe.read_rules(Limits()), 0, bad))
+            sentence = str(error_of(source, recipe.reading.rules(Limits()), 0, bad))
             if tally.quarantined < _SHOWN:
                 _LOG.warning("Left out: %s", sentence)
             tally.bad(sentence, 1)

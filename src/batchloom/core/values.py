@@ -9,7 +9,10 @@ _KINDS = {
     int: "a number",
     float: "a number",
     type(None): "null",
+    bytes: "bytes",
 }
+# What to do about columns of bytes where text is wanted.
+BYTES_REMEDY = "make text of its bytes first (pyarrow: column.cast('string'); pandas: column.str.decode('utf-8'))"
 
 
 def kind_of(value: object) -> str:

@@ -115,6 +115,10 @@ class Plan:
         """What ``overlong='drop'`` or ``'truncate'`` keeps out of every epoch; reads all lengths."""
         return self.pools.left_out()
 
+    def longest(self) -> int:
+        """Tokens of the longest document; reads all lengths."""
+        return self.pools.longest()
+
     @property
     def table_identity(self) -> dict[str, Any]:
         """What the counts of sequences depend on, for caching them: not epochs or batch size."""

@@ -110,6 +110,10 @@ class Pools:
                 tokens += int(long.sum()) - (0 if overlong == "drop" else seq_len * long.size)
         return LeftOut(documents, tokens)
 
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return max(int(lengths.max(initial=0)) for _, lengths in self._stretches())
+
     def _stretches(self) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         """All lengths in store order, a bounded number at a time, each with its first document."""
         for start in range(0, self.documents, _STRETCH):

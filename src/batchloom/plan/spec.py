@@ -1,7 +1,9 @@
 """The settings of a plan."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import ClassVar, Literal
 
 from batchloom.core.spec import is_switch, nearest, raise_problems, set_wholes
 from batchloom.plan.pack import STRATEGIES, is_strategy
@@ -21,15 +23,6 @@ BLOCK = 64
 # A position is a 64-bit number wherever it is kept.
 MOST_POSITIONS = (1 << 63) - 1
 _MOST_SEED = (1 << 128) - 1
-_BOUNDS = {
-    "seq_len": (1, 1 << 24),
-    "global_batch_size": (1, 1 << 24),
-    "seed": (-_MOST_SEED, _MOST_SEED),
-    "epochs": (1, 1 << 24),
-    "steps": (1, 1 << 48),
-    "pool_size": (1, MOST_POOL_SIZE),
-    "block": (0, MOST_POOL_SIZE),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +45,20 @@ class PlanSpec:
         pool_size: documents packed together, at most 2**24.
         block: neighbouring documents that are permuted as one; 0 chooses by the number of
             documents alone: 1 below 4 million, else 64.
+        bounds: least and most of each number, the same for every spec.
     """
+
+    bounds: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType(
+        {
+            "seq_len": (1, 1 << 24),
+            "global_batch_size": (1, 1 << 24),
+            "seed": (-_MOST_SEED, _MOST_SEED),
+            "epochs": (1, 1 << 24),
+            "steps": (1, 1 << 48),
+            "pool_size": (1, MOST_POOL_SIZE),
+            "block": (0, MOST_POOL_SIZE),
+        }
+    )
 
     seq_len: int
     global_batch_size: int
@@ -67,7 +73,7 @@ class PlanSpec:
     block: int = 0
 
     def __post_init__(self) -> None:
-        problems = set_wholes(self, _BOUNDS)
+        problems = set_wholes(self, self.bounds)
         if not is_switch(self.shuffle):
             problems.append(f"shuffle: {self.shuffle!r} is neither True nor False")
         if self.epochs is not None and self.steps is not None:

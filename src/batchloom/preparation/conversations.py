@@ -16,7 +16,7 @@ from batchloom.core.conversation import Conversation
 from batchloom.core.spec import nearest, raise_problems
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.chat_masks import Masked, RenderedText, mask_texts
-from batchloom.preparation.overlong import OVERLONG, Overlong, OverlongError, fit_turns
+from batchloom.preparation.overlong import OVERLONG, Overlong, OverlongError, cut, fit_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,12 @@ class LeftOut(NamedTuple):
     Attributes:
         number: of the conversation, from 0.
         reason: why, in words.
+        snippet: the beginning of what was there, where a person is to look for it.
     """
 
     number: int
     reason: str
+    snippet: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +133,7 @@ def encode_conversations(
         if rendered.altered:
             out.altered.update(rendered.altered)
         if rules.max_tokens is not None and made.ids.size > rules.max_tokens:
-            roles = [str(message.get("role")) for message in conversations[number].messages]
-            _shorten(out, number, rendered, made, roles, rules)
+            _shorten(out, number, rendered, made, rules)
         elif made.mask.any():
             out.add(number, made.ids, made.mask)
         else:
@@ -185,7 +186,6 @@ def _shorten(
     number: int,
     rendered: Rendered,
     made: Masked,
-    roles: list[str],
     rules: ChatRules,
 ) -> None:
     """Do with a conversation of too many tokens what the rules say."""
@@ -194,27 +194,36 @@ def _shorten(
     if rules.overlong == "error":
         raise OverlongError(
             number,
-            f"has {long}: allow more, or choose what becomes of long ones (drop, truncate-turns)",
+            f"has {long}: allow more, or choose what becomes of long ones (drop, truncate-turns, split)",
         )
     if rules.overlong == "drop":
         out.dropped.append(LeftOut(number, f"overlong: {long}"))
         return
-    turns = sorted((turn.head, n) for n, turn in enumerate(rendered.turns) if turn is not None)
-    heads = made.tokens_at(rendered.text, [head for head, _ in turns])
+    if rules.overlong == "split":
+        _cut(out, number, made, limit)
+        return
+    turns = sorted(turn.head for turn in rendered.turns if turn is not None)
+    heads = made.tokens_at(rendered.text, turns)
     if not heads:
         why = rendered.problem or "its turns do not begin with tokens of their own"
         out.dropped.append(LeftOut(number, f"overlong: {long}, and it cannot be cut: {why}"))
         return
     heads[0] = 0
-    order = [roles[n] for _, n in turns]
-    pieces = fit_turns(made.mask, heads, order, limit, split=rules.overlong == "split")
-    if not pieces:
+    kept = fit_turns(made.mask, heads, limit)
+    if kept:
+        out.add(number, made.ids[:kept], made.mask[:kept])
+    else:
         out.dropped.append(LeftOut(number, f"overlong: {long}, and no whole trained turns fit"))
-    for piece in pieces:
-        kept = np.r_[0 : piece.head, piece.start : piece.stop]
-        mask = made.mask[kept]
-        mask[: piece.head] = False
-        out.add(number, made.ids[kept], mask)
+
+
+def _cut(out: _Outcome, number: int, made: Masked, limit: int) -> None:
+    """Make documents of the pieces of a conversation."""
+    for start, stop, trains in cut(made.mask, limit):
+        if trains:
+            out.add(number, made.ids[start:stop], made.mask[start:stop])
+        else:
+            where = f"tokens {start:,} to {stop:,} of {made.mask.size:,}, a piece of a conversation"
+            out.dropped.append(LeftOut(number, f"nothing to train: {where}"))
 
 
 def _disproof(encoder: ChatEncoder, text: RenderedText, made: Masked) -> str:

@@ -200,20 +200,24 @@ def _check_columns(
 ) -> None:
     if not mapping and columns is None:
         return
-    known: dict[str, None] = {}
+    firsts = [(source, first_rows(source, rules)[0]) for source in listing.sources]
+    rows = [_row(value) for _, found in firsts for value in found]
+    known = tuple(dict.fromkeys(name for row in rows for name in row))
+    alone = f"{listing.sources[0].name}: " if len(listing.sources) == 1 else ""
+    for option, column in missing_columns(mapping, columns, rows):
+        raise SchemaError(f"{alone}{unknown_column(option, column, list(known))}", known)
+    for source, found in firsts:
+        # Texts have no columns that could be mapped.
+        if found and source.kind not in ("text", "code"):
+            _refuse_unmapped(source, found, mapping)
 
-    def rows() -> Iterator[Row]:
-        for source in listing.sources:
-            for row in map(_row, first_rows(source, rules)[0]):
-                known.update(dict.fromkeys(row))
-                yield row
 
-    for option, column in missing_columns(mapping, columns, rows()):
-        error = unknown_column(option, column, list(known))
-        first = listing.sources[0].name
-        raise SchemaError(
-            f"{first}: {error}" if len(listing.sources) == 1 else str(error), tuple(known)
-        )
+def _refuse_unmapped(source: Source, rows: Sequence[Row], mapping: Mapping[str, str]) -> None:
+    """Refuse a source of which no first record has a column that is to take a role's name."""
+    names = tuple(dict.fromkeys(name for row in rows for name in row))
+    for option, column in missing_columns(mapping, None, rows):
+        error = unknown_column(option, column, names)
+        raise SchemaError(f"{source.name}: {error}; or convert this file apart", names)
 
 
 def _row(value: Any) -> Row:

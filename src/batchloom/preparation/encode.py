@@ -14,6 +14,7 @@ from batchloom.core.conversation import Conversation, Labelled, Pair
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import ChatRules, LeftOut, encode_conversations
 from batchloom.preparation.unit_files import hash_texts, with_control
+from batchloom.sources.faults import snippet
 from batchloom.tokens import Tokenizer
 
 
@@ -123,6 +124,18 @@ def _said(side: Conversation | str) -> Any:
     if isinstance(side, str):
         return side
     return side.messages, side.tools, side.trained, side.completion
+
+
+def beginning(document: str | Conversation | Pair | Labelled | TokenRow) -> str:
+    """The first words of what a document holds, for a person to recognise it."""
+    if isinstance(document, TokenRow):
+        return str(document.ids[:16].tolist())
+    if isinstance(document, Pair):
+        document = document.chosen
+    elif isinstance(document, Labelled):
+        document = document.conversation
+    said = document if isinstance(document, str) else document.messages[:4]
+    return snippet(msgspec.json.encode(said, enc_hook=str))
 
 
 def size_of(document: Any) -> int:

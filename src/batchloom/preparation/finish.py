@@ -163,6 +163,7 @@ def _manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
             tokens=sum(entry.tokens for entry in subsets.values()),
             quarantined=sum(part.bad for facts in done.facts for part in facts.parts),
             dropped=dict(sorted(dropped.items())),
+            further=sum(part.further for facts in done.facts for part in facts.parts),
         ),
         subsets=subsets,
         subset_overrides=done.decision.overrides,

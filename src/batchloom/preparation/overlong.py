@@ -1,4 +1,4 @@
-"""What becomes of a conversation of more tokens than allowed: pure decisions on turn boundaries."""
+"""What becomes of a conversation of more tokens than allowed: pure decisions on its mask."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Self, get_args
@@ -28,67 +28,47 @@ class OverlongError(InputError):
         return type(self), (self.number, self.reason)
 
 
-class Kept(NamedTuple):
-    """Tokens that are kept as one document.
+class Piece(NamedTuple):
+    """A stretch of a conversation's tokens, for a document of its own.
 
     Attributes:
-        head: this many tokens from the beginning, repeated before later pieces; not trained there.
-        start: of the rest.
-        stop: of the rest.
+        start: its first token.
+        stop: behind its last token.
+        trains: whether it has anything to train.
     """
 
-    head: int
     start: int
     stop: int
+    trains: bool
 
 
-def fit_turns(
-    mask: NDArray[np.bool_],
-    heads: Sequence[int],
-    roles: Sequence[str],
-    limit: int,
-    *,
-    split: bool,
-) -> list[Kept]:
-    """The pieces of a conversation that fit into ``limit`` tokens, each with something to train.
+def fit_turns(mask: NDArray[np.bool_], heads: Sequence[int], limit: int) -> int:
+    """How many tokens are left of a conversation when whole turns are left out from its end.
 
-    Whole turns are left out, from the end, so that every turn that is kept still follows what it
-    answers. The pieces of a split begin where a user speaks, behind the system's turn, which each
-    of them repeats.
+    Every turn that is kept still follows what it answers, and a trained one is last.
 
     Args:
         mask: the trained tokens [tokens].
         heads: the token each turn begins with, in order of the text.
-        roles: of these turns.
         limit: tokens allowed.
-        split: whether later turns become pieces of their own; else only the first piece is kept.
 
     Returns:
-        The pieces; none where no whole turns with something to train fit.
+        The tokens kept; 0 where no whole turns with something to train fit.
     """
     trained = np.concatenate([[0], np.cumsum(mask)])
     edges = [*heads[1:], mask.size]
-    # A piece ends behind a turn that is trained.
     ends = [
         stop for start, stop in zip(heads, edges, strict=True) if trained[stop] > trained[start]
     ]
-    system = [role == "system" for role in roles]
-    head = next((at for at, is_system in zip(heads, system, strict=True) if not is_system), 0)
-    begins = [at for at, role in zip(heads, roles, strict=True) if role == "user"]
-    fitting = [stop for stop in ends if stop <= limit and trained[stop]]
-    kept = [Kept(0, 0, fitting[-1])] if fitting else []
-    if not split:
-        return kept
-    done = fitting[-1] if fitting else head
-    for start in begins:
-        if start < done:
-            continue
-        fitting = [
-            stop
-            for stop in ends
-            if start < stop <= start + limit - head and trained[stop] > trained[start]
-        ]
-        if fitting:
-            done = fitting[-1]
-            kept.append(Kept(head, start, done))
-    return kept
+    return max((stop for stop in ends if stop <= limit), default=0)
+
+
+def cut(mask: NDArray[np.bool_], limit: int) -> list[Piece]:
+    """Consecutive pieces of ``limit`` tokens, the last of what is left.
+
+    Nothing is trained on the first token of a piece, which nothing foretells.
+    """
+    return [
+        Piece(start, min(start + limit, mask.size), bool(mask[start + 1 : start + limit].any()))
+        for start in range(0, mask.size, limit)
+    ]

@@ -124,7 +124,7 @@ def encode_labels(
     """Render, tokenize and mask conversations whose answers are labelled; raises as :func:`encode_pairs`."""
     talks = [one.conversation for one in labelled]
     made = _conversations(talks, encoder, rules, lambda n: (n, ""))
-    out = _Outcome(faults=dict(made.faults), dropped=dict(made.dropped))
+    out = _Outcome(faults=_reasons(made.faults), dropped=_reasons(made.dropped))
     for number, answers in _answers(made).items():
         answer = answers[0]
         if len(answers) != 1:
@@ -134,6 +134,10 @@ def encode_labels(
         else:
             out.keep(number, (answer,), (GOOD if labelled[number].label else BAD,))
     return out.encoded(dtype)
+
+
+def _reasons(left: Sequence[LeftOut]) -> dict[int, str]:
+    return {one.number: one.reason for one in left}
 
 
 def encode_text_pairs(

@@ -53,7 +53,8 @@ class ChatRecipe:
         train_on: the turns that are trained: ``assistant``, ``all``, ``last`` or ``completion``;
             None for the completion of prompt-completion records, the assistant's turns of others.
         max_tokens: tokens a conversation may have; None for any number.
-        overlong: what becomes of one that has more: ``drop``, ``truncate-turns`` or ``error``.
+        overlong: what becomes of one that has more: ``drop``, ``truncate-turns``, ``split`` (documents
+            of at most ``max_tokens``, one after the other) or ``error``.
         prove: whether trained tokens are decoded and compared with the text, too.
     """
 
@@ -64,7 +65,12 @@ class ChatRecipe:
     prove: bool = False
 
     def __post_init__(self) -> None:
-        problems = [] if self.overlong != "split" else [_NO_SPLIT]
+        problems = []
+        if self.overlong != "drop" and self.max_tokens is None:
+            problems.append(
+                f"chat.overlong: {shown(self.overlong)} is for conversations of more than max_tokens, which is not "
+                "given; add --max-tokens N, or leave --overlong out"
+            )
         if self.template is not None and not is_text(self.template):
             problems.append(f"chat.template: {shown(self.template)} is no name; give one or a path")
         if not is_switch(self.prove):
@@ -76,12 +82,6 @@ class ChatRecipe:
         """The rules for one source, whose records have a completion or not."""
         train_on = self.train_on or ("completion" if completion else "assistant")
         return ChatRules(train_on, self.max_tokens, self.overlong, self.prove)
-
-
-_NO_SPLIT = (
-    "chat.overlong: 'split' is the plan's work: prepare without --max-tokens, and the loader cuts "
-    "what is longer than its seq_len (overlong='split')"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any, final
 
 import msgspec
 
+from batchloom.chat.choose import choose_template
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import printable
 from batchloom.preparation.chat_encoder import ChatEncoder
@@ -226,6 +227,11 @@ class Job:
     def _template(self, tokenizer: Tokenizer) -> ChatEncoder | None:
         """Tokenizer and template for the conversations of the job; None where it has none."""
         if not any(self._readings.of(source).templated for source in self._listing.sources):
+            # Nobody renders with it, but a name that means nothing was not meant.
+            template = self._recipe.chat.template
+            choose_template(
+                template or "plain", tokenizer.chat.templates, tokenizer.control, tokenizer.name
+            )
             return None
         exact = verify_control(tokenizer, ())
         if exact is not tokenizer:

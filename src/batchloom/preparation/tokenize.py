@@ -2,7 +2,7 @@
 
 from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -16,6 +16,7 @@ from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import LeftOut
 from batchloom.preparation.encode import (
     Encoded,
+    beginning,
     encode_chats,
     encode_rows,
     encode_texts,
@@ -35,7 +36,6 @@ from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Part, ReadRules, Source
-from batchloom.store.pairs import REJECTED
 from batchloom.store.writer import make_folder, sync_folder, write_file
 from batchloom.text.normalize import normalize
 from batchloom.tokens import Tokenizer
@@ -107,18 +107,21 @@ def tokenize_unit(
 def _encode(task: Task, reading: Reading, documents: list[Any]) -> Encoded:
     """Tokenize documents of one reading."""
     if reading.way == "tokens":
-        return encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
-    if reading.chat is None:
+        made = encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
+    elif reading.chat is None:
         return encode_texts(documents, task.tokenizer, task.dtype)
-    if reading.way == "text-pairs":
-        return encode_text_pairs(documents, task.tokenizer, reading.chat, task.dtype)
-    if task.chat is None:
+    elif reading.way == "text-pairs":
+        made = encode_text_pairs(documents, task.tokenizer, reading.chat, task.dtype)
+    elif task.chat is None:
         raise AssertionError("a job with conversations has a template")
-    if reading.way == "pairs":
-        return encode_pairs(documents, task.chat, reading.chat, task.dtype)
-    if reading.way == "labels":
-        return encode_labels(documents, task.chat, reading.chat, task.dtype)
-    return encode_chats(documents, task.chat, reading.chat, task.dtype)
+    elif reading.way == "pairs":
+        made = encode_pairs(documents, task.chat, reading.chat, task.dtype)
+    elif reading.way == "labels":
+        made = encode_labels(documents, task.chat, reading.chat, task.dtype)
+    else:
+        made = encode_chats(documents, task.chat, reading.chat, task.dtype)
+    faults = [left._replace(snippet=beginning(documents[left.number])) for left in made.faults]
+    return replace(made, faults=faults)
 
 
 @dataclass(slots=True)
@@ -149,10 +152,10 @@ class _PartRun:
     start: int = 0
     stop: int = 0
     records: int = 0
-    kept: int = 0
     documents: int = 0
     tokens: int = 0
     bad: int = 0
+    further: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     hash: str = ""
 
@@ -274,10 +277,11 @@ class _UnitRun:
             raise error_of(source, self._task.rules, before, _bad(row, error.reason)) from None
         for left in made.faults:
             row = rows[left.number]
-            self._keep_aside(int(row["part"]), [_bad(row, left.reason)])
+            self._keep_aside(int(row["part"]), [_bad(row, left.reason, left.snippet)])
         for left in made.dropped:
             self._parts[int(rows["part"][left.number])].dropped[_rule(left)] += 1
         if made.numbers is not None:
+            self._count_further(rows, made.numbers, made.faults + made.dropped)
             rows = rows[made.numbers]
         if made.sides is not None:
             rows["side"] = made.sides
@@ -288,15 +292,22 @@ class _UnitRun:
         self._files.add(made.tokens, rows, codes, made.trained)
         self._tally.kept(len(rows), len(made.tokens))
 
+    def _count_further(
+        self, rows: NDArray[np.void], kept: NDArray[np.int64], left: list[LeftOut]
+    ) -> None:
+        """Count what records gave beyond one document each, kept or left out."""
+        gave = np.bincount(np.concatenate([kept, np.array([one.number for one in left], np.int64)]))
+        several = np.flatnonzero(gave > 1)
+        further = np.bincount(rows["part"][several], gave[several] - 1)
+        for number in np.flatnonzero(further).tolist():
+            self._parts[number].further += int(further[number])
+
     def _count(self, rows: NDArray[np.void]) -> None:
         documents = np.bincount(rows["part"])
         tokens = np.bincount(rows["part"], rows["length"])
-        # A record of a pair is kept once, as two documents.
-        kept = np.bincount(rows["part"], rows["side"] != REJECTED)
         for number in np.flatnonzero(documents).tolist():
             self._parts[number].documents += int(documents[number])
             self._parts[number].tokens += int(tokens[number])
-            self._parts[number].kept += int(kept[number])
 
     def facts(self) -> UnitFacts:
         """What came of the unit."""
@@ -307,8 +318,9 @@ class _UnitRun:
                 records=run.records,
                 documents=run.documents,
                 tokens=run.tokens,
-                empty=run.records - run.kept - run.bad - run.dropped.total(),
+                empty=run.records + run.further - run.documents - run.bad - run.dropped.total(),
                 bad=run.bad,
+                further=run.further,
                 dropped=dict(run.dropped),
                 hash=run.hash,
             )
@@ -324,9 +336,9 @@ class _UnitRun:
         )
 
 
-def _bad(row: np.void, reason: str) -> BadRecord:
+def _bad(row: np.void, reason: str, snippet: str = "") -> BadRecord:
     """The record of a document that cannot be encoded."""
-    return BadRecord(int(row["record"]), int(row["offset"]), None, reason, "")
+    return BadRecord(int(row["record"]), int(row["offset"]), None, reason, snippet)
 
 
 def _rule(left: LeftOut) -> str:

@@ -27,7 +27,10 @@ WORK_VERSION = 4
 
 
 class PartCounts(msgspec.Struct, frozen=True):
-    """What came of one part. ``hash`` is the XXH3-128 of its bytes after decompression."""
+    """What came of one part. ``hash`` is the XXH3-128 of its bytes after decompression.
+
+    ``further`` counts what records gave beyond one document each.
+    """
 
     start: int
     stop: int
@@ -36,6 +39,7 @@ class PartCounts(msgspec.Struct, frozen=True):
     tokens: int
     empty: int
     bad: int
+    further: int
     dropped: dict[str, int]
     hash: str
 

@@ -1,5 +1,6 @@
 """Bad records: where the fault lies, what was there, what to do about it."""
 
+import codecs
 import json
 from dataclasses import dataclass
 from typing import Any, Protocol, final
@@ -13,6 +14,9 @@ from batchloom.core.spec import nearest, shown
 from batchloom.core.values import kind_of
 
 SNIPPET_BYTES = 160
+_BEFORE, _BEHIND = 24, 32
+# A document that begins no further on is the first of a file.
+_MARK_BYTES = 3
 # Byte order marks, the longer ones first: one begins like another.
 _MARKS = {
     b"\xff\xfe\x00\x00": "UTF-32",
@@ -29,8 +33,39 @@ class MissingField(Exception):  # noqa: N818 - a finding of this module, never s
 
 
 def snippet(record: bytes) -> str:
-    """The first characters of a record, for a person to recognise it."""
-    return record[:SNIPPET_BYTES].decode("utf-8", "replace").strip()
+    """The first characters of a record, for a person to recognise it.
+
+    Of one that is not UTF-8 what is around the fault; ``record`` itself may end anywhere.
+    """
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(record)
+    except UnicodeDecodeError as error:
+        return around(record, error.start)
+    return _printable(record[:SNIPPET_BYTES].decode("utf-8", "ignore").strip())
+
+
+def around(data: bytes, at: int) -> str:
+    """What stands around byte ``at`` of a record, printable: what is no text or cannot be seen as escapes."""
+    start = max(0, at - _BEFORE)
+    # Not in the middle of a character.
+    while start and start < at and data[start] & 0xC0 == 0x80:
+        start += 1
+    found = data[start : at + _BEHIND].decode("utf-8", "backslashreplace").rstrip("\r\n")
+    return ("..." if start else "") + _printable(found)
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def no_utf8(value: int) -> str:
+    """Why a text cannot be read in which this byte stands."""
+    return (
+        f"byte 0x{value:02x} is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 "
+        "(or from whatever it is in)"
+    )
 
 
 def too_large(
@@ -42,15 +77,23 @@ def too_large(
     return BadRecord(record, offset, None, reason, snippet(start), line)
 
 
-def undecodable(record: int, offset: int, data: bytes, error: UnicodeDecodeError) -> BadRecord:
-    """Text that is not UTF-8."""
-    reason = wide(data) if offset == 0 else None
-    if reason is None:
+def no_text(record: int, offset: int, data: bytes, at: int) -> BadRecord:
+    """A document of a text file that holds a byte no text holds, the first of them at ``at``."""
+    first = record == 0 and offset <= _MARK_BYTES
+    reason = wide(data) if first else None
+    if reason is None and data[at]:
+        reason = no_utf8(data[at]).replace(" is not", f" at offset {offset + at} is not", 1)
+    elif reason is None:
         reason = (
-            f"byte 0x{data[error.start]:02x} at offset {offset + error.start} is not valid UTF-8; "
-            "convert the file with: iconv -f LATIN1 -t UTF-8 (or from whatever it is in)"
+            f"a NUL byte at offset {offset + at}, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t "
+            r"UTF-8, else take them out: tr -d '\000'"
         )
-    return BadRecord(record, offset, None, reason, snippet(data))
+    if not first or wide(data):
+        return BadRecord(record, offset, None, reason, around(data, at))
+    # Of the first document the place in the file is known.
+    before = data[:at].decode("utf-8", "replace")
+    column = len(before) - before.rfind("\n")
+    return BadRecord(record, offset, column, reason, around(data, at), before.count("\n") + 1)
 
 
 def wide(start: bytes) -> str | None:
@@ -79,12 +122,11 @@ def diagnose(line: bytes, text_field: str | None) -> tuple[int | None, str]:
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        at = len(line[: error.start].decode())
-        return at, f"byte 0x{line[error.start]:02x} is not valid UTF-8"
+        return len(line[: error.start].decode()), no_utf8(line[error.start])
     try:
         value: Any = orjson.loads(text)
     except json.JSONDecodeError as error:
-        return error.pos, INVALID_JSON + error.msg + _json_remedy(text, error.pos)
+        return error.pos, INVALID_JSON + error.msg + _json_remedy(error)
     if not isinstance(value, dict):
         wanted = f" with a field {text_field!r}" if text_field else ""
         return 0, f"{kind_of(value)}, not a JSON object{wanted}"
@@ -98,12 +140,19 @@ def diagnose(line: bytes, text_field: str | None) -> tuple[int | None, str]:
     return None, "not readable as JSON with one text field"
 
 
-def _json_remedy(text: str, at: int) -> str:
-    """What to do about the commonest faults at character ``at``; empty where it is another."""
+def _json_remedy(error: json.JSONDecodeError) -> str:
+    """What to do about the commonest faults; empty where it is another."""
+    text, at = error.doc, error.pos
+    if "depth" in error.msg:
+        return "; nested so deeply it is not read: make it flatter, or JSON text in a string"
     if text.startswith(("NaN", "Infinity", "-Infinity"), at) or text.startswith("Infinity", at - 1):
         return "; NaN and Infinity are no JSON: write null instead (Python: json.dumps(..., allow_nan=False))"
     if text.startswith(("'", "True", "False", "None"), at):
         return "; this is Python, not JSON: write it with json.dumps"
+    if any(sign < " " for sign in text[max(0, at - 1) : at + 1]):
+        return (
+            "; control characters are written as escapes such as \\n or \\u0000, as json.dumps does"
+        )
     return ""
 
 

@@ -21,6 +21,7 @@ from batchloom.core.errors import (
     InputMissingError,
     MissingDependencyError,
 )
+from batchloom.core.hub_address import check_hub_address
 from batchloom.core.spec import nearest
 from batchloom.sources.kinds import archive_by_name, kind_by_name
 from batchloom.sources.presets import STREAMED_FROM, preset
@@ -197,6 +198,7 @@ def _parts(url: str) -> tuple[str, str, str]:
 
 def _commit(name: HubName) -> str:
     """The commit that the name means now."""
+    check_hub_address()
     try:
         from huggingface_hub import HfApi  # noqa: PLC0415 - optional
     except ImportError:

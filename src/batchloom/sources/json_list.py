@@ -12,7 +12,7 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import INVALID_JSON, InputError
 from batchloom.core.files import NOT_JSON
 from batchloom.sources.faults import diagnose, too_large
-from batchloom.sources.json_rows import JsonRows
+from batchloom.sources.json_rows import JsonRows, bytes_before
 from batchloom.sources.json_scan import scan
 from batchloom.sources.json_shape import WRAPPERS
 from batchloom.sources.json_text import OPENING, QUOTE, JsonText
@@ -137,6 +137,8 @@ class _List:
         self._record = 0
         self._after = after
         self._closed = False
+        # Whether the window stands behind the comma before the next element.
+        self._past = False
 
     def read(self) -> Iterator[Records]:
         """All elements, up to and with the closing bracket, or to the end of the part."""
@@ -159,7 +161,7 @@ class _List:
         self._rows.finish()
 
     @property
-    def _comma(self) -> bool:
+    def _needs(self) -> bool:
         """Whether a comma comes before the next element."""
         return self._after or self._record > 0
 
@@ -170,13 +172,14 @@ class _List:
         if not len(ends) or (ends - starts).max() > self._most:
             return None
         lead = _LEAD.fullmatch(data, 0, int(starts[0]))
-        if lead is None or bool(lead[1]) != self._comma:
+        if lead is None or bool(lead[1]) + self._past != self._needs:
             return None
         values = self._rows.elements(b"[%b]" % data[starts[0] : ends[-1]])
         if values is None or len(values) != len(starts):
             return None
         offsets = (starts + (self._text.offset + self._text.at)).tolist()
         self._text.at += int(ends[-1])
+        self._past = False
         records = list(range(self._record, self._record + len(values)))
         self._record += len(values)
         return Records(values=values, records=records, offsets=offsets, seen=len(values))
@@ -190,7 +193,7 @@ class _List:
             if stop is None:
                 break
             self._add(found, start, stop)
-            text.at = stop
+            text.at, self._past = stop, False
         return found
 
     def _next(self) -> int | None:
@@ -198,13 +201,20 @@ class _List:
         text, data = self._text, self._text.data
         lead = _LEAD.match(data, text.at)
         at = lead.end() if lead else text.at
+        commas = (lead is not None and bool(lead[1])) + self._past
+        comma = commas == 1
+        if commas > 1:
+            text.fail("a comma too many", at)
         if at == len(data):
+            if comma and not self._needs:
+                text.fail("a comma too many", at)
+            # There may be any amount of white space: the window lets go of it.
+            text.at, self._past = at, comma
             return None
-        comma = lead is not None and bool(lead[1])
         if data[at : at + 1] == b"]" and not comma:
             text.at, self._closed = at + 1, True
             return None
-        if comma != self._comma:
+        if comma != self._needs:
             text.fail("a comma too many" if comma else "expected a comma or ]", at)
         if data[at] in b",:]}":
             text.fail("expected a value", at)
@@ -231,7 +241,7 @@ class _List:
             found.offsets.append(text.offset + start)
         elif value.reason.startswith(INVALID_JSON) and _out_of_step(element):
             at, reason = diagnose(element, None)
-            text.fail(reason, start + _bytes_before(element, at or 0))
+            text.fail(reason, start + bytes_before(element, at or 0))
         else:
             found.bad.append(value)
         found.seen += 1
@@ -244,7 +254,7 @@ class _List:
         if text.data[start] not in OPENING:
             text.fail("a value begins here that does not end", start)
         bad = too_large(self._record, offset, text.data[start:], self._most, line)
-        text.at = start
+        text.at, self._past = start, False
         if not text.pass_over():
             text.fail(
                 f"the file ends inside the record that begins on line {line}; it is cut short"
@@ -259,9 +269,9 @@ class _List:
             return "the list is not closed; the file is cut short", len(self._text.data)
         element = self._text.data[start:]
         at, reason = diagnose(element, None)
-        if at is None or start + _bytes_before(element, at) >= len(self._text.data):
+        if at is None or start + bytes_before(element, at) >= len(self._text.data):
             return "the file ends inside the record that begins here; it is cut short", start
-        return reason, start + _bytes_before(element, at)
+        return reason, start + bytes_before(element, at)
 
 
 def whole_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -277,7 +287,3 @@ def whole_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _out_of_step(element: bytes) -> bool:
     """Whether the quotes of a faulty element seem to be: then it may hold other records."""
     return any(_BETWEEN.fullmatch(found[1]) for found in _STRING.finditer(element))
-
-
-def _bytes_before(data: bytes, characters: int) -> int:
-    return len(data.decode("utf-8", "replace")[:characters].encode())

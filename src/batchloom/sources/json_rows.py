@@ -9,6 +9,7 @@ from batchloom.core.errors import RecordError, record_error
 from batchloom.core.files import NOT_JSON
 from batchloom.sources.faults import (
     MissingField,
+    around,
     diagnose,
     row_decoder,
     snippet,
@@ -19,6 +20,8 @@ from batchloom.sources.rules import ReadRules
 
 # A source whose first records all lack the field was not meant with this field.
 _FIRST_RECORDS = 100
+# A fault no further on is seen in the beginning of its record.
+_IN_SIGHT = 40
 
 
 @final
@@ -108,11 +111,18 @@ class JsonRows:
                     raise self._missing[0] from None
         else:
             self._missing = None
+        far = at is not None and at > _IN_SIGHT
+        words = around(data, bytes_before(data, at or 0)) if far else snippet(data)
         if place is None:
             column = None if at is None else at + 1
-            return BadRecord(record, offset, column, reason, snippet(data))
+            return BadRecord(record, offset, column, reason, words)
         line, column = _within(data, at, place)
-        return BadRecord(record, offset, column, reason, snippet(data), line)
+        return BadRecord(record, offset, column, reason, words, line)
+
+
+def bytes_before(data: bytes, characters: int) -> int:
+    """How many bytes the first characters of a value take."""
+    return len(data.decode("utf-8", "replace")[:characters].encode())
 
 
 def _within(data: bytes, at: int | None, place: tuple[int, int]) -> tuple[int, int | None]:

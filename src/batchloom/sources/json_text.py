@@ -6,6 +6,7 @@ from typing import NoReturn, final
 import numpy as np
 
 from batchloom.core.errors import INVALID_JSON, InputError, InvalidJsonError
+from batchloom.sources.faults import wide
 from batchloom.sources.json_scan import scan
 from batchloom.sources.rules import BOM, Begin
 from batchloom.sources.streams import PartStream
@@ -16,18 +17,17 @@ _LONGEST_WORD = 1 << 16
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SCALAR = re.compile(rb"[^,\[\]{}\s]*")
-_WIDE = (b"\xff\xfe", b"\xfe\xff")
 OPENING, QUOTE = b"{[", b'"'
 
 
 def refuse_wide(name: str, start: bytes) -> None:
-    """Refuse text that is UTF-16 by its byte order mark.
+    """Refuse text that is UTF-16 or UTF-32.
 
     Raises:
         InputError: it is.
     """
-    if start.startswith(_WIDE):
-        raise InputError(f"{name} is UTF-16, not UTF-8; convert it with: iconv -f UTF-16 -t UTF-8")
+    if reason := wide(start):
+        raise InputError(f"{name} cannot be read: {reason}")
 
 
 @final

@@ -43,7 +43,7 @@ def judge(name: str, start: Callable[[Compression | None], bytes]) -> Verdict:
         return named
     compression = compression_by_name(name)
     seen = start(compression)
-    if named is None and compression is None:
+    if compression is None:
         compression = compression_by_content(seen)
         seen = start(compression) if compression else seen
     return kind_by_content(named, name, seen, compression)

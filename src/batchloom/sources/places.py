@@ -23,12 +23,15 @@ def place_of(
         return number, None
     if way in ("json", "csv", "table"):
         return bad.line, number
-    return None, None
+    return bad.line, None
 
 
 def error_of(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> RecordError:
     """What is said of a bad record: its place, the reason with the remedy, and its beginning."""
     line, row = place_of(source, rules, before, bad)
     shown = bad.snippet if len(bad.snippet) <= _SHOWN else bad.snippet[: _SHOWN - 3] + "..."
-    reason = f"{bad.reason} (it begins {shown!r})" if shown else bad.reason
+    # Escapes that stand for bytes are not escaped again.
+    quoted = f"'{shown}'" if shown.isprintable() and "'" not in shown else repr(shown)
+    verb = "reads" if shown.startswith("...") else "begins"
+    reason = f"{bad.reason} (it {verb} {quoted})" if shown else bad.reason
     return record_error(source.name, line, bad.column, reason, row)

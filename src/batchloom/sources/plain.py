@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from batchloom.core.document import Records
 from batchloom.sources.cuts import document_end
 from batchloom.sources.delimiters import Delimiter, delimiter_of
-from batchloom.sources.faults import SNIPPET_BYTES, too_large, undecodable
+from batchloom.sources.faults import SNIPPET_BYTES, no_text, too_large
 from batchloom.sources.records import Block, record_blocks
 from batchloom.sources.rules import BOM, ReadRules, Way
 from batchloom.sources.streams import PartStream
@@ -81,9 +81,12 @@ def _add(found: Records, record: int, offset: int, data: bytes) -> None:
     if offset == 0 and data.startswith(BOM):
         data, offset = data[len(BOM) :], len(BOM)
     try:
-        found.values.append(data.decode())
+        text, at = data.decode(), data.find(b"\0")
     except UnicodeDecodeError as error:
-        found.bad.append(undecodable(record, offset, data, error))
-    else:
-        found.records.append(record)
-        found.offsets.append(offset)
+        text, at = "", error.start
+    if at >= 0:
+        found.bad.append(no_text(record, offset, data, at))
+        return
+    found.values.append(text)
+    found.records.append(record)
+    found.offsets.append(offset)

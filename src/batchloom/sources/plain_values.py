@@ -11,6 +11,12 @@ def text_type(kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
+def binary_type(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds bytes."""
+    types = pa.types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch with decimals, dates, times and timestamps as text, and durations as numbers.
 

@@ -4,13 +4,20 @@ import csv
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
-from batchloom.sources.faults import SNIPPET_BYTES, missing_field, snippet, too_large
+from batchloom.sources.faults import (
+    SNIPPET_BYTES,
+    around,
+    missing_field,
+    no_utf8,
+    snippet,
+    too_large,
+)
 from batchloom.sources.json_text import refuse_wide
 from batchloom.sources.rules import Begin, ReadRules, Source
 from batchloom.sources.streams import PartStream
@@ -19,6 +26,7 @@ _CHUNK = 1 << 20
 _STRETCH_BYTES = 1 << 20
 _NEWLINE, _QUOTE = b'\n"'
 _DELIMITERS = ",;\t"
+_NUL = "a NUL byte, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t UTF-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,15 @@ def row_ends(stream: PartStream, rules: ReadRules, line: int, header: Header) ->
     return _Reader(stream, rules, line).ends(header)
 
 
+class _Fault(NamedTuple):
+    """What is wrong with a record, and where: 1-based line and column, None for the whole of it."""
+
+    reason: str
+    line: int
+    column: int | None = None
+    snippet: str = ""
+
+
 @final
 class _Lines:
     """The lines of a stream as csv wants them, while it counts what belongs to a record.
@@ -75,7 +92,7 @@ class _Lines:
         offset: of its first byte.
         over: whether the stream has ended.
         start: the first bytes of the record.
-        fault: why the record cannot be decoded, if so.
+        fault: why the record cannot be decoded, if so, and where.
     """
 
     def __init__(self, stream: PartStream, most: int, line: int) -> None:
@@ -87,11 +104,11 @@ class _Lines:
         self.start = b""
         self._size = self._quotes = 0
         self._ended = True
-        self.fault = ""
+        self.fault: _Fault | None = None
 
     def begin(self) -> None:
         """A record begins with the next line."""
-        self.start, self._size, self._quotes, self.fault = b"", 0, 0, ""
+        self.start, self._size, self._quotes, self.fault = b"", 0, 0, None
 
     def __iter__(self) -> "_Lines":
         return self
@@ -111,14 +128,18 @@ class _Lines:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            self.fault = (
-                f"byte 0x{data[error.start]:02x} is not valid UTF-8; convert the file with: "
-                "iconv -f LATIN1 -t UTF-8 (or from whatever it is in)"
-            )
+            self._found(data, error.start, no_utf8(data[error.start]))
             return data.decode("utf-8", "replace")
         if "\x00" in text:
-            self.fault = "holds a NUL byte; if the file is UTF-16: iconv -f UTF-16 -t UTF-8"
+            self._found(data, data.index(b"\0"), _NUL)
         return text
+
+    def _found(self, data: bytes, at: int, reason: str) -> None:
+        """Note what is wrong with byte ``at`` of the line that was read last, if it is the first fault."""
+        if self.fault is None:
+            line = self.line - data.endswith(b"\n")
+            column = len(data[:at].decode("utf-8", "replace")) + 1
+            self.fault = _Fault(reason, line, column, around(data, at))
 
     def bytes(self) -> bytes:
         """The next line with its end, or as much of it as fits; empty at the end."""
@@ -205,8 +226,8 @@ class _Reader:
             if isinstance(row, BadRecord):
                 found.bad.append(row)
             elif lines.fault or (len(row) != width and row):
-                reason = lines.fault or _ragged(len(row), width, names)
-                found.bad.append(self._bad(start, line, reason))
+                fault = lines.fault or _Fault(_ragged(len(row), width, names), line)
+                found.bad.append(self._faulty(start, fault))
             elif row:
                 found.values.append(
                     dict(zip(names, row, strict=True)) if column is None else row[column]
@@ -269,7 +290,8 @@ class _Reader:
         if lines.over and names:
             raise InputError(self._unclosed(1))
         if lines.fault:
-            raise InputError(f"{self._name}, line 1: {lines.fault}")
+            fault = lines.fault
+            raise RecordError(self._name, fault.line, fault.column, fault.reason)
         problems = [
             f"{name!r} stands twice" for name, times in Counter(names).items() if times > 1 and name
         ]
@@ -291,6 +313,10 @@ class _Reader:
 
     def _bad(self, offset: int, line: int, reason: str) -> BadRecord:
         return BadRecord(self._record, offset, None, reason, snippet(self._lines.start), line)
+
+    def _faulty(self, offset: int, fault: _Fault) -> BadRecord:
+        words = fault.snippet or snippet(self._lines.start)
+        return BadRecord(self._record, offset, fault.column, fault.reason, words, fault.line)
 
     def _too_large(self, offset: int, line: int) -> BadRecord:
         start = self._lines.start

@@ -18,12 +18,13 @@ import pyarrow.parquet as pq
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
+from batchloom.core.values import BYTES_REMEDY
 from batchloom.sources.addresses import is_url
 from batchloom.sources.archives import BOMB_BYTES, BOMB_RATIO
 from batchloom.sources.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, Message, messages
-from batchloom.sources.faults import SNIPPET_BYTES, missing_field, snippet, too_large
+from batchloom.sources.faults import SNIPPET_BYTES, around, missing_field, snippet, too_large
 from batchloom.sources.opening import path_here
-from batchloom.sources.plain_values import plain_batch, text_type
+from batchloom.sources.plain_values import binary_type, plain_batch, text_type
 from batchloom.sources.rules import ReadRules, Source
 from batchloom.sources.streams import open_source
 from batchloom.sources.unpack import OnceRead
@@ -111,6 +112,7 @@ class Table:
         if not text_type(kind):
             others = [one.name for one in schema if text_type(one.type)]
             hint = f"; --text-field {others[0]!r} does" if others else ""
+            hint = f"; {BYTES_REMEDY}" if binary_type(kind) else hint
             raise RecordError(
                 self.source.name, None, None, f"column {field!r} holds {kind}, not text{hint}"
             )
@@ -333,14 +335,27 @@ def _rows(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records
     except UnicodeDecodeError:
         if count > 1:
             return _each_row(batch, record, offset, most)
-        reason = "a text in this row is not valid UTF-8; write the file anew from its source"
-        return Records(bad=[BadRecord(record, offset, None, reason, "")], seen=1)
+        return Records(bad=[_undecodable(batch, record, offset)], seen=1)
     if large:
         # Arrow counts what views share with every row; what the record itself takes is its JSON.
         data = msgspec.json.encode(found.values[0], enc_hook=str)
         if len(data) > most:
             return Records(bad=[too_large(record, offset, data[:SNIPPET_BYTES], most)], seen=1)
     return found
+
+
+def _undecodable(batch: pa.RecordBatch, record: int, offset: int) -> BadRecord:
+    """The bad record of a single row with a text that is not UTF-8."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.to_pylist()
+        except UnicodeDecodeError as error:
+            reason = (
+                f"column {name!r}: byte 0x{error.object[error.start]:02x} of a text is not valid UTF-8; write the "
+                "file anew from its source"
+            )
+            return BadRecord(record, offset, None, reason, around(error.object, error.start))
+    raise AssertionError("a row that cannot be decoded has a column that cannot be")
 
 
 def _each_row(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:

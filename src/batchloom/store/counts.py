@@ -42,12 +42,9 @@ def _of_the_whole(folder: Path, manifest: Manifest) -> Iterator[Compared]:
     yield "tokens", counts.tokens, "its subsets hold", sum(s.tokens for s in subsets)
     records = sum(part.records for source in sources for part in source.parts)
     yield "records", counts.records, "the parts of its sources hold", records
-    pairs = manifest.preferences == "pairs"
-    kept = counts.documents // 2 if pairs else counts.documents
-    fates = kept + counts.quarantined + sum(counts.dropped.values())
-    noun = "pairs" if pairs else "documents"
-    together = f"its {noun}, quarantined and dropped records together are"
-    yield "records", counts.records, together, fates
+    fates = counts.documents + counts.quarantined + sum(counts.dropped.values())
+    together = "its documents, quarantined and dropped records together are"
+    yield "records", counts.records, together, fates - counts.further
     lines = _lines(folder / QUARANTINE_NAME)
     yield "quarantined records", counts.quarantined, f"{QUARANTINE_NAME} has", lines
 

@@ -98,14 +98,18 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_version: str
 
 
-class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came in and what came out. ``dropped`` counts documents left out, by reason."""
+class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What came in and what came out. ``dropped`` counts documents left out, by reason.
+
+    ``further`` counts the documents beyond one a record, kept or dropped, where records gave several.
+    """
 
     records: int
     documents: int
     tokens: int
     quarantined: int
     dropped: dict[str, int]
+    further: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

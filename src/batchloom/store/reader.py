@@ -238,6 +238,12 @@ class Store:
         return self.manifest.preferences if self.manifest else ""
 
     @property
+    def mixed(self) -> bool:
+        """Whether the store holds conversations and other documents."""
+        sources = self.manifest.sources if self.manifest else ()
+        return any(source.conversations for source in sources) and not self.conversations
+
+    @property
     def masked(self) -> bool:
         """Whether some tokens of the subset are not trained; then :meth:`mask` says which."""
         return bool(self._masked)

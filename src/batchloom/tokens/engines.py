@@ -102,7 +102,7 @@ class ReferenceEngine:
             refuse_surrogates(texts, error)
             raise
         except Exception as error:
-            # tokenizers raises nothing more precise where a token is unknown.
+            # tokenizers raises the bare class where a token is unknown; any other is not of this fault.
             if type(error) is not Exception:
                 raise
             raise TokenizerError(
@@ -143,7 +143,7 @@ def _load(text: bytes, where: str, version: str) -> Any:
 
     try:
         tokenizer = Tokenizer.from_buffer(text)
-    except Exception as error:
+    except ValueError as error:
         raise TokenizerError(
             f"{where}: tokenizers {version} cannot read its tokenizer.json ({error})"
         ) from error
@@ -167,6 +167,7 @@ def _fails(encoder: Any, text: str) -> bool:
     try:
         encoder.encode_batch_fast([text], add_special_tokens=False)
     except Exception as error:
+        # The same bare class as in ``ReferenceEngine.encode``.
         if type(error) is not Exception:
             raise
         return True

@@ -1,16 +1,37 @@
 """A tokenizer from the Hugging Face Hub: its files, the local cache first."""
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
+from batchloom.core.hub_address import check_hub_address
 
 _TOKENIZER = "tokenizer.json"
 _BESIDE = ("tokenizer_config.json", "chat_template.jinja")
+_HTTPX = ("TransportError", "TooManyRedirects", "DecodingError", "StreamError", "InvalidURL")
+_OF_THE_NETWORK = {
+    "httpx": _HTTPX,
+    "httpx2": _HTTPX,
+    "requests": (
+        "ConnectionError",
+        "Timeout",
+        "TooManyRedirects",
+        "InvalidURL",
+        "InvalidSchema",
+        "MissingSchema",
+    ),
+    "huggingface_hub.errors": ("XetDownloadError",),
+}
 
 
 def cached_file(repo: str, filename: str = _TOKENIZER) -> Path | None:
-    """A file of a repository out of the local Hub cache, None where it is not there."""
+    """A file of a repository out of the local Hub cache, None where it is not there.
+
+    Raises:
+        InputError: ``HF_ENDPOINT`` is no address.
+    """
+    check_hub_address()
     try:
         from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
     except ImportError:
@@ -25,7 +46,9 @@ def hub_files(repo: str) -> Path:
     Raises:
         MissingDependencyError: huggingface_hub is not installed.
         TokenizerError: no such repository or file, no access, or no network and not in the cache.
+        InputError: ``HF_ENDPOINT`` is no address.
     """
+    check_hub_address()
     try:
         import huggingface_hub  # noqa: F401, PLC0415 - optional
     except ImportError as error:
@@ -86,14 +109,25 @@ def _fetch(repo: str, filename: str, revision: str | None) -> Path | None:
             f"the Hub has no repository {repo} (or it is private and you are not logged in): "
             "check the name, run `hf auth login`, or give the path of a tokenizer.json"
         ) from error
+    except network_errors() as error:
+        raise _unreachable(repo, filename, error) from None
     except (HfHubHTTPError, OSError) as error:
         raise TokenizerError(
             f"the Hub did not give {filename} of {repo} ({type(error).__name__}: "
             f"{str(error).splitlines()[0]}); try again, or give the path of a tokenizer.json"
         ) from error
-    except Exception as error:
-        # Of the network: its class is that of httpx, httpx2 or requests, as the version has it.
-        raise _unreachable(repo, filename, error) from error
+
+
+def network_errors() -> tuple[type[Exception], ...]:
+    """What the Hub's client lets through of its HTTP library: httpx, httpx2 or requests, as its version has it.
+
+    A library that is not loaded has raised nothing.
+    """
+    found: list[type[Exception]] = []
+    for module, names in _OF_THE_NETWORK.items():
+        loaded = sys.modules.get(module)
+        found += [kind for name in names if (kind := getattr(loaded, name, None)) is not None]
+    return tuple(found)
 
 
 def _unreachable(repo: str, filename: str, error: Exception) -> TokenizerError:

@@ -6,14 +6,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from batchloom import PlanSpec
 from batchloom.core.errors import InputMissingError, SettingsError
 from batchloom.core.spec import from_plain, nearest, raise_problems
 from batchloom.train.plain import parse_object, read_object
 
 # The largest a plan takes; a run's other counts of steps and rows follow them.
-MOST_STEPS = 1 << 48
-MOST_TOKENS = 1 << 24
-MOST_ROWS = 1 << 24
+MOST_STEPS = PlanSpec.bounds["steps"][1]
+MOST_TOKENS = PlanSpec.bounds["seq_len"][1]
+MOST_ROWS = PlanSpec.bounds["global_batch_size"][1]
 # Far beyond what fits into a machine: memory is reckoned with from these numbers, not found out.
 _MOST_WIDTH = 1 << 24
 _MOST_LAYERS = 4096

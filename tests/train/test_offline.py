@@ -1,0 +1,102 @@
+"""Local data without a network: nothing is looked up, whatever the environment says."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from chat.conftest import byte_level
+from chat.conversations import CHATML
+from prepare.stores import jsonl
+from train.folders import write_model
+
+# Every attempt is refused and written down: one that is made and forgiven is an attempt, too.
+BLOCKED = """
+import os, socket
+
+def refuse(*call):
+    with open(os.environ["ATTEMPTS"], "a") as file:
+        file.write(repr(call) + "\\n")
+    raise OSError("there is no network")
+
+class Blocked(socket.socket):
+    def __init__(self, family=-1, type=-1, proto=-1, fileno=None):
+        if fileno is None and family in (-1, socket.AF_INET, socket.AF_INET6):
+            refuse("socket", family)
+        super().__init__(family, type, proto, fileno)
+
+socket.socket = Blocked
+socket.create_connection = socket.getaddrinfo = socket.gethostbyname = refuse
+"""
+TRAIN = ["--device", "cpu", "--seq-len", "64", "--batch-size", "2", "--max-iters", "3"]
+ASKED = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}."} for n in range(300)]
+
+
+@pytest.fixture(scope="module")
+def blocked(tmp_path_factory):
+    """An environment in which no connection can be opened."""
+    folder = tmp_path_factory.mktemp("blocked")
+    (folder / "sitecustomize.py").write_text(BLOCKED)
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HF_", "TRANSFORMERS_", "HUGGINGFACE_"))
+    }
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # The cache of the Hub is empty, too.
+    return given | {"PYTHONPATH": path, "HF_HOME": str(folder / "cache")}
+
+
+@pytest.fixture
+def batchloom(blocked, tmp_path):
+    """Runs a command line there, and sees to it that no connection was asked for."""
+    attempts = tmp_path / "attempts"
+    environment = {**blocked, "ATTEMPTS": str(attempts)}
+
+    def run(*words):
+        command = [sys.executable, "-W", "ignore", "-m", "batchloom", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert not attempts.exists(), attempts.read_text()
+        return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
+def test_the_block_blocks(tmp_path, blocked, host):
+    code = f"import urllib.request; urllib.request.urlopen('http://{host}:9')"
+    environment = {**blocked, "ATTEMPTS": str(tmp_path / "attempts")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert b"there is no network" in done.stderr
+    assert (tmp_path / "attempts").read_text()
+
+
+def checked(batchloom, store):
+    assert "sound" in batchloom("check", store)
+    return store
+
+
+@pytest.mark.parametrize("tokenizer", ["gpt2", "train:300"])
+def test_texts_prepare_check_and_train(tmp_path, batchloom, tokenizer):
+    jsonl(tmp_path / "in.jsonl", [{"text": f"{n} times {n} is {n * n}."} for n in range(400)])
+    words = ["--out", tmp_path / "store", "--tokenizer", tokenizer, "--val-fraction", 0.1]
+    batchloom("prepare", tmp_path / "in.jsonl", *words)
+    store = checked(batchloom, tmp_path / "store")
+    batchloom("train", "--data", store, "--out", tmp_path / "run", *TRAIN)
+
+
+def test_conversations_prepare_check_and_finetune_from_folders(tmp_path, batchloom):
+    folder = byte_level(tmp_path / "tokenizer")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHATML}))
+    jsonl(tmp_path / "in.jsonl", ASKED)
+    words = ["--out", tmp_path / "store", "--tokenizer", folder, "--val-fraction", 0.1]
+    said = batchloom("prepare", tmp_path / "in.jsonl", *words)
+    assert "plain is used" not in said
+    store = checked(batchloom, tmp_path / "store")
+    write_model(tmp_path / "model", vocab_size=600)
+    words = ["--data", store, "--init", tmp_path / "model", "--out", tmp_path / "run"]
+    batchloom("train", *words, *TRAIN)
