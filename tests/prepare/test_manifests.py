@@ -11,6 +11,7 @@ import pytest
 import batchloom
 from batchloom import DatasetConfig, PlanSpec
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreConflictError
+from batchloom.preparation.convert import convert
 from batchloom.preparation.dataset_inputs import expand
 from batchloom.store.manifest import read_manifest
 from prepare.stores import jsonl, texts, tree
@@ -436,6 +437,12 @@ def test_what_is_a_file_is_not_looked_up_on_the_hub(tmp_path, entry):
         placed(write(tmp_path / "m.yaml", f"datasets: [{entry}]"))
 
 
+def test_a_name_of_the_hub_with_another_type_is_a_file_that_is_missing(tmp_path):
+    path = write(tmp_path / "m.yaml", "datasets: [{path: org/name, data_type: parquet}]")
+    with pytest.raises(InputMissingError, match="A data set of the Hub has data_type: hf_dataset"):
+        placed(path)
+
+
 def test_a_file_with_the_name_of_a_data_set_is_that_file(folder):
     jsonl(folder / "org", [{"text": "x"}])
     assert placed(write(folder / "m.yaml", "datasets: [{path: org}]"))[0][0] == str(folder / "org")
@@ -602,6 +609,11 @@ def test_a_list_in_a_block_is_a_list_alone(folder):
 def test_yaml_in_a_folder_is_text(folder):
     write(folder / "texts" / "a.yaml", "key: value\n")
     assert texts(prepare(folder / "texts", folder / "out").path) == ["key: value\n"]
+
+
+def test_a_manifest_is_not_converted_as_text(folder):
+    with pytest.raises(InputError, match="is a manifest by its name, which convert does not read"):
+        convert(write(folder / "m.yaml", MANIFEST), out=folder / "out.jsonl")
 
 
 def test_a_hundred_thousand_data_sets(tmp_path):

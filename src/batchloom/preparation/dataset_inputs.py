@@ -134,6 +134,7 @@ class _Places:
 
     written: Written
     missing: list[tuple[str, str]] = field(default_factory=list)
+    far: bool = False
     _real: dict[str, str] = field(default_factory=dict)
 
     def find(self, entry: DatasetEntry, place: str) -> str:
@@ -151,6 +152,7 @@ class _Places:
             return _of_hub(entry, place)
         if not (glob.has_magic(path) and os.path.isdir(fixed_part(path))):  # noqa: PTH112
             self.missing.append((place, path))
+            self.far = self.far or (not entry.data_folder and hub_name(entry.path) is not None)
         return path
 
     def raise_missing(self) -> None:
@@ -165,13 +167,14 @@ class _Places:
         told = ", ".join(f"{other} ({where})" for where, other in others[:_SHOWN])
         told = f"; missing too: {told}" if told else ""
         more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
-        begin = (
-            " Relative paths begin at the folder of the file that names them."
-            if self._elsewhere()
-            else ""
-        )
         sentence = not_found(path).rstrip(".")
-        raise InputMissingError(f"{place}: {sentence}{told}{more}.{begin}")
+        raise InputMissingError(f"{place}: {sentence}{told}{more}.{self._hint()}")
+
+    def _hint(self) -> str:
+        """Where what is missing may be, where that can be told; with a space before it."""
+        if self._elsewhere():
+            return " Relative paths begin at the folder of the file that names them."
+        return " A data set of the Hub has data_type: hf_dataset, or none." if self.far else ""
 
     def _elsewhere(self) -> bool:
         """Whether what is missing is there, seen from the current folder."""
