@@ -595,6 +595,33 @@ def test_a_tokenizer_beside_the_file_is_found_there(folder):
     assert DatasetConfig.load(write(folder / "m.yaml", text)).tokenizer == str(folder / "tok")
 
 
+@pytest.mark.parametrize("name", ["../tok", "linked"])
+def test_a_tokenizer_that_leaves_the_folder_is_refused(folder, name):
+    (folder / "tok").mkdir()
+    (folder / "home").mkdir()
+    (folder / "home/linked").symlink_to(folder / "tok")
+    text = f"dataset: {{dataset_path: x, processor_config: {{processor_name: {name}}}}}"
+    with pytest.raises(
+        InputError, match=r"m.yaml: dataset\.processor_config.processor_name: .* outside"
+    ):
+        placed(write(folder / "home/m.yaml", text))
+
+
+def test_columns_that_are_not_told_name_the_entry(folder):
+    path = write(folder / "m.yaml", "datasets: [{path: data/sums.jsonl}]")
+    with pytest.raises(
+        InputError, match=r"m.yaml, datasets\[0\]: .*sums.jsonl: no schema fits"
+    ) as error:
+        prepare(path, folder / "out")
+    assert str(error.value).endswith("(mapping: there)")
+
+
+def test_a_list_in_a_list_is_refused(folder):
+    write(folder / "all.yaml", MANIFEST)
+    with pytest.raises(InputError, match="a list holds no lists"):
+        placed(write(folder / "m.yaml", "datasets: [{path: all.yaml}]"))
+
+
 def test_a_list_in_a_block_is_a_list_alone(folder):
     write(folder / "inner.yaml", "dataset: {dataset_path: data/sums.jsonl}")
     path = write(folder / "m.yaml", "dataset: {dataset_format: yaml, dataset_path: inner.yaml}")
