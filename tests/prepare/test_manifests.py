@@ -649,7 +649,7 @@ def test_a_hundred_thousand_data_sets(tmp_path):
         jsonl(tmp_path / f"d/{n}.jsonl", [{"text": "x"}])
     lines = [f"- {{path: d/{n % 10}.jsonl, data_type: jsonl, weight: 0.5}}" for n in range(100_000)]
     path = write(tmp_path / "m.yaml", "datasets:\n" + "\n".join(lines))
-    began = time.perf_counter()
+    began = time.process_time()
     found = placed(path)
     assert (len(found), found[-1][1].weight) == (100_000, 0.5)
-    assert time.perf_counter() - began < 30
+    assert time.process_time() - began < 30
