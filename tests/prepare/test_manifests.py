@@ -11,6 +11,7 @@ import pytest
 import batchloom
 from batchloom import DatasetConfig, PlanSpec
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreConflictError
+from batchloom.preparation.convert import convert
 from batchloom.preparation.dataset_inputs import expand
 from batchloom.store.manifest import read_manifest
 from prepare.stores import jsonl, texts, tree
@@ -436,6 +437,12 @@ def test_what_is_a_file_is_not_looked_up_on_the_hub(tmp_path, entry):
         placed(write(tmp_path / "m.yaml", f"datasets: [{entry}]"))
 
 
+def test_a_name_of_the_hub_with_another_type_is_a_file_that_is_missing(tmp_path):
+    path = write(tmp_path / "m.yaml", "datasets: [{path: org/name, data_type: parquet}]")
+    with pytest.raises(InputMissingError, match="A data set of the Hub has data_type: hf_dataset"):
+        placed(path)
+
+
 def test_a_file_with_the_name_of_a_data_set_is_that_file(folder):
     jsonl(folder / "org", [{"text": "x"}])
     assert placed(write(folder / "m.yaml", "datasets: [{path: org}]"))[0][0] == str(folder / "org")
@@ -588,6 +595,33 @@ def test_a_tokenizer_beside_the_file_is_found_there(folder):
     assert DatasetConfig.load(write(folder / "m.yaml", text)).tokenizer == str(folder / "tok")
 
 
+@pytest.mark.parametrize("name", ["../tok", "linked"])
+def test_a_tokenizer_that_leaves_the_folder_is_refused(folder, name):
+    (folder / "tok").mkdir()
+    (folder / "home").mkdir()
+    (folder / "home/linked").symlink_to(folder / "tok")
+    text = f"dataset: {{dataset_path: x, processor_config: {{processor_name: {name}}}}}"
+    with pytest.raises(
+        InputError, match=r"m.yaml: dataset\.processor_config.processor_name: .* outside"
+    ):
+        placed(write(folder / "home/m.yaml", text))
+
+
+def test_columns_that_are_not_told_name_the_entry(folder):
+    path = write(folder / "m.yaml", "datasets: [{path: data/sums.jsonl}]")
+    with pytest.raises(
+        InputError, match=r"m.yaml, datasets\[0\]: .*sums.jsonl: no schema fits"
+    ) as error:
+        prepare(path, folder / "out")
+    assert str(error.value).endswith("(mapping: there)")
+
+
+def test_a_list_in_a_list_is_refused(folder):
+    write(folder / "all.yaml", MANIFEST)
+    with pytest.raises(InputError, match="a list holds no lists"):
+        placed(write(folder / "m.yaml", "datasets: [{path: all.yaml}]"))
+
+
 def test_a_list_in_a_block_is_a_list_alone(folder):
     write(folder / "inner.yaml", "dataset: {dataset_path: data/sums.jsonl}")
     path = write(folder / "m.yaml", "dataset: {dataset_format: yaml, dataset_path: inner.yaml}")
@@ -604,13 +638,18 @@ def test_yaml_in_a_folder_is_text(folder):
     assert texts(prepare(folder / "texts", folder / "out").path) == ["key: value\n"]
 
 
+def test_a_manifest_is_not_converted_as_text(folder):
+    with pytest.raises(InputError, match="is a manifest by its name, which convert does not read"):
+        convert(write(folder / "m.yaml", MANIFEST), out=folder / "out.jsonl")
+
+
 def test_a_hundred_thousand_data_sets(tmp_path):
     (tmp_path / "d").mkdir()
     for n in range(10):
         jsonl(tmp_path / f"d/{n}.jsonl", [{"text": "x"}])
     lines = [f"- {{path: d/{n % 10}.jsonl, data_type: jsonl, weight: 0.5}}" for n in range(100_000)]
     path = write(tmp_path / "m.yaml", "datasets:\n" + "\n".join(lines))
-    began = time.perf_counter()
+    began = time.process_time()
     found = placed(path)
     assert (len(found), found[-1][1].weight) == (100_000, 0.5)
-    assert time.perf_counter() - began < 30
+    assert time.process_time() - began < 30

@@ -13,6 +13,7 @@ import pytest
 import batchloom
 from batchloom.sources.hub import HubName, hub_name, pin, revision_of, unpinned
 from batchloom.sources.listing import list_sources
+from batchloom.store.manifest import read_manifest
 from sources.hub_server import COMMIT, NEXT_COMMIT, hub_serving
 
 TOKEN = "hf_SECRETSECRET"
@@ -407,3 +408,21 @@ def test_list_datasets():
         [sys.executable, "-m", "batchloom", "datasets"], capture_output=True, text=True
     )
     assert "HuggingFaceFW/fineweb" in table.stdout
+
+
+def test_a_manifest_names_data_sets_of_the_hub(elsewhere, tmp_path):
+    (tmp_path / "m.yaml").write_text(
+        "datasets:\n  - {path: org/cards, data_type: hf_dataset, config: small, split: validation, name: cards}\n"
+        f"  - {{path: org/plain, split: test, revision: {COMMIT}}}\n  - {{path: org/tables}}\n"
+    )
+    ((result, notes, _),) = elsewhere(tmp_path / "out", str(tmp_path / "m.yaml"), streaming=True)
+    assert result is True, result
+    sources = read_manifest(tmp_path / "out/0").sources
+    assert [(one.name, one.dataset, one.kind) for one in sources] == [
+        ("org/cards/small/test.jsonl", "cards", "jsonl"),
+        ("org/plain/test.jsonl", "", "jsonl"),
+        ("org/tables/data/train-00000-of-00002.parquet", "", "parquet"),
+        ("org/tables/data/train-00001-of-00002.parquet", "", "parquet"),
+    ]
+    assert {one.revision for one in sources} == {COMMIT}
+    assert sum("configuration" in note for note in notes) == 3

@@ -83,6 +83,24 @@ def test_two_ranks_share_one_temporary_store(tmp_path, config):
     assert not made.parent.exists()
 
 
+def test_one_of_two_ranks_prepares_the_data_sets_of_a_file(tmp_path, config):
+    text = tmp_path / "words.txt"
+    text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
+    listed = tmp_path / "all.yaml"
+    listed.write_text("datasets: [{path: words.txt, data_type: jsonl}]")
+    words = ["train", "--dataset-config", listed, "--tokenizer", "bytes", "--config-file", config]
+    words += ["--out", tmp_path / "run", "--max-iters", 2]
+    store = small_store(tmp_path / "s")
+    done = torchrun(tmp_path, store.path, *words)
+    assert done.returncode != 0
+    assert "holds plain text, and data_type says jsonl" in done.stderr
+    listed.write_text("datasets: [{path: words.txt}]")
+    done = torchrun(tmp_path, store.path, *words)
+    assert done.returncode == 0, done.stderr
+    assert len(steps_of(tmp_path / "run")) == 2
+    assert done.stdout.count("all.yaml was prepared in") == 1
+
+
 def started(command, environment):
     """A process of a run, in a group of its own."""
     return subprocess.Popen(

@@ -25,6 +25,7 @@ from batchloom.preparation.columns import (
     missing_columns,
     unknown_column,
 )
+from batchloom.preparation.inputs import refuse_manifests
 from batchloom.preparation.quarantine import quarantine_line
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import first_rows
@@ -125,6 +126,7 @@ def convert(
     """
     target = _target(out)
     given = make_inputs(inputs)
+    refuse_manifests(given, "convert")
     recipe = Recipe(
         inputs=given,
         reading=ReadRecipe(text_field=text_field, mapping=dict(mapping or {}), split_on=split_on),

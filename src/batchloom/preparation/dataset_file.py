@@ -43,11 +43,24 @@ class Written:
         return replace(self, notes=(*self.notes, f"{self.file}: {note}."))
 
     def below(self, name: str) -> str:
-        """A path of the file's folder where there is such a thing, else the name as it is."""
+        """A path of the file's folder where there is such a thing, else the name as it is.
+
+        Raises:
+            InputError: the path leaves that folder.
+        """
         if self.file is None or os.path.isabs(name):  # noqa: PTH117
             return name
         path = self.file.parent / name
-        return str(path) if path.exists() else name
+        if not path.exists():
+            return name
+        if ".." in path.parts[len(self.file.parent.parts) :] or not path.resolve().is_relative_to(
+            self.file.parent.resolve()
+        ):
+            raise InputError(
+                f"{self.where(self.block)}processor_config.processor_name: {shown(name)} lies outside of the folder of "
+                "the manifest; put it there, or write its path out in full, from its / on."
+            )
+        return str(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ def _entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Written
 def _list_in_file(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Written]]:
     """The data sets of the file that a block names."""
     written = config.written
-    places = _Places(written)
+    places = _Places(written, lists=True)
     place = f"{written.file}, {written.block}dataset_path" if written.file else "dataset_path"
     path = places.find(DatasetEntry(path=str(config.dataset_path)), place)
     places.raise_missing()
@@ -133,7 +133,9 @@ class _Places:
     """Finds where data sets lie, seen from the file they are written in."""
 
     written: Written
+    lists: bool = False
     missing: list[tuple[str, str]] = field(default_factory=list)
+    far: bool = False
     _real: dict[str, str] = field(default_factory=dict)
 
     def find(self, entry: DatasetEntry, place: str) -> str:
@@ -146,11 +148,16 @@ class _Places:
             return _hub_only(entry, self._url(entry, place), place)
         path = self._path(entry, place)
         if os.path.lexists(path):
+            if is_manifest(path) and entry.data_type is None and not self.lists:
+                raise InputError(
+                    f"{place}: {path} is a manifest by its name, and a list holds no lists; write its data sets here."
+                )
             return _split_of(entry, path, place)
         if self._may_be_far(entry):
             return _of_hub(entry, place)
         if not (glob.has_magic(path) and os.path.isdir(fixed_part(path))):  # noqa: PTH112
             self.missing.append((place, path))
+            self.far = self.far or (not entry.data_folder and hub_name(entry.path) is not None)
         return path
 
     def raise_missing(self) -> None:
@@ -165,13 +172,14 @@ class _Places:
         told = ", ".join(f"{other} ({where})" for where, other in others[:_SHOWN])
         told = f"; missing too: {told}" if told else ""
         more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
-        begin = (
-            " Relative paths begin at the folder of the file that names them."
-            if self._elsewhere()
-            else ""
-        )
         sentence = not_found(path).rstrip(".")
-        raise InputMissingError(f"{place}: {sentence}{told}{more}.{begin}")
+        raise InputMissingError(f"{place}: {sentence}{told}{more}.{self._hint()}")
+
+    def _hint(self) -> str:
+        """Where what is missing may be, where that can be told; with a space before it."""
+        if self._elsewhere():
+            return " Relative paths begin at the folder of the file that names them."
+        return " A data set of the Hub has data_type: hf_dataset, or none." if self.far else ""
 
     def _elsewhere(self) -> bool:
         """Whether what is missing is there, seen from the current folder."""
@@ -221,16 +229,11 @@ class _Places:
 
     def _stay(self, full: str, root: str, place: str, given: str, what: str) -> None:
         """Refuse a path that is not below a folder, by its parts or by where a link leads."""
-        plain, begin = os.path.normpath(full), os.path.normpath(root or ".")
-        inside = (
-            not begin.startswith("..") and not plain.startswith("..")
-            if begin == "."
-            else (plain == begin or plain.startswith(begin.rstrip("/") + "/"))
-        )
-        if not inside or (begin == "." and os.path.isabs(plain)):  # noqa: PTH117
+        plain, begin = os.path.abspath(full), os.path.abspath(root or ".")  # noqa: PTH100
+        if not _within(plain, begin):
             raise _left(place, given, what)
         top, real = self._resolved(begin), self._resolved(fixed_part(plain))
-        if real != top and not real.startswith(top.rstrip("/") + "/"):
+        if not _within(real, top):
             raise _left(place, given, f"{what}, through a symbolic link to {real}")
 
     def _resolved(self, path: str) -> str:
@@ -240,6 +243,10 @@ class _Places:
             self._real[folder] = os.path.realpath(folder)
         full = f"{self._real[folder].rstrip('/')}/{name}"
         return os.path.realpath(full) if os.path.islink(full) else full  # noqa: PTH114
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _left(place: str, given: str, what: str) -> InputError:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, Union
 
+from batchloom.core.errors import InputError
 from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import make_inputs
 from batchloom.sources.addresses import is_far
@@ -64,6 +65,19 @@ def read_inputs(
     found = expand(given)  # type: ignore[arg-type]
     chosen = tokenizer if tokenizer is not None else found.tokenizer or _TOKENIZER
     return Inputs(found.inputs, *_lifted(found.sources, reading), chosen, found.notes)
+
+
+def refuse_manifests(given: Sequence[str], what: str) -> None:
+    """Refuse manifests where the files they list are wanted.
+
+    Raises:
+        InputError: names the first.
+    """
+    for one in given:
+        if is_manifest(one):
+            raise InputError(
+                f"{one} is a manifest by its name, which {what} does not read; name the files it lists."
+            )
 
 
 def is_config(value: object) -> bool:

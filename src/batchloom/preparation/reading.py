@@ -123,7 +123,15 @@ class Readings:
             # Of a source without any record no column need be the text. Where more may come, reading it
             # as text says of each record what is wrong with it, until there are too many.
             return Reading(replace(self.rules, text_field=None if whole else "text"))
-        return reading_of(source, rows, self.rules, mapping, self._recipe.chat)
+        try:
+            return reading_of(source, rows, self.rules, mapping, self._recipe.chat)
+        except SchemaError as error:
+            place = self._recipe.source(source.input).place
+            if not place:
+                raise
+            # A manifest says with mapping: and text_field: what options say.
+            told = f"{place}: {error} (mapping: there)"
+            raise SchemaError(told, error.columns, error.suggestion) from None
 
 
 def reading_of(
