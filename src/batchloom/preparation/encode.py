@@ -1,5 +1,6 @@
 """Documents to tokens: texts, conversations, and rows that are tokens already."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ class Encoded:
         numbers: which of the batch each document is [documents]; None where all of them are.
         faults: those that cannot be used.
         dropped: those left out by rule.
+        altered: how many conversations the template changed, by what it did.
     """
 
     tokens: NDArray[np.generic]
@@ -36,6 +38,7 @@ class Encoded:
     numbers: NDArray[np.int64] | None = None
     faults: list[LeftOut] = field(default_factory=list)
     dropped: list[LeftOut] = field(default_factory=list)
+    altered: Counter[str] = field(default_factory=Counter)
 
 
 def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> Encoded:
@@ -57,7 +60,8 @@ def encode_chats(
     """Render, tokenize and mask conversations; exactly what the template gives, nothing added."""
     made = encode_conversations(conversations, encoder, rules)
     return Encoded(
-        made.ids.astype(dtype), made.lengths, made.mask, made.numbers, made.faults, made.dropped
+        *(made.ids.astype(dtype), made.lengths, made.mask, made.numbers, made.faults, made.dropped),
+        altered=made.altered,
     )
 
 

@@ -1,11 +1,12 @@
 """How the records of each source become documents: the schema their first records have."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 import msgspec
 
+from batchloom.chat.columns import says_something, value_at
 from batchloom.chat.detect import detect_schema
 from batchloom.chat.records import Read, record_reader
 from batchloom.chat.schema import Schema
@@ -36,6 +37,7 @@ class Reading:
         read: from a row to what it holds; None where the source gives texts already.
         chat: what is trained of its conversations; None where it has none.
         detected: one line for people, empty for text files.
+        columns: for each role the columns that hold it in the first records.
     """
 
     rules: ReadRules
@@ -43,6 +45,7 @@ class Reading:
     read: Read | None = None
     chat: ChatRules | None = None
     detected: str = ""
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
     def take_in(self, found: Records) -> None:
         """Make documents of the rows of a stretch; those that cannot be used become bad records."""
@@ -92,7 +95,8 @@ class Readings:
     def _detect(self, source: Source) -> Reading:
         if self._field is not None:
             rules = replace(self.rules, text_field=self._field)
-            return Reading(rules, detected=f"{self._field} -> plain text")
+            columns = {"text": (self._field,)}
+            return Reading(rules, detected=f"{self._field} -> plain text", columns=columns)
         rows, whole = first_rows(source, self.rules)
         if not rows:
             # Of a source without any record no column need be the text. Where more may come, reading it
@@ -113,9 +117,11 @@ def reading_of(
         schema = detect_schema(rows, mapping)
     except SchemaError as error:
         raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
+    columns = _filled(schema, rows)
     plain = _plain_column(schema, rows)
     if plain is not None:
-        return Reading(replace(rules, text_field=plain), detected=schema.description)
+        rules = replace(rules, text_field=plain)
+        return Reading(rules, detected=schema.description, columns=columns)
     if schema.kind == "preference":
         raise InputError(
             f"{source.name} holds preferences ({schema.description}), which are not prepared yet: name what is to be "
@@ -124,13 +130,15 @@ def reading_of(
     rules = replace(rules, text_field=None)
     way: Way = "text" if schema.kind == "text" else "tokens"
     if schema.kind != "conversation":
-        return Reading(rules, way, record_reader(schema), detected=schema.description)
+        read = record_reader(schema)
+        return Reading(rules, way, read, detected=schema.description, columns=columns)
     return Reading(
         rules,
         "conversation",
         record_reader(schema),
         chat.rules(completion=schema.form == "prompt-completion"),
         schema.description,
+        columns,
     )
 
 
@@ -160,6 +168,15 @@ def texts_in(value: object) -> Iterator[str]:
             yield content
         elif isinstance(content, list):
             yield from (part["text"] for part in content)
+
+
+def _filled(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """For each role the columns in which these records have something."""
+    found = {
+        role: tuple(name for name in names if any(says_something(value_at(r, name)) for r in rows))
+        for role, names in schema.columns.items()
+    }
+    return {role: names for role, names in found.items() if names}
 
 
 def _plain_column(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> str | None:

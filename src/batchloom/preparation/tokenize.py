@@ -99,7 +99,22 @@ def tokenize_unit(
     return facts
 
 
-def _encode(task: Task, reading: Reading, documents: list[Any]) -> Encoded:
+def tidy_texts(found: Records, *, normalized: bool) -> None:
+    """Normalise the texts of a stretch, and leave out those that say nothing."""
+    if normalized:
+        # Most stretches need nothing, and a look at each text would show.
+        together = "".join(found.values)
+        if not together.isascii() or "\r" in together:
+            found.values = [normalize(text) for text in found.values]
+        del together
+    if "" in found.values or any(map(str.isspace, found.values)):
+        kept = [at for at, text in enumerate(found.values) if text and not text.isspace()]
+        found.values = [found.values[at] for at in kept]
+        found.records = [found.records[at] for at in kept]
+        found.offsets = [found.offsets[at] for at in kept]
+
+
+def encode_documents(task: Task, reading: Reading, documents: list[Any]) -> Encoded:
     """Tokenize documents of one reading."""
     if reading.way == "tokens":
         return encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
@@ -199,26 +214,15 @@ class _UnitRun:
         self._tally.bad(sentence, len(bad))
 
     def _add(self, number: int, found: Records, reading: Reading) -> None:
-        documents, found.values = found.values, []
-        records, offsets = found.records, found.offsets
         if reading.way == "text":
-            if self._task.normalize:
-                # Most stretches need nothing, and a look at each text would show.
-                together = "".join(documents)
-                if not together.isascii() or "\r" in together:
-                    documents = [normalize(text) for text in documents]
-                del together
-            if "" in documents or any(map(str.isspace, documents)):
-                kept = [at for at, text in enumerate(documents) if text and not text.isspace()]
-                documents = [documents[at] for at in kept]
-                records = [records[at] for at in kept]
-                offsets = [offsets[at] for at in kept]
+            tidy_texts(found, normalized=self._task.normalize)
+        documents, found.values = found.values, []
         batch = self._batch
         batch.reading = reading
         batch.characters += sum(map(size_of, documents) if reading.read else map(len, documents))
         batch.documents += documents
-        batch.records += records
-        batch.offsets += offsets
+        batch.records += found.records
+        batch.offsets += found.offsets
         batch.parts.append(number)
         batch.per_part.append(len(documents))
 
@@ -236,7 +240,7 @@ class _UnitRun:
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
-        future = self._encoder.submit(_encode, self._task, batch.reading, documents)
+        future = self._encoder.submit(encode_documents, self._task, batch.reading, documents)
         del documents
         before, self._encoding = self._encoding, (rows, future)
         if before:
@@ -261,7 +265,7 @@ class _UnitRun:
             row = rows[left.number]
             self._keep_aside(int(row["part"]), [_bad(row, left.reason)])
         for left in made.dropped:
-            self._parts[int(rows["part"][left.number])].dropped[_rule(left)] += 1
+            self._parts[int(rows["part"][left.number])].dropped[rule_of(left)] += 1
         if made.numbers is not None:
             rows = rows[made.numbers]
         rows["length"] = made.lengths
@@ -309,6 +313,6 @@ def _bad(row: np.void, reason: str) -> BadRecord:
     return BadRecord(int(row["record"]), int(row["offset"]), None, reason, "")
 
 
-def _rule(left: LeftOut) -> str:
+def rule_of(left: LeftOut) -> str:
     """The rule by which a document was left out: the reason up to its figures."""
     return left.reason.partition(":")[0]
