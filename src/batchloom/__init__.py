@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StoreError,
         TokenizerError,
     )
+    from batchloom.diagnosis.doctor import doctor
     from batchloom.plan.plan import Plan
     from batchloom.plan.spec import PlanSpec
     from batchloom.preparation.check import check
@@ -48,6 +49,7 @@ _HOMES = {
     "StoreError": "batchloom.core.errors",
     "TokenizerError": "batchloom.core.errors",
     "check": "batchloom.preparation.check",
+    "doctor": "batchloom.diagnosis.doctor",
     "inspect": "batchloom.batches.inspect",
     "list_datasets": "batchloom.sources.presets",
     "open_store": "batchloom.store.reader",
@@ -71,6 +73,7 @@ __all__ = [
     "StoreError",
     "TokenizerError",
     "check",
+    "doctor",
     "inspect",
     "list_datasets",
     "open_store",

@@ -1,0 +1,319 @@
+"""Looking at inputs before any work: what they hold, what is wrong, what would become of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from batchloom.core.errors import (
+    InputError,
+    MissingDependencyError,
+    SchemaError,
+    TokenizerError,
+)
+from batchloom.core.values import counted
+from batchloom.preparation.duplicates import Duplicates
+from batchloom.preparation.examiner import Examiner
+from batchloom.preparation.findings import DuplicateFacts, Examination, TokenizerFacts
+from batchloom.preparation.gather import Group, spread, weighted_lengths
+from batchloom.preparation.looks import WHOLE_BYTES, WHOLE_FILES, Looks
+from batchloom.preparation.preview import Preview, preview_documents
+from batchloom.preparation.reading import Readings
+from batchloom.preparation.recipe import Recipe, allowed_bad
+from batchloom.preparation.subsets import Membership
+from batchloom.preparation.tally import Listener
+from batchloom.preparation.tokenize import Task
+from batchloom.preparation.tokenizer_of import dtype_name, job_template, job_tokenizer
+from batchloom.preparation.walk import walk
+from batchloom.sources.addresses import shown
+from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.listing import Listing, list_sources
+from batchloom.sources.rules import Limits, Part, Source
+from batchloom.sources.spool import Spool
+from batchloom.store.format import TOKEN_DTYPES
+
+# Up to so many sources are told one by one; more of them in groups that are read alike.
+_APART = 20
+_SHOWN = 10
+_PREVIEWED = 5
+# Where a sample holds no record at all, the beginnings of so many sources are read on.
+_HEADS, _HEAD_STRETCHES = 8, 96
+
+
+def examine(
+    recipe: Recipe,
+    listener: Listener,
+    *,
+    full: bool = False,
+    preview: int = 2,
+    tokenizer_optional: bool = False,
+) -> Examination:
+    """Read the inputs of a recipe, or a sample of them, and tell what ``prepare`` would find.
+
+    Inputs of up to 16 MiB in up to 256 files are read whole. Of larger ones a few megabytes are
+    read at places spread evenly over all bytes (of compressed files, JSON lists and CSV their
+    beginnings), and counts are estimates from the share of bytes that was read.
+
+    Args:
+        recipe: what ``prepare`` would be asked to do.
+        listener: is told of progress.
+        full: whether everything is read, whatever its size.
+        preview: documents shown of each source.
+        tokenizer_optional: whether the rest is told where the tokenizer cannot be had.
+
+    Raises:
+        InputMissingError: an input does not exist or holds nothing that can be used.
+        InputError: an input cannot be listed, or a large table cannot be opened.
+        TokenizerError, MissingDependencyError: the tokenizer cannot be had.
+    """
+    with Spool() as spool:
+        # A sample of what lies on the Hub is read where it lies.
+        listing = list_sources(recipe.inputs, spool=spool, streaming=None if full else True)
+        return _examine(
+            *(recipe, listing, listener),
+            full=full,
+            preview=preview,
+            tokenizer_optional=tokenizer_optional,
+        )
+
+
+def _examine(
+    recipe: Recipe,
+    listing: Listing,
+    listener: Listener,
+    *,
+    full: bool,
+    preview: int,
+    tokenizer_optional: bool,
+) -> Examination:
+    small = listing.bytes <= WHOLE_BYTES and len(listing.sources) <= WHOLE_FILES
+    whole = full or small
+    strict = recipe.chat.overlong == "error"
+    if strict:
+        # They are counted rather than the end of the work.
+        recipe = replace(recipe, chat=replace(recipe.chat, overlong="drop"))
+    readings = Readings(recipe, Limits())
+    looks = Looks(listing.sources, readings.rules, whole=whole)
+    sources = list({look.part.source.name: look.part.source for look in looks.looks}.values())
+    groups = _grouped(sources, readings, apart=len(listing.sources) <= _APART)
+    good = [source for group in groups if not group.fault for source in group.sources]
+    faults = [group.fault for group in groups if group.fault]
+    warnings: list[str] = []
+    task, missing = None, False
+    try:
+        task = _task(recipe, good, readings, faults, warnings)
+    except (TokenizerError, MissingDependencyError) as error:
+        if not tokenizer_optional:
+            raise
+        missing = True
+        warnings.append(f"Nothing is told in tokens, for there is no tokenizer: {error}")
+    with Duplicates() as duplicates:
+        run = Examiner(groups, looks, task, duplicates, listener, listing.bytes)
+        _read(run, looks, readings, good, whole=whole)
+        repeated = duplicates.repeated()
+        compared = DuplicateFacts(
+            duplicates.documents, repeated, repeated / max(duplicates.documents, 1), whole
+        )
+    if whole:
+        for group in groups:
+            group.bytes = group.read = sum(source.size for source in group.sources)
+    else:
+        spread(groups, list(listing.sources))
+    faults += run.faults
+    task = run.task
+    previews = _previews(groups, task, preview, faults)
+    _judge(groups, recipe, faults, warnings, whole=whole, strict=strict)
+    lengths, weights = weighted_lengths(groups)
+    size = sum(group.store_bytes(task.dtype.itemsize) for group in groups) if task else 0
+    return Examination(
+        inputs=tuple(shown(one) for one in recipe.inputs),
+        exact=whole,
+        files=len(listing.sources),
+        bytes=listing.bytes,
+        read_bytes=round(sum(group.read for group in groups)),
+        sources=tuple(
+            group.facts(first, tokenized=task is not None)
+            for group, first in zip(groups, previews, strict=True)
+        ),
+        tokenizer=_tokenizer_facts(recipe, task) if task else None,
+        tokenizer_missing=missing,
+        duplicates=compared,
+        bad=tuple(run.bad),
+        bad_seen=sum(group.bad for group in groups),
+        lengths=lengths if task else np.zeros(0, np.int64),
+        weights=weights if task else np.zeros(0, np.float64),
+        seconds=sum(group.seconds * group.scale for group in groups) if task else None,
+        store_bytes=round(size) if task else None,
+        faults=_few(faults),
+        warnings=tuple(dict.fromkeys(warnings)),
+        notes=listing.notes,
+    )
+
+
+def _grouped(sources: Sequence[Source], readings: Readings, *, apart: bool) -> list[Group]:
+    """Sources by how they are read, in the order of the first of each."""
+    groups: dict[object, Group] = {}
+    for source in sources:
+        reading, fault, suggestion = None, "", None
+        try:
+            reading = readings.of(source)
+        except SchemaError as error:
+            fault, suggestion = str(error), error.suggestion
+        except InputError as error:
+            fault = str(error)
+        how = (reading.way, reading.detected) if reading else ("", suggestion)
+        key = source.name if apart else (source.kind, source.compression, how)
+        group = groups.setdefault(key, Group(reading, fault=fault, suggestion=suggestion))
+        group.sources.append(source)
+    return list(groups.values())
+
+
+def _task(
+    recipe: Recipe,
+    sources: Sequence[Source],
+    readings: Readings,
+    faults: list[str],
+    warnings: list[str],
+) -> Task | None:
+    """What makes tokens of documents; None where nothing can."""
+    if not sources:
+        return None
+    try:
+        tokenizer = job_tokenizer(recipe, sources, readings, warnings.append)
+        dtype = dtype_name(recipe, tokenizer)
+        encoder = job_template(recipe, sources, readings, tokenizer, warnings.append)
+    except InputError as error:
+        faults.append(str(error))
+        return None
+    return Task(
+        readings.rules,
+        readings,
+        RecordBounds(readings.rules),
+        recipe.normalize,
+        tokenizer,
+        TOKEN_DTYPES[dtype],
+        Membership(0.0, 0.0),
+        encoder,
+    )
+
+
+def _read(
+    run: Examiner, looks: Looks, readings: Readings, good: Sequence[Source], *, whole: bool
+) -> None:
+    names = {source.name for source in good}
+    parts = [(look.part, look.stretches) for look in looks.looks if look.part.source.name in names]
+    bounds = RecordBounds(readings.rules) if whole else None
+    for stretch in walk(parts, readings, bounds, run.refuse):
+        run.take(stretch)
+    run.end()
+    if not run.records and not whole:
+        # Records larger than a probe may slip through all of them.
+        heads = [(Part(source, 0, source.size), _HEAD_STRETCHES) for source in good[:_HEADS]]
+        for stretch in walk(heads, readings, None, run.refuse):
+            run.take(stretch)
+        run.end()
+
+
+def _previews(
+    groups: Sequence[Group], task: Task | None, count: int, faults: list[str]
+) -> list[tuple[Preview, ...]]:
+    found: list[tuple[Preview, ...]] = []
+    for group in groups:
+        first: tuple[Preview, ...] = ()
+        if task is not None and not group.fault and sum(map(bool, found)) < _PREVIEWED:
+            try:
+                first = preview_documents(group.sources, task, count)
+            except InputError as error:
+                faults.append(str(error))
+        found.append(first)
+    return found
+
+
+def _judge(
+    groups: Sequence[Group],
+    recipe: Recipe,
+    faults: list[str],
+    warnings: list[str],
+    *,
+    whole: bool,
+    strict: bool,
+) -> None:
+    """What is wrong with the input as a whole, and what people should know of it."""
+    about = "" if whole else "about "
+    _judge_bad(groups, recipe.max_bad, faults, warnings, whole=whole)
+    if not faults and not any(group.documents for group in groups):
+        faults.append("No document comes of the input: name other inputs, or leave fewer out.")
+    dropped: dict[str, int] = {}
+    altered: dict[str, int] = {}
+    for group in groups:
+        for into, counts in ((dropped, group.dropped), (altered, group.altered)):
+            for rule, count in counts.items():
+                into[rule] = into.get(rule, 0) + group.whole(count)
+    for rule, count in dropped.items():
+        said = (
+            f"{about}{counted(count, 'document')} {'is' if count == 1 else 'are'} left out: {rule}."
+        )
+        (faults if strict and rule == "overlong" else warnings).append(said)
+    for what, count in altered.items():
+        warnings.append(f"In {about}{counted(count, 'conversation')} the template {what}.")
+    empty = sum(group.whole(group.empty) for group in groups)
+    if empty:
+        warnings.append(
+            f"{about}{counted(empty, 'record')} without any text: no document comes of them."
+        )
+    schemas: dict[str, str] = {}
+    for group in groups:
+        if group.reading and not group.fault:
+            schemas.setdefault(group.reading.detected or "plain text", group.sources[0].name)
+    if len(schemas) > 1:
+        listed = "; ".join(f"{schema} ({name})" for schema, name in list(schemas.items())[:_SHOWN])
+        warnings.append(f"The sources hold {len(schemas)} different schemas: {listed}.")
+
+
+def _judge_bad(
+    groups: Sequence[Group],
+    max_bad: int | str,
+    faults: list[str],
+    warnings: list[str],
+    *,
+    whole: bool,
+) -> None:
+    seen = sum(group.bad for group in groups)
+    if not seen:
+        return
+    records = sum(group.whole(group.records) for group in groups)
+    bad = sum(group.bad * group.scale for group in groups)
+    # Of a sample the least that is likely, two standard deviations of a count below it.
+    least = bad if whole else bad * max(0.0, 1 - 2 / math.sqrt(seen))
+    fact = f"{round(bad):,} of {records:,} records are bad"
+    if not whole:
+        read = sum(group.records for group in groups)
+        fact = f"{seen:,} of {read:,} records in the sample are bad, which makes about {round(bad):,} in all"
+    if least > allowed_bad(max_bad, records):
+        faults.append(
+            f"{fact}, more than --max-bad {max_bad} allows: mend the input, or raise the budget, for example "
+            "--max-bad 5%."
+        )
+    else:
+        more = " (--full counts them)" if not whole else ""
+        warnings.append(f"{fact}{more}: prepare keeps them aside in quarantine.jsonl.")
+
+
+def _few(sentences: list[str]) -> tuple[str, ...]:
+    found = list(dict.fromkeys(sentences))
+    more = len(found) - _SHOWN
+    return (*found[:_SHOWN], f"... and {more:,} more faults.") if more > 0 else tuple(found)
+
+
+def _tokenizer_facts(recipe: Recipe, task: Task) -> TokenizerFacts:
+    tokenizer = task.tokenizer
+    engine = tokenizer.engine
+    return TokenizerFacts(
+        name=recipe.tokenizer,
+        vocab_size=tokenizer.vocab_size,
+        engine=f"{engine.name} {engine.version}",
+        template=task.chat.renderer.name if task.chat else None,
+        lossy=tokenizer.lossy,
+        dtype=task.dtype.name,
+    )
