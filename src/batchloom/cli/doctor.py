@@ -176,17 +176,19 @@ def _lengths(lengths: LengthFacts, *, exact: bool) -> str:
 
 
 def _print_prepared(console: Console, prepared: PreparedFacts) -> None:
-    console.print(f"{visible(prepared.path)}: {prepared.kind}, prepared already", style="bold")
     found = prepared.inspection
-    if found is not None:
-        split = f" [{found.split}]" if found.split else ""
-        fill = next(one for one in found.efficiencies if one.packing == "best_fit").fill
-        _row(
-            console,
-            "holds" + split,
-            f"{found.documents:,} documents, {found.tokens:,} tokens ({found.dtype}), longest {found.longest:,}",
-        )
-        _row(console, "packing", f"{fill:.2%} full at seq_len {found.seq_len:,}")
+    state = "not made a store yet" if prepared.kind == "ids" else "prepared already"
+    console.print(f"{visible(prepared.path)}: {prepared.kind}, {state}", style="bold")
+    if found is None:
+        return
+    split = f" [{found.split}]" if found.split else ""
+    fill = next(one for one in found.efficiencies if one.packing == "best_fit").fill
+    _row(
+        console,
+        "holds" + split,
+        f"{found.documents:,} documents, {found.tokens:,} tokens ({found.dtype}), longest {found.longest:,}",
+    )
+    _row(console, "packing", f"{fill:.2%} full at seq_len {found.seq_len:,}")
     _row(
         console,
         "verified",

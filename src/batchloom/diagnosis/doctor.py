@@ -10,7 +10,7 @@ from batchloom.core.spec import raise_problems, shown, to_plain, whole
 from batchloom.core.values import counted
 from batchloom.diagnosis.command import prepare_commands, quote
 from batchloom.diagnosis.packing import PackingFacts, packing_facts
-from batchloom.diagnosis.prepared import PreparedFacts, is_prepared, prepared_facts
+from batchloom.diagnosis.prepared import PreparedFacts, kind_of_prepared, prepared_facts
 from batchloom.plan.spec import PlanSpec
 from batchloom.preparation.examine import examine
 from batchloom.preparation.findings import (
@@ -147,7 +147,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     number = whole(preview)
     if number is None or number < 0:
         raise_problems([f"preview: {shown(preview)} is no number of documents"])
-    done = [one for one in recipe.inputs if is_prepared(one)]
+    done = [one for one in recipe.inputs if kind_of_prepared(one)]
     raw = tuple(one for one in recipe.inputs if one not in done)
     prepared = [prepared_facts(one, seq_len, preview, full=full) for one in done]
     if not raw:
@@ -234,13 +234,18 @@ def _of_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Di
         store_bytes=None,
         faults=tuple(fault for one in prepared for fault in one.faults),
         warnings=(),
-        notes=("Prepared already: there is nothing to do before training.",),
+        notes=tuple(
+            f"{one.path} holds bare ids: import asks for --dtype and for where documents end (--eod or "
+            "--document-tokens), which the file may not say."
+            for one in prepared
+            if one.kind == "ids"
+        ),
         commands=tuple(map(_use, prepared)),
     )
 
 
 def _use(prepared: PreparedFacts) -> str:
-    """The command that uses what is prepared: a prefix becomes a store, a store is trained on."""
-    if prepared.kind == "prefix":
+    """The command that uses what is prepared: ids become a store, a store is trained on."""
+    if prepared.kind != "store":
         return f"batchloom import {quote(prepared.path)} --out {quote(prepared.path + '-store')}"
     return f"batchloom train --data {quote(prepared.path)} --out run"

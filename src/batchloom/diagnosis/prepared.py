@@ -13,15 +13,19 @@ from batchloom.preparation.preview import Preview, cut_pieces
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.reader import open_store
 
+_FLAT, _NPY = (".bin", ".npy"), b"\x93NUMPY"
+_LOOKED_AT = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedFacts:
-    """A store or a prefix.
+    """A store, a prefix, or a flat file of ids.
 
     Attributes:
         path: where it lies.
-        kind: ``store`` or ``prefix``.
-        inspection: what :func:`batchloom.inspect` says of it; None where it cannot be opened.
+        kind: ``store``, ``prefix`` or ``ids``.
+        inspection: what :func:`batchloom.inspect` says of it; None where it cannot be opened, and
+            of a flat file, which does not say where its documents end.
         checked: whether every byte of it was verified (``full``).
         faults: what is wrong with it.
         preview: the first documents; of a store only, for a prefix does not name its tokenizer.
@@ -35,29 +39,37 @@ class PreparedFacts:
     preview: tuple[Preview, ...]
 
 
-def is_prepared(given: str) -> bool:
-    """Whether an input is a store, or a Megatron prefix that is not a file of another kind."""
+def kind_of_prepared(given: str) -> str:
+    """What an input is that holds tokens: ``store``, ``prefix``, ``ids``; empty for all others."""
     place = Path(os.path.expanduser(given))  # noqa: PTH111 - Path.expanduser raises for ~nobody
     if (place / MANIFEST_NAME).is_file():
-        return True
+        return "store"
     stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
-    return bool(stem.name) and not place.is_dir() and stem.with_name(f"{stem.name}.idx").is_file()
+    if stem.name and not place.is_dir() and stem.with_name(f"{stem.name}.idx").is_file():
+        return "prefix"
+    if place.suffix in _FLAT and place.is_file():
+        with place.open("rb") as file:
+            start = file.read(_LOOKED_AT)
+        # A file of text may have any name; ids have high halves that are zero.
+        return "ids" if start.startswith(_NPY) or b"\0" in start else ""
+    return ""
 
 
 def prepared_facts(given: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
     """Open a store or prefix, and verify it where everything is to be read."""
-    place = Path(os.path.expanduser(given))  # noqa: PTH111
-    kind = "store" if (place / MANIFEST_NAME).is_file() else "prefix"
+    place, kind = Path(os.path.expanduser(given)), kind_of_prepared(given)  # noqa: PTH111
     faults: list[str] = []
     found: Inspection | None = None
     shown: tuple[Preview, ...] = ()
     try:
-        found = inspect(place, seq_len=seq_len, first=0)
-        shown = _preview(place, preview) if kind == "store" else ()
-        faults += check(place).faults if full else []
+        if kind != "ids":
+            found = inspect(place, seq_len=seq_len, first=0)
+            faults += check(place).faults if full else []
+        if kind == "store":
+            shown = _preview(place, preview)
     except BatchloomError as error:
         faults.append(str(error))
-    return PreparedFacts(given, kind, found, full, tuple(faults), shown)
+    return PreparedFacts(given, kind, found, full and kind != "ids", tuple(faults), shown)
 
 
 def _preview(place: Path, count: int) -> tuple[Preview, ...]:

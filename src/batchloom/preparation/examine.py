@@ -1,8 +1,9 @@
 """Looking at inputs before any work: what they hold, what is wrong, what would become of them."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from batchloom.core.errors import (
 from batchloom.core.values import counted
 from batchloom.preparation.duplicates import Duplicates
 from batchloom.preparation.examiner import Examiner
-from batchloom.preparation.findings import DuplicateFacts, Examination, TokenizerFacts
+from batchloom.preparation.findings import BadFacts, DuplicateFacts, Examination, TokenizerFacts
 from batchloom.preparation.gather import Group, spread, weighted_lengths
-from batchloom.preparation.looks import WHOLE_BYTES, WHOLE_FILES, Looks
+from batchloom.preparation.looks import Looks, Sizes
 from batchloom.preparation.preview import Preview, preview_documents
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, allowed_bad
@@ -48,6 +49,7 @@ def examine(
     full: bool = False,
     preview: int = 2,
     tokenizer_optional: bool = False,
+    sizes: Sizes | None = None,
 ) -> Examination:
     """Read the inputs of a recipe, or a sample of them, and tell what ``prepare`` would find.
 
@@ -61,6 +63,7 @@ def examine(
         full: whether everything is read, whatever its size.
         preview: documents shown of each source.
         tokenizer_optional: whether the rest is told where the tokenizer cannot be had.
+        sizes: how much is read; others than the default only in tests.
 
     Raises:
         InputMissingError: an input does not exist or holds nothing that can be used.
@@ -71,7 +74,7 @@ def examine(
         # A sample of what lies on the Hub is read where it lies.
         listing = list_sources(recipe.inputs, spool=spool, streaming=None if full else True)
         return _examine(
-            *(recipe, listing, listener),
+            *(recipe, listing, listener, sizes or Sizes()),
             full=full,
             preview=preview,
             tokenizer_optional=tokenizer_optional,
@@ -82,72 +85,95 @@ def _examine(
     recipe: Recipe,
     listing: Listing,
     listener: Listener,
+    sizes: Sizes,
     *,
     full: bool,
     preview: int,
     tokenizer_optional: bool,
 ) -> Examination:
-    small = listing.bytes <= WHOLE_BYTES and len(listing.sources) <= WHOLE_FILES
-    whole = full or small
-    strict = recipe.chat.overlong == "error"
-    if strict:
+    asked = recipe
+    if recipe.chat.overlong == "error":
         # They are counted rather than the end of the work.
         recipe = replace(recipe, chat=replace(recipe.chat, overlong="drop"))
     readings = Readings(recipe, Limits())
-    looks = Looks(listing.sources, readings.rules, whole=whole)
+    looks = Looks(listing.sources, readings.rules, sizes, full=full)
     sources = list({look.part.source.name: look.part.source for look in looks.looks}.values())
     groups = _grouped(sources, readings, apart=len(listing.sources) <= _APART)
+    case = _Case(asked, listing, groups, looks.whole)
+    case.faults += [group.fault for group in groups if group.fault]
     good = [source for group in groups if not group.fault for source in group.sources]
-    faults = [group.fault for group in groups if group.fault]
-    warnings: list[str] = []
-    task, missing = None, False
     try:
-        task = _task(recipe, good, readings, faults, warnings)
+        case.task = _task(recipe, good, readings, case)
     except (TokenizerError, MissingDependencyError) as error:
         if not tokenizer_optional:
             raise
-        missing = True
-        warnings.append(f"Nothing is told in tokens, for there is no tokenizer: {error}")
+        case.tokenizer_missing = True
+        case.warnings.append(f"Nothing is told in tokens, for there is no tokenizer: {error}")
     with Duplicates() as duplicates:
-        run = Examiner(groups, looks, task, duplicates, listener, listing.bytes)
-        _read(run, looks, readings, good, whole=whole)
+        run = Examiner(groups, looks, case.task, duplicates, listener, listing.bytes)
+        _read(run, looks, readings, good)
         repeated = duplicates.repeated()
-        compared = DuplicateFacts(
-            duplicates.documents, repeated, repeated / max(duplicates.documents, 1), whole
-        )
-    if whole:
-        for group in groups:
-            group.bytes = group.read = sum(source.size for source in group.sources)
-    else:
-        spread(groups, list(listing.sources))
-    faults += run.faults
-    task = run.task
-    previews = _previews(groups, task, preview, faults)
-    _judge(groups, recipe, faults, warnings, whole=whole, strict=strict)
+        share = repeated / max(duplicates.documents, 1)
+        compared = DuplicateFacts(duplicates.documents, repeated, share, looks.whole)
+    case.task = run.task
+    case.faults += run.faults
+    spread(groups, listing.sources, whole=looks.whole)
+    previews = _previews(case, preview)
+    _judge_bad(case)
+    _judge(case)
+    return _told(case, previews, compared, run.bad)
+
+
+@dataclass(slots=True)
+class _Case:
+    """What is known so far."""
+
+    recipe: Recipe
+    listing: Listing
+    groups: list[Group]
+    whole: bool
+    task: Task | None = None
+    tokenizer_missing: bool = False
+    faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def about(self) -> str:
+        """What stands before an estimate."""
+        return "" if self.whole else "about "
+
+
+def _told(
+    case: _Case,
+    previews: Sequence[tuple[Preview, ...]],
+    duplicates: DuplicateFacts,
+    bad: Sequence[BadFacts],
+) -> Examination:
+    groups, task = case.groups, case.task
     lengths, weights = weighted_lengths(groups)
     size = sum(group.store_bytes(task.dtype.itemsize) for group in groups) if task else 0
     return Examination(
-        inputs=tuple(shown(one) for one in recipe.inputs),
-        exact=whole,
-        files=len(listing.sources),
-        bytes=listing.bytes,
+        inputs=tuple(shown(one) for one in case.recipe.inputs),
+        exact=case.whole,
+        files=len(case.listing.sources),
+        bytes=case.listing.bytes,
         read_bytes=round(sum(group.read for group in groups)),
         sources=tuple(
             group.facts(first, tokenized=task is not None)
             for group, first in zip(groups, previews, strict=True)
         ),
-        tokenizer=_tokenizer_facts(recipe, task) if task else None,
-        tokenizer_missing=missing,
-        duplicates=compared,
-        bad=tuple(run.bad),
+        tokenizer=_tokenizer_facts(case.recipe, task) if task else None,
+        tokenizer_missing=case.tokenizer_missing,
+        duplicates=duplicates,
+        bad=tuple(bad),
         bad_seen=sum(group.bad for group in groups),
         lengths=lengths if task else np.zeros(0, np.int64),
         weights=weights if task else np.zeros(0, np.float64),
         seconds=sum(group.seconds * group.scale for group in groups) if task else None,
         store_bytes=round(size) if task else None,
-        faults=_few(faults),
-        warnings=tuple(dict.fromkeys(warnings)),
-        notes=listing.notes,
+        faults=_few(case.faults),
+        warnings=tuple(dict.fromkeys(case.warnings)),
+        notes=case.listing.notes,
     )
 
 
@@ -173,18 +199,17 @@ def _task(
     recipe: Recipe,
     sources: Sequence[Source],
     readings: Readings,
-    faults: list[str],
-    warnings: list[str],
+    case: _Case,
 ) -> Task | None:
     """What makes tokens of documents; None where nothing can."""
     if not sources:
         return None
     try:
-        tokenizer = job_tokenizer(recipe, sources, readings, warnings.append)
+        tokenizer = job_tokenizer(recipe, sources, readings, case.warnings.append)
         dtype = dtype_name(recipe, tokenizer)
-        encoder = job_template(recipe, sources, readings, tokenizer, warnings.append)
+        encoder = job_template(recipe, sources, readings, tokenizer, case.warnings.append)
     except InputError as error:
-        faults.append(str(error))
+        case.faults.append(str(error))
         return None
     return Task(
         readings.rules,
@@ -198,16 +223,14 @@ def _task(
     )
 
 
-def _read(
-    run: Examiner, looks: Looks, readings: Readings, good: Sequence[Source], *, whole: bool
-) -> None:
+def _read(run: Examiner, looks: Looks, readings: Readings, good: Sequence[Source]) -> None:
     names = {source.name for source in good}
     parts = [(look.part, look.stretches) for look in looks.looks if look.part.source.name in names]
-    bounds = RecordBounds(readings.rules) if whole else None
+    bounds = RecordBounds(readings.rules) if looks.whole else None
     for stretch in walk(parts, readings, bounds, run.refuse):
         run.take(stretch)
     run.end()
-    if not run.records and not whole:
+    if not run.records and not looks.whole:
         # Records larger than a probe may slip through all of them.
         heads = [(Part(source, 0, source.size), _HEAD_STRETCHES) for source in good[:_HEADS]]
         for stretch in walk(heads, readings, None, run.refuse):
@@ -215,51 +238,35 @@ def _read(
         run.end()
 
 
-def _previews(
-    groups: Sequence[Group], task: Task | None, count: int, faults: list[str]
-) -> list[tuple[Preview, ...]]:
+def _previews(case: _Case, count: int) -> list[tuple[Preview, ...]]:
     found: list[tuple[Preview, ...]] = []
-    for group in groups:
+    for group in case.groups:
         first: tuple[Preview, ...] = ()
-        if task is not None and not group.fault and sum(map(bool, found)) < _PREVIEWED:
+        if case.task is not None and not group.fault and sum(map(bool, found)) < _PREVIEWED:
             try:
-                first = preview_documents(group.sources, task, count)
+                first = preview_documents(group.sources, case.task, count)
             except InputError as error:
-                faults.append(str(error))
+                case.faults.append(str(error))
         found.append(first)
     return found
 
 
-def _judge(
-    groups: Sequence[Group],
-    recipe: Recipe,
-    faults: list[str],
-    warnings: list[str],
-    *,
-    whole: bool,
-    strict: bool,
-) -> None:
+def _judge(case: _Case) -> None:
     """What is wrong with the input as a whole, and what people should know of it."""
-    about = "" if whole else "about "
-    _judge_bad(groups, recipe.max_bad, faults, warnings, whole=whole)
-    if not faults and not any(group.documents for group in groups):
-        faults.append("No document comes of the input: name other inputs, or leave fewer out.")
-    dropped: dict[str, int] = {}
-    altered: dict[str, int] = {}
-    for group in groups:
-        for into, counts in ((dropped, group.dropped), (altered, group.altered)):
-            for rule, count in counts.items():
-                into[rule] = into.get(rule, 0) + group.whole(count)
-    for rule, count in dropped.items():
+    groups, about = case.groups, case.about
+    if not case.faults and not any(group.documents for group in groups):
+        case.faults.append("No document comes of the input: name other inputs, or leave fewer out.")
+    strict = case.recipe.chat.overlong == "error"
+    for rule, count in _summed(groups, [group.dropped for group in groups]).items():
         said = (
             f"{about}{counted(count, 'document')} {'is' if count == 1 else 'are'} left out: {rule}."
         )
-        (faults if strict and rule == "overlong" else warnings).append(said)
-    for what, count in altered.items():
-        warnings.append(f"In {about}{counted(count, 'conversation')} the template {what}.")
+        (case.faults if strict and rule == "overlong" else case.warnings).append(said)
+    for what, count in _summed(groups, [group.altered for group in groups]).items():
+        case.warnings.append(f"In {about}{counted(count, 'conversation')} the template {what}.")
     empty = sum(group.whole(group.empty) for group in groups)
     if empty:
-        warnings.append(
+        case.warnings.append(
             f"{about}{counted(empty, 'record')} without any text: no document comes of them."
         )
     schemas: dict[str, str] = {}
@@ -268,36 +275,39 @@ def _judge(
             schemas.setdefault(group.reading.detected or "plain text", group.sources[0].name)
     if len(schemas) > 1:
         listed = "; ".join(f"{schema} ({name})" for schema, name in list(schemas.items())[:_SHOWN])
-        warnings.append(f"The sources hold {len(schemas)} different schemas: {listed}.")
+        case.warnings.append(f"The sources hold {len(schemas)} different schemas: {listed}.")
 
 
-def _judge_bad(
-    groups: Sequence[Group],
-    max_bad: int | str,
-    faults: list[str],
-    warnings: list[str],
-    *,
-    whole: bool,
-) -> None:
+def _summed(groups: Sequence[Group], counts: Sequence[Counter[str]]) -> Counter[str]:
+    """Counts of all groups as those of the whole input."""
+    total: Counter[str] = Counter()
+    for group, some in zip(groups, counts, strict=True):
+        total.update({name: group.whole(count) for name, count in some.items()})
+    return total
+
+
+def _judge_bad(case: _Case) -> None:
+    """Whether more records are bad than the budget allows."""
+    groups, max_bad = case.groups, case.recipe.max_bad
     seen = sum(group.bad for group in groups)
     if not seen:
         return
     records = sum(group.whole(group.records) for group in groups)
     bad = sum(group.bad * group.scale for group in groups)
     # Of a sample the least that is likely, two standard deviations of a count below it.
-    least = bad if whole else bad * max(0.0, 1 - 2 / math.sqrt(seen))
+    least = bad if case.whole else bad * max(0.0, 1 - 2 / math.sqrt(seen))
     fact = f"{round(bad):,} of {records:,} records are bad"
-    if not whole:
+    if not case.whole:
         read = sum(group.records for group in groups)
         fact = f"{seen:,} of {read:,} records in the sample are bad, which makes about {round(bad):,} in all"
     if least > allowed_bad(max_bad, records):
-        faults.append(
+        case.faults.append(
             f"{fact}, more than --max-bad {max_bad} allows: mend the input, or raise the budget, for example "
             "--max-bad 5%."
         )
     else:
-        more = " (--full counts them)" if not whole else ""
-        warnings.append(f"{fact}{more}: prepare keeps them aside in quarantine.jsonl.")
+        more = "" if case.whole else " (--full counts them)"
+        case.warnings.append(f"{fact}{more}: prepare keeps them aside in quarantine.jsonl.")
 
 
 def _few(sentences: list[str]) -> tuple[str, ...]:

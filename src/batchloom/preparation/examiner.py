@@ -13,7 +13,7 @@ from batchloom.preparation.duplicates import Duplicates
 from batchloom.preparation.encode import Encoded, hash_documents, size_of
 from batchloom.preparation.findings import BadFacts
 from batchloom.preparation.gather import Group
-from batchloom.preparation.looks import PROBE_BYTES, Looks
+from batchloom.preparation.looks import Looks, PartProgress
 from batchloom.preparation.reading import Reading, texts_in
 from batchloom.preparation.tally import Listener, Progress
 from batchloom.preparation.tokenize import Task, encode_documents, rule_of, tidy_texts
@@ -63,7 +63,7 @@ class Examiner:
         self._listener, self._total = listener, total
         self._waiting: _Waiting | None = None
         self._part: Part | None = None
-        self._part_records, self._part_share = 0, 0.0
+        self._progress = PartProgress(0)
         self._clock = time.perf_counter()
         self.task = task
         self.records = 0
@@ -80,15 +80,18 @@ class Examiner:
         """Count a stretch."""
         group, found = self._group_of[stretch.part.source.name], stretch.found
         if stretch.part is not self._part:
-            self._part, self._part_records, self._part_share = stretch.part, 0, 0.0
+            self._part, self._progress = stretch.part, PartProgress(stretch.consumed)
+        progress, given = self._progress, found.seen
         if not self._looks.whole and self._looks.is_table(stretch.part):
-            _shorten(found, self._part_records, PROBE_BYTES)
+            _shorten(found, progress.given, self._looks.sizes.probe_bytes)
         self.records += found.seen
         group.records += found.seen
-        self._part_records += found.seen
-        share = self._looks.share(stretch.part, self._part_records, stretch.consumed)
-        group.read += share - self._part_share
-        self._part_share = share
+        progress.given += given
+        progress.records += found.seen
+        progress.stretches += 1
+        share = self._looks.share(stretch.part, progress, stretch.consumed)
+        group.read += share - progress.share
+        progress.share = share
         self._keep_bad(group, stretch.part, stretch.before, found.bad)
         if stretch.reading.way == "text":
             normalized = self.task is None or self.task.normalize

@@ -1,6 +1,7 @@
 """Counting what an examination reads: by source, or by group of sources that are read alike."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -107,7 +108,7 @@ def length_facts(counts: Counter[int]) -> LengthFacts | None:
     return LengthFacts(total, mean, median, p95, int(lengths[-1]))
 
 
-def weighted_lengths(groups: list[Group]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def weighted_lengths(groups: Sequence[Group]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """All lengths in tokens, ascending, and how many documents of the input each stands for."""
     weights: Counter[int] = Counter()
     for group in groups:
@@ -117,8 +118,12 @@ def weighted_lengths(groups: list[Group]) -> tuple[NDArray[np.int64], NDArray[np
     return np.array(lengths, np.int64), np.array([weights[one] for one in lengths], np.float64)
 
 
-def spread(groups: list[Group], sources: list[Source]) -> None:
+def spread(groups: Sequence[Group], sources: Sequence[Source], *, whole: bool) -> None:
     """Give each group the bytes it stands for: its own, and a share of those nobody looked at."""
+    if whole:
+        for group in groups:
+            group.bytes = group.read = sum(source.size for source in group.sources)
+        return
     total: Counter[tuple[str, str | None]] = Counter()
     looked: Counter[tuple[str, str | None]] = Counter()
     for source in sources:
