@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+from random import Random
 
 import numpy as np
 import pytest
@@ -206,7 +207,7 @@ def test_what_cannot_be_read_is_a_fault_and_the_rest_is_told(tmp_path):
     data = gzip.compress(json.dumps(ASKED[0]).encode() * 10_000, 1)
     (tmp_path / "b.txt.gz").write_bytes(data[: len(data) // 2])
     found = diagnose(tmp_path)
-    assert found.sources[0].documents == 60
+    assert (found.sources[0].documents, found.sources[0].tokens.documents) == (60, 60)
     assert "is cut short" in found.sources[1].fault
     assert len(found.faults) == 1
 
@@ -240,8 +241,9 @@ def test_wrong_options_and_missing_inputs(tmp_path):
 
 def big(folder, kind):
     """An input that is sampled (with the size above which it is made small), and its records."""
+    random = Random(0)
     rows = [
-        {"question": f"Question {n}? {'why ' * (n % 7)}", "answer": f"Because {n}."}
+        {"question": f"Is {random.randbytes(n % 60).hex()} odd?", "answer": f"Number {n} is."}
         for n in range(60_000)
     ]
     if kind == "parquet":
@@ -276,8 +278,8 @@ def test_a_sample_agrees_with_all_of_it(kind, tmp_path):
     one, everything = some.sources[0], full.sources[0]
     assert full.weights.sum() == len(rows)
     assert some.weights.sum() == pytest.approx(len(rows), rel=0.15)
-    assert one.tokens.mean == pytest.approx(everything.tokens.mean, rel=0.03)
-    assert one.tokens.p95 == pytest.approx(everything.tokens.p95, rel=0.03)
+    assert one.tokens.mean == pytest.approx(everything.tokens.mean, rel=0.06)
+    assert one.tokens.p95 == pytest.approx(everything.tokens.p95, rel=0.06)
     fills = [packing_facts(found.lengths, found.weights, 512).fill for found in (some, full)]
     assert fills[0] == pytest.approx(fills[1], abs=0.01)
     assert one.preview == everything.preview

@@ -33,13 +33,14 @@ from batchloom.sources.listing import Listing, list_sources
 from batchloom.sources.rules import Limits, Part, Source
 from batchloom.sources.spool import Spool
 from batchloom.store.format import TOKEN_DTYPES
+from batchloom.tokens import parse_train_spec
 
 # Up to so many sources are told one by one; more of them in groups that are read alike.
 _APART = 20
 _SHOWN = 10
 _PREVIEWED = 5
 # Where a sample holds no record at all, the beginnings of so many sources are read on.
-_HEADS, _HEAD_STRETCHES = 8, 96
+_HEADS, _HEAD_CHARACTERS = 8, 4 << 20
 
 
 def examine(
@@ -98,7 +99,7 @@ def _examine(
     readings = Readings(recipe, Limits())
     looks = Looks(listing.sources, readings.rules, sizes, full=full)
     sources = list({look.part.source.name: look.part.source for look in looks.looks}.values())
-    groups = _grouped(sources, readings, apart=len(listing.sources) <= _APART)
+    groups = _grouped(sources, readings, looks, apart=len(listing.sources) <= _APART)
     case = _Case(asked, listing, groups, looks.whole)
     case.faults += [group.fault for group in groups if group.fault]
     good = [source for group in groups if not group.fault for source in group.sources]
@@ -117,7 +118,7 @@ def _examine(
         compared = DuplicateFacts(duplicates.documents, repeated, share, looks.whole)
     case.task = run.task
     case.faults += run.faults
-    spread(groups, listing.sources, whole=looks.whole)
+    spread(groups, listing.sources, looks)
     previews = _previews(case, preview)
     _judge_bad(case)
     _judge(case)
@@ -177,8 +178,13 @@ def _told(
     )
 
 
-def _grouped(sources: Sequence[Source], readings: Readings, *, apart: bool) -> list[Group]:
-    """Sources by how they are read, in the order of the first of each."""
+def _grouped(
+    sources: Sequence[Source], readings: Readings, looks: Looks, *, apart: bool
+) -> list[Group]:
+    """Sources by how they are read, in the order of the first of each.
+
+    In a sample small ones, which were chosen by number, do not stand for large ones.
+    """
     groups: dict[object, Group] = {}
     for source in sources:
         reading, fault, suggestion = None, "", None
@@ -189,7 +195,8 @@ def _grouped(sources: Sequence[Source], readings: Readings, *, apart: bool) -> l
         except InputError as error:
             fault = str(error)
         how = (reading.way, reading.detected) if reading else ("", suggestion)
-        key = source.name if apart else (source.kind, source.compression, how)
+        small = looks.whole or looks.is_small(source)
+        key = source.name if apart else (source.kind, source.compression, how, small)
         group = groups.setdefault(key, Group(reading, fault=fault, suggestion=suggestion))
         group.sources.append(source)
     return list(groups.values())
@@ -204,10 +211,18 @@ def _task(
     """What makes tokens of documents; None where nothing can."""
     if not sources:
         return None
+    tell = case.warnings.append
     try:
-        tokenizer = job_tokenizer(recipe, sources, readings, case.warnings.append)
+        tokenizer = job_tokenizer(recipe, sources, readings, tell)
+    except InputError as error:
+        case.faults.append(str(error))
+        if parse_train_spec(recipe.tokenizer) is not None:
+            return None
+        # A source that cannot be read keeps nobody from counting the tokens of the others.
+        tokenizer = job_tokenizer(recipe, (), readings, tell)
+    try:
         dtype = dtype_name(recipe, tokenizer)
-        encoder = job_template(recipe, sources, readings, tokenizer, case.warnings.append)
+        encoder = job_template(recipe, sources, readings, tokenizer, tell)
     except InputError as error:
         case.faults.append(str(error))
         return None
@@ -225,14 +240,14 @@ def _task(
 
 def _read(run: Examiner, looks: Looks, readings: Readings, good: Sequence[Source]) -> None:
     names = {source.name for source in good}
-    parts = [(look.part, look.stretches) for look in looks.looks if look.part.source.name in names]
+    parts = [(look.part, look.most) for look in looks.looks if look.part.source.name in names]
     bounds = RecordBounds(readings.rules) if looks.whole else None
     for stretch in walk(parts, readings, bounds, run.refuse):
         run.take(stretch)
     run.end()
     if not run.records and not looks.whole:
         # Records larger than a probe may slip through all of them.
-        heads = [(Part(source, 0, source.size), _HEAD_STRETCHES) for source in good[:_HEADS]]
+        heads = [(Part(source, 0, source.size), _HEAD_CHARACTERS) for source in good[:_HEADS]]
         for stretch in walk(heads, readings, None, run.refuse):
             run.take(stretch)
         run.end()

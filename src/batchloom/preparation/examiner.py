@@ -63,7 +63,7 @@ class Examiner:
         self._listener, self._total = listener, total
         self._waiting: _Waiting | None = None
         self._part: Part | None = None
-        self._progress = PartProgress(0)
+        self._progress = PartProgress()
         self._clock = time.perf_counter()
         self.task = task
         self.records = 0
@@ -80,16 +80,14 @@ class Examiner:
         """Count a stretch."""
         group, found = self._group_of[stretch.part.source.name], stretch.found
         if stretch.part is not self._part:
-            self._part, self._progress = stretch.part, PartProgress(stretch.consumed)
+            self._part, self._progress = stretch.part, PartProgress()
         progress, given = self._progress, found.seen
         if not self._looks.whole and self._looks.is_table(stretch.part):
             _shorten(found, progress.given, self._looks.sizes.probe_bytes)
         self.records += found.seen
         group.records += found.seen
-        progress.given += given
-        progress.records += found.seen
-        progress.stretches += 1
-        share = self._looks.share(stretch.part, progress, stretch.consumed)
+        progress.go_on(given, found.seen, stretch.consumed)
+        share = self._looks.share(stretch, progress)
         group.read += share - progress.share
         progress.share = share
         self._keep_bad(group, stretch.part, stretch.before, found.bad)

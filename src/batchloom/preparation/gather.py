@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.preparation.findings import LengthFacts, SourceFacts
+from batchloom.preparation.looks import Looks
 from batchloom.preparation.preview import Preview
 from batchloom.preparation.reading import Reading
 from batchloom.sources.addresses import is_url, shown
@@ -118,21 +119,22 @@ def weighted_lengths(groups: Sequence[Group]) -> tuple[NDArray[np.int64], NDArra
     return np.array(lengths, np.int64), np.array([weights[one] for one in lengths], np.float64)
 
 
-def spread(groups: Sequence[Group], sources: Sequence[Source], *, whole: bool) -> None:
+def spread(groups: Sequence[Group], sources: Sequence[Source], looks: Looks) -> None:
     """Give each group the bytes it stands for: its own, and a share of those nobody looked at."""
-    if whole:
-        for group in groups:
-            group.bytes = group.read = sum(source.size for source in group.sources)
-        return
-    total: Counter[tuple[str, str | None]] = Counter()
-    looked: Counter[tuple[str, str | None]] = Counter()
+
+    def form(source: Source) -> tuple[str, str | None, bool]:
+        return source.kind, source.compression, looks.is_small(source)
+
+    total: Counter[object] = Counter()
+    looked: Counter[object] = Counter()
     for source in sources:
-        total[source.kind, source.compression] += source.size
+        total[form(source)] += source.size
     for group in groups:
         for source in group.sources:
-            looked[source.kind, source.compression] += source.size
+            looked[form(source)] += source.size
     for group in groups:
-        own = sum(source.size for source in group.sources)
-        first = group.sources[0]
-        form = (first.kind, first.compression)
-        group.bytes = own * total[form] / max(looked[form], 1)
+        group.bytes = sum(
+            source.size * total[form(source)] / looked[form(source)] for source in group.sources
+        )
+        if looks.whole:
+            group.read = group.bytes

@@ -2,18 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
+from batchloom.core.fingerprint import key128
 from batchloom.preparation.probes import Probe, probes
 from batchloom.preparation.units import plan_units
+from batchloom.preparation.walk import Stretch
 from batchloom.sources.addresses import is_url
 from batchloom.sources.cuts import open_table
+from batchloom.sources.kinds import COLUMNAR
 from batchloom.sources.rules import Part, ReadRules, Source, way_of
 from batchloom.sources.streams import open_source
 
-_LEAST_PLACES, _MOST_PLACES, _FAR_PLACES = 32, 512, 8
-# Stretches of a packed file at least: what unpacks it reads ahead by two of them.
-_LEAST_PACKED = 8
+# Places in large files (fewer where each costs a request), and small files at most.
+_PLACES, _FAR_PLACES, _MOST_FILES = 32, 8, 512
+# Of a packed file at least so much is read: what unpacks it reads ahead by a quarter of that.
+_LEAST_PACKED = 2 << 20
+# What a packed byte counts for.
+_PACKED = 4
 # A fault in the middle of a file has a line where so much before it has to be counted at most.
 _COUNTED = 1 << 30
 _BLOCK = 1 << 20
@@ -24,7 +31,8 @@ class Sizes:
     """How much is read; smaller only in tests.
 
     Attributes:
-        whole_bytes: an input of at most so many bytes is read whole, which takes seconds.
+        whole_bytes: an input of at most so many bytes is read whole, which takes seconds; a packed byte
+            counts as four.
         whole_files: and of so many files.
         sample_bytes: read of a larger one.
         probe_bytes: read at one place.
@@ -42,11 +50,16 @@ class Look:
 
     Attributes:
         part: it.
-        stretches: how much of it, in what its reader gives at once; None: all.
+        most: about how many characters of documents are read of it; None: all.
     """
 
     part: Part
-    stretches: int | None
+    most: int | None
+
+
+def is_packed(source: Source) -> bool:
+    """Whether a source is smaller than what it holds."""
+    return source.compression is not None or source.kind in COLUMNAR
 
 
 @dataclass(slots=True)
@@ -54,18 +67,29 @@ class PartProgress:
     """How far the reading of a part is.
 
     Attributes:
-        first: bytes its reader had consumed after its first stretch.
         given: records its reader gave.
         records: records that were taken of those.
-        stretches: stretches it gave.
         share: bytes of the source these records stand for.
+        first: bytes its reader had consumed after its first stretch.
+        last: the same after the last stretch for which it consumed more.
+        before_last: records it had given before that stretch.
     """
 
-    first: int
     given: int = 0
     records: int = 0
-    stretches: int = 0
     share: float = 0.0
+    first: int = 0
+    last: int = 0
+    before_last: int = 0
+
+    def go_on(self, given: int, records: int, consumed: int) -> None:
+        """Count a stretch."""
+        if not self.given:
+            self.first = self.last = consumed
+        elif consumed > self.last:
+            self.last, self.before_last = consumed, self.given
+        self.given += given
+        self.records += records
 
 
 @final
@@ -87,7 +111,7 @@ class Looks:
         self, sources: Sequence[Source], rules: ReadRules, sizes: Sizes, *, full: bool
     ) -> None:
         self.rules, self.sizes = rules, sizes
-        total = sum(source.size for source in sources)
+        total = sum(source.size * (_PACKED if is_packed(source) else 1) for source in sources)
         small = total <= sizes.whole_bytes and len(sources) <= sizes.whole_files
         self.whole = full or small
         self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
@@ -98,30 +122,48 @@ class Looks:
         return [Look(part, None) for unit in units for part in unit.parts]
 
     def _sample(self, sources: Sequence[Source]) -> list[Look]:
-        """Places in equal stretches of the input, and the first file of each format."""
-        average = max(1, sum(source.size for source in sources) // len(sources))
-        size = self.sizes.probe_bytes
-        count = min(max(self.sizes.sample_bytes // min(size, average), _LEAST_PLACES), _MOST_PLACES)
-        if any(is_url(source.path) for source in sources):
-            count = _FAR_PLACES
-        found = list(probes(sources, self.rules, count, size))
-        numbers = {number for number, _ in found}
+        """Places spread over the bytes of large files, whole small ones, the first of each format.
+
+        Small files are chosen by number: by bytes the larger of them would be chosen more often,
+        and the estimate of how many documents there are would be too low.
+        """
+        far = any(is_url(source.path) for source in sources)
+        places = _FAR_PLACES if far else _PLACES
+        small = [number for number, source in enumerate(sources) if self.is_small(source)]
+        large = sorted(set(range(len(sources))) - set(small))
+        found = self._probes(sources, large, places) if large else []
+        if small:
+            average = max(1, sum(sources[number].size for number in small) // len(small))
+            most = places if far else min(self.sizes.sample_bytes // average, _MOST_FILES)
+            for number in _evenly(small, max(most, places)):
+                found.append((number, Probe(Part(sources[number], 0, sources[number].size))))
         firsts: dict[tuple[str, str | None], int] = {}
         for number, source in enumerate(sources):
             firsts.setdefault((source.kind, source.compression), number)
-        for number in set(firsts.values()) - numbers:
-            one = [sources[number]]
-            found += [(number, probe) for _, probe in probes(one, self.rules, 1, size)]
+        for number in sorted(set(firsts.values()) - {number for number, _ in found}):
+            found += self._probes(sources, [number], 1)
         found.sort(key=lambda one: (one[0], one[1].part.start))
         return [self._look(probe) for _, probe in found]
+
+    def _probes(
+        self, sources: Sequence[Source], numbers: Sequence[int], places: int
+    ) -> list[tuple[int, Probe]]:
+        some = [sources[number] for number in numbers]
+        found = probes(some, self.rules, places, self.sizes.probe_bytes)
+        return [(numbers[at], probe) for at, probe in found]
+
+    def is_small(self, source: Source) -> bool:
+        """Whether a source is read whole where it is looked at."""
+        return source.size <= self.sizes.probe_bytes
 
     def _look(self, probe: Probe) -> Look:
         # Of a table whose rows nobody has counted, only whole groups say how many there are.
         known = not self.is_table(probe.part) or self._table(probe.part.source)[1] is not None
-        places = probe.places
-        if places is not None and probe.part.source.compression is not None:
-            places = max(places, _LEAST_PACKED)
-        return Look(probe.part, places if known else None)
+        if probe.places is None or not known:
+            return Look(probe.part, None)
+        most = probe.places * self.sizes.probe_bytes
+        packed = probe.part.source.compression is not None
+        return Look(probe.part, max(most, _LEAST_PACKED) if packed else most)
 
     def is_table(self, part: Part) -> bool:
         """Whether a part is of a columnar source."""
@@ -134,31 +176,37 @@ class Looks:
                 self._tables[source.path] = table.starts, table.rows
         return self._tables[source.path]
 
-    def share(self, part: Part, progress: PartProgress, consumed: int) -> float:
+    def share(self, stretch: Stretch, progress: PartProgress) -> float:
         """The bytes of the source that the records taken of a part stand for.
 
         Args:
-            part: the part.
-            progress: how far its reading is.
-            consumed: bytes that were read, as its reader counts them.
+            stretch: the last one of the part.
+            progress: how far its reading is, with that one.
         """
-        source, ahead = part.source, consumed - progress.first
-        if self.whole:
+        part, consumed = stretch.part, stretch.consumed
+        if self.whole or not progress.given:
             return consumed
-        if source.compression is not None and ahead and progress.stretches > 1:
-            # What unpacks reads ahead: the growth since the first stretch tells what a stretch takes.
-            return min(ahead * progress.stretches / (progress.stretches - 1), source.size)
-        if not self.is_table(part):
-            return consumed
+        if self.is_table(part):
+            size, rows = self._rows(part)
+            return size * min(
+                1.0, progress.records / max(progress.given if rows is None else rows, 1)
+            )
+        if not stretch.ended and progress.before_last:
+            # Readers read ahead: what they consume between two times that they do is what records take.
+            taken = (progress.last - progress.first) * progress.given / progress.before_last
+            return min(taken, part.stop - part.start)
+        return consumed
+
+    def _rows(self, part: Part) -> tuple[int, int | None]:
+        """The bytes and rows of a part of a table: one group, or all of them."""
+        source = part.source
         starts, rows = self._table(source)
         groups = slice(0, len(starts))
         if part.stop - part.start == 1 and part.start in starts:
             groups = slice(starts.index(part.start), starts.index(part.start) + 1)
         start = starts[groups.start] if groups.start else 0
         size = (starts[groups.stop] if groups.stop < len(starts) else source.size) - start
-        return (
-            size if rows is None else size * min(1.0, progress.records / max(sum(rows[groups]), 1))
-        )
+        return size, None if rows is None else sum(rows[groups])
 
     def before(self, part: Part) -> int | None:
         """The records of a source before a part; None where counting them takes too long."""
@@ -176,3 +224,15 @@ class Looks:
                 lines += data.count(b"\n")
                 left -= len(data)
         return lines
+
+
+def _evenly(numbers: Sequence[int], count: int) -> list[int]:
+    """So many of the numbers, one from each stretch of them; all where there are no more."""
+    total = len(numbers)
+    if total <= count:
+        return list(numbers)
+    cuts = [total * at // count for at in range(count + 1)]
+    return [
+        numbers[low + key128("file", total, at)[0] % (high - low)]
+        for at, (low, high) in enumerate(pairwise(cuts))
+    ]
