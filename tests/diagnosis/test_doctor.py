@@ -17,6 +17,7 @@ from batchloom.preparation.looks import Sizes
 from batchloom.preparation.recipe import Recipe
 from prepare.stores import jsonl
 from sources.test_tables import pa, write
+from sources.web import serving
 
 CHATS = [
     {
@@ -304,6 +305,19 @@ def test_records_larger_than_a_probe_are_found(tmp_path):
     found = look(path)
     assert found.weights.sum() == pytest.approx(6, abs=1)
     assert found.sources[0].preview[0].tokens == 300_001
+
+
+def test_a_url_is_sampled_where_it_lies_and_its_secrets_are_kept(tmp_path):
+    path, rows = big(tmp_path, "jsonl")
+    with serving() as web:
+        web.files["/in.jsonl"] = path.read_bytes()
+        found = look(f"{web.url}/in.jsonl?signature=SECRET")
+        asked = [part for way, _, part in web.asked if way == "GET" and part]
+    assert found.weights.sum() == pytest.approx(len(rows), rel=0.15)
+    shown, here = found.sources[0].preview, look(path).sources[0].preview
+    assert [one.pieces for one in shown] == [one.pieces for one in here]
+    assert len(asked) < 80
+    assert "SECRET" not in repr(found)
 
 
 SOURCE_KEYS = {

@@ -27,7 +27,7 @@ def print_preview(console: Console, documents: Sequence[Preview]) -> None:
             f"-- {visible(document.file)}{where}: {document.tokens:,} tokens, {document.trained:,} trained"
         )
         for mark, line, trained in preview_lines(document):
-            console.print(f"{mark} {line}", style=_TRAINED if trained else "")
+            console.print(f"{mark} {line}".rstrip(), style=_TRAINED if trained else "")
 
 
 def preview_lines(document: Preview) -> list[tuple[str, str, bool]]:
