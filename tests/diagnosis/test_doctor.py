@@ -286,6 +286,16 @@ def test_a_sample_agrees_with_all_of_it(kind, tmp_path):
     assert one.preview == everything.preview
 
 
+def test_each_of_a_few_sources_is_looked_at(tmp_path):
+    big(tmp_path, "jsonl")
+    for name in ("middle", "tiny"):
+        rows = [{"c1": f"{name} {n}", "c2": 1} for n in range(2000 if name == "middle" else 3)]
+        jsonl(tmp_path / f"{name}.jsonl", rows)
+    found = look(tmp_path)
+    assert not found.exact
+    assert [bool(source.fault) for source in found.sources] == [False, True, True]
+
+
 def test_bad_records_of_a_sample_have_their_lines(tmp_path):
     path, _ = big(tmp_path, "jsonl")
     lines = path.read_text().splitlines()

@@ -35,8 +35,6 @@ from batchloom.sources.spool import Spool
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.tokens import parse_train_spec
 
-# Up to so many sources are told one by one; more of them in groups that are read alike.
-_APART = 20
 _SHOWN = 10
 _PREVIEWED = 5
 # Where a sample holds no record at all, the beginnings of so many sources are read on.
@@ -99,7 +97,7 @@ def _examine(
     readings = Readings(recipe, Limits())
     looks = Looks(listing.sources, readings.rules, sizes, full=full)
     sources = list({look.part.source.name: look.part.source for look in looks.looks}.values())
-    groups = _grouped(sources, readings, looks, apart=len(listing.sources) <= _APART)
+    groups = _grouped(sources, readings, looks)
     case = _Case(asked, listing, groups, looks.whole)
     case.faults += [group.fault for group in groups if group.fault]
     good = [source for group in groups if not group.fault for source in group.sources]
@@ -178,9 +176,7 @@ def _told(
     )
 
 
-def _grouped(
-    sources: Sequence[Source], readings: Readings, looks: Looks, *, apart: bool
-) -> list[Group]:
+def _grouped(sources: Sequence[Source], readings: Readings, looks: Looks) -> list[Group]:
     """Sources by how they are read, in the order of the first of each.
 
     In a sample small ones, which were chosen by number, do not stand for large ones.
@@ -196,7 +192,7 @@ def _grouped(
             fault = str(error)
         how = (reading.way, reading.detected) if reading else ("", suggestion)
         small = looks.whole or looks.is_small(source)
-        key = source.name if apart else (source.kind, source.compression, how, small)
+        key = source.name if looks.apart else (source.kind, source.compression, how, small)
         group = groups.setdefault(key, Group(reading, fault=fault, suggestion=suggestion))
         group.sources.append(source)
     return list(groups.values())

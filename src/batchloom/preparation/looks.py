@@ -17,6 +17,8 @@ from batchloom.sources.streams import open_source
 
 # Places in large files (fewer where each costs a request), and small files at most.
 _PLACES, _FAR_PLACES, _MOST_FILES = 32, 8, 512
+# Up to so many sources are told one by one; more of them in groups that are read alike.
+_APART = 20
 # Of a packed file at least so much is read: what unpacks it reads ahead by a quarter of that.
 _LEAST_PACKED = 2 << 20
 # What a packed byte counts for.
@@ -104,6 +106,7 @@ class Looks:
 
     Attributes:
         whole: whether all of them is read; else a sample.
+        apart: whether sources are so few that they are told one by one.
         looks: the parts, in order.
     """
 
@@ -113,7 +116,7 @@ class Looks:
         self.rules, self.sizes = rules, sizes
         total = sum(source.size * (_PACKED if is_packed(source) else 1) for source in sources)
         small = total <= sizes.whole_bytes and len(sources) <= sizes.whole_files
-        self.whole = full or small
+        self.whole, self.apart = full or small, len(sources) <= _APART
         self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
         self.looks = self._all(sources) if self.whole else self._sample(sources)
 
@@ -123,6 +126,8 @@ class Looks:
 
     def _sample(self, sources: Sequence[Source]) -> list[Look]:
         """Places spread over the bytes of large files, whole small ones, the first of each format.
+
+        Where sources are told one by one, every one of them is looked at.
 
         Small files are chosen by number: by bytes the larger of them would be chosen more often,
         and the estimate of how many documents there are would be too low.
@@ -137,9 +142,10 @@ class Looks:
             most = places if far else min(self.sizes.sample_bytes // average, _MOST_FILES)
             for number in _evenly(small, max(most, places)):
                 found.append((number, Probe(Part(sources[number], 0, sources[number].size))))
-        firsts: dict[tuple[str, str | None], int] = {}
+        firsts: dict[object, int] = {}
         for number, source in enumerate(sources):
-            firsts.setdefault((source.kind, source.compression), number)
+            key = source.name if self.apart else (source.kind, source.compression)
+            firsts.setdefault(key, number)
         for number in sorted(set(firsts.values()) - {number for number, _ in found}):
             found += self._probes(sources, [number], 1)
         found.sort(key=lambda one: (one[0], one[1].part.start))
