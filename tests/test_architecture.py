@@ -23,11 +23,12 @@ MAY = {
     "plan": {"core"},
     "preparation": {"core", "sources", "text", "chat", "tokens", "store", "plan"},
     "batches": {"core", "store", "plan"},
+    "diagnosis": {"core", "chat", "preparation", "store", "plan", "batches"},
     "adapters": {"core", "batches", "plan", "store"},
     "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"},
     "train": {"core", "batchloom"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
-    "cli": {"core", "chat", "preparation", "batches", "store", "train", "batchloom"},
+    "cli": {"core", "chat", "preparation", "batches", "diagnosis", "store", "train", "batchloom"},
 }
 TORCH_FREE_EXCEPT = ("train/", "adapters/", "batches/device.py")
 PLAN_MAY = {"numpy", "batchloom"} | (

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StoreError,
         TokenizerError,
     )
+    from batchloom.diagnosis.doctor import doctor
     from batchloom.plan.plan import Plan
     from batchloom.plan.spec import PlanSpec
     from batchloom.preparation.check import check
@@ -50,6 +51,7 @@ _HOMES = {
     "StoreError": "batchloom.core.errors",
     "TokenizerError": "batchloom.core.errors",
     "check": "batchloom.preparation.check",
+    "doctor": "batchloom.diagnosis.doctor",
     "inspect": "batchloom.batches.inspect",
     "list_datasets": "batchloom.sources.presets",
     "open_store": "batchloom.store.reader",
@@ -74,6 +76,7 @@ __all__ = [
     "StoreError",
     "TokenizerError",
     "check",
+    "doctor",
     "inspect",
     "list_datasets",
     "open_store",

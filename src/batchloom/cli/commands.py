@@ -9,6 +9,7 @@ from batchloom.cli.check import check
 from batchloom.cli.convert import convert
 from batchloom.cli.datasets import datasets
 from batchloom.cli.demo import demo
+from batchloom.cli.doctor import doctor
 from batchloom.cli.export import export
 from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (prepare, check, inspect, train, convert, export, demo, datasets):
+for command in (prepare, doctor, check, inspect, train, convert, export, demo, datasets):
     app.command(cls=OnceCommand)(command)
 app.command("import", cls=OnceCommand)(import_)
 

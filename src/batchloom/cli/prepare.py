@@ -277,17 +277,17 @@ class Display:
 
     def _facts(self, event: Progress) -> str:
         if event.phase == "sample":
-            return f"{_megabytes(event.bytes_total)} of input"
+            return f"{megabytes(event.bytes_total)} of input"
         seconds = max(time.monotonic() - self._began, 1e-3)
         rate = (event.bytes_done - event.bytes_found - self._made_before) / seconds
         facts = [
-            f"{_megabytes(event.bytes_done)} of {_megabytes(event.bytes_total)}",
+            f"{megabytes(event.bytes_done)} of {megabytes(event.bytes_total)}",
             f"{event.documents:,} documents",
             *([] if event.phase in _OF_ROWS else [f"{event.tokens:,} tokens"]),
         ]
         if rate > 0:
-            facts.append(f"{_megabytes(rate)}/s")
-            facts.append(f"{_duration((event.bytes_total - event.bytes_done) / rate)} left")
+            facts.append(f"{megabytes(rate)}/s")
+            facts.append(f"{duration((event.bytes_total - event.bytes_done) / rate)} left")
         if event.quarantined:
             facts.append(f"{event.quarantined:,} quarantined")
         return ", ".join(facts)
@@ -302,7 +302,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_row(
-        "input", f"{counted(result.input_files, 'file')}, {_megabytes(result.input_bytes)}"
+        "input", f"{counted(result.input_files, 'file')}, {megabytes(result.input_bytes)}"
     )
     table.add_row("records read", f"{counts.records:,}")
     for reason, count in counts.dropped.items():
@@ -321,11 +321,12 @@ def print_result(console: Console, result: PrepareResult) -> None:
     console.print(table)
     if not result.already_done:
         rate = result.input_bytes / max(result.seconds, 1e-9)
-        done = f"{result.path}: done in {_duration(result.seconds)} ({_megabytes(rate)}/s)"
+        done = f"{result.path}: done in {duration(result.seconds)} ({megabytes(rate)}/s)"
         console.print(f"{done}, {result.tokenizer} by {result.engine}, {result.dtype}.")
 
 
-def _megabytes(size: float) -> str:
+def megabytes(size: float) -> str:
+    """A number of bytes in the unit people would say it in."""
     if size < 10**3:
         return f"{size:,.0f} bytes"
     if size < 10**5:
@@ -333,7 +334,8 @@ def _megabytes(size: float) -> str:
     return f"{size / 1e6:,.1f} MB" if size < 10**10 else f"{size / 1e9:,.1f} GB"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time in the unit people would say it in."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -24,3 +24,12 @@ def counted(number: int, noun: str) -> str:
     """``1 file``, ``2 files``, ``1 pass``, ``1,000 passes``."""
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def visible(text: str) -> str:
+    r"""A text whose every character can be seen: control and direction characters as ``\x1b``, ``\u202e``."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )

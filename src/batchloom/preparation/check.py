@@ -12,12 +12,12 @@ from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import Readings, texts_in
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.units import plan_units
+from batchloom.preparation.walk import walk
 from batchloom.sources.addresses import is_far, label_of, local_path
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.hub import hub_name
 from batchloom.sources.listing import Listing, list_sources
-from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits, Part, ReadRules
 from batchloom.sources.spool import Spool
@@ -99,32 +99,27 @@ def _check_listed(listing: Listing, path: str, readings: Readings) -> Verdict:
     for number, note in enumerate(listing.notes, 1):
         verdict.facts["note" if number == 1 else f"note {number}"] = note
     rules = readings.rules
-    bounds = RecordBounds(rules)
-    earlier: dict[str, int] = {}
+    parts = (
+        (part, None)
+        for unit in plan_units(listing.sources, rules)
+        for part in read_ahead(unit.parts, lambda one: one.source)
+    )
     records = documents = empty = bad = 0
-    for unit in plan_units(listing.sources, rules):
-        for part in read_ahead(unit.parts, lambda one: one.source):
-            before = earlier.get(part.source.name, 0)
-            seen = 0
-            try:
-                reading = readings.of(part.source)
-                if reading.detected:
-                    verdict.facts[f"detected in {part.source.name}"] = reading.detected
-                with PartReader(part, reading.rules, bounds) as reader:
-                    for batch in reader:
-                        reading.take_in(batch)
-                        empty += sum(_is_empty(document) for document in batch.values)
-                        documents += len(batch.values)
-                        seen += batch.seen
-                        bad += len(batch.bad)
-                        _note(verdict, part, rules, batch.bad, before)
-                        if not verdict.sample and batch.values:
-                            verdict.sample = "\n".join(texts_in(batch.values[0]))[:_SAMPLE]
-                    reader.finish()
-            except InputError as error:
-                verdict.faults.append(str(error))
-            earlier[part.source.name] = before + seen
-            records += seen
+
+    def refused(_: Part, error: InputError) -> None:
+        verdict.faults.append(str(error))
+
+    for stretch in walk(parts, readings, RecordBounds(rules), refused):
+        found = stretch.found
+        if stretch.reading.detected:
+            verdict.facts[f"detected in {stretch.part.source.name}"] = stretch.reading.detected
+        empty += sum(_is_empty(document) for document in found.values)
+        documents += len(found.values)
+        records += found.seen
+        bad += len(found.bad)
+        _note(verdict, stretch.part, rules, found.bad, stretch.before or 0)
+        if not verdict.sample and found.values:
+            verdict.sample = "\n".join(texts_in(found.values[0]))[:_SAMPLE]
     verdict.facts["files"] = len(listing.sources)
     verdict.facts["records"] = (
         f"{records:,} ({documents - empty:,} documents, {empty:,} empty, {bad:,} bad)"

@@ -1,5 +1,6 @@
 """Documents to tokens: texts, conversations, and rows that are tokens already."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ class Encoded:
         faults: those that cannot be used.
         dropped: those left out by rule.
         sides: the side of each document, as ``.pairs`` has it; None where they are no preferences.
+        altered: how many conversations the template changed, by what it did.
     """
 
     tokens: NDArray[np.generic]
@@ -39,6 +41,7 @@ class Encoded:
     faults: list[LeftOut] = field(default_factory=list)
     dropped: list[LeftOut] = field(default_factory=list)
     sides: NDArray[np.uint8] | None = None
+    altered: Counter[str] = field(default_factory=Counter)
 
 
 def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> Encoded:
@@ -60,7 +63,8 @@ def encode_chats(
     """Render, tokenize and mask conversations; exactly what the template gives, nothing added."""
     made = encode_conversations(conversations, encoder, rules)
     return Encoded(
-        made.ids.astype(dtype), made.lengths, made.mask, made.numbers, made.faults, made.dropped
+        *(made.ids.astype(dtype), made.lengths, made.mask, made.numbers, made.faults, made.dropped),
+        altered=made.altered,
     )
 
 

@@ -5,12 +5,15 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from batchloom.core.errors import InputError
 from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
-from batchloom.preparation.recipe import make_inputs
-from batchloom.sources.addresses import is_far
+from batchloom.preparation.recipe import Recipe, make_inputs
+from batchloom.sources.addresses import is_far, shown
+from batchloom.sources.listing import Listing, list_sources
+from batchloom.sources.spool import Spool
 
 if TYPE_CHECKING:
     from batchloom.preparation.dataset_config import DatasetConfig
@@ -56,15 +59,47 @@ def read_inputs(
         InputMissingError: a manifest, or what one names, is not there.
         InputError: a manifest cannot be read, or names what lies outside of its folder.
     """
-    given = (inputs,) if is_config(inputs) else make_inputs(inputs)  # type: ignore[arg-type]
+    given = as_given(inputs)
     if not any(is_config(one) or is_manifest(one) for one in given):
         return Inputs(given, (), reading, _TOKENIZER if tokenizer is None else tokenizer)  # type: ignore[arg-type]
     # pydantic takes its time to import.
     from batchloom.preparation.dataset_inputs import expand  # noqa: PLC0415
 
-    found = expand(given)  # type: ignore[arg-type]
+    found = expand(given)
     chosen = tokenizer if tokenizer is not None else found.tokenizer or _TOKENIZER
     return Inputs(found.inputs, *_lifted(found.sources, reading), chosen, found.notes)
+
+
+def as_given(inputs: Given | Sequence[Given]) -> "tuple[str | DatasetConfig, ...]":
+    """One input or several as several, paths as strings."""
+    return (inputs,) if is_config(inputs) else make_inputs(inputs)  # type: ignore[arg-type,return-value]
+
+
+def name_of(one: "str | DatasetConfig") -> str:
+    """An input as a command line names it, URLs without credentials; empty for a config of no file."""
+    return shown(one) if isinstance(one, str) else str(one.written.file or "")
+
+
+def list_inputs(
+    recipe: Recipe, spool: Spool, *, exclude: Path | None = None, streaming: bool | None = None
+) -> Listing:
+    """The files behind the inputs of a recipe; see :func:`list_sources`.
+
+    Raises:
+        InputError: a file is asked for twice, each time as something else: it is read once.
+    """
+    asked = [source.asked for source in recipe.sources]
+    listing = list_sources(
+        recipe.inputs, asked=asked, exclude=exclude, spool=spool, streaming=streaming
+    )
+    for name, first, second in listing.twice:
+        if recipe.source(first) != recipe.source(second):
+            one, other = (recipe.source(n).place or recipe.inputs[n] for n in (first, second))
+            raise InputError(
+                f"{name} is named by {one} and by {other}, which say different things of it, and a file is read once; "
+                "leave one of them out."
+            )
+    return listing
 
 
 def refuse_manifests(given: Sequence[str], what: str) -> None:

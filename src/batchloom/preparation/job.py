@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from batchloom.chat.trained import TrainOn
-from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
-from batchloom.preparation.inputs import Given, read_inputs
+from batchloom.preparation.inputs import Given, list_inputs, read_inputs
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import ChatRecipe, Dedup, Dtype, Recipe, is_path
@@ -27,7 +27,7 @@ from batchloom.preparation.synthetic import synthetic_input, write_synthetic
 from batchloom.preparation.tally import Listener, Note, Progress
 from batchloom.preparation.units import UNIT_BYTES
 from batchloom.preparation.work import SPOOL_NAME, WorkFolder
-from batchloom.sources.listing import Listing, list_sources
+from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Limits
 from batchloom.sources.spool import Spool
 from batchloom.store.format import WORK_NAME
@@ -148,14 +148,7 @@ def run_recipe(
         return write_synthetic(made_up, recipe, out, listener)
     check_apart(recipe.inputs, out)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
-        listing = list_sources(
-            recipe.inputs,
-            asked=[source.asked for source in recipe.sources],
-            exclude=out,
-            spool=spool,
-            streaming=streaming,
-        )
-        _check_shared(recipe, listing)
+        listing = list_inputs(recipe, spool, exclude=out, streaming=streaming)
         listing = replace(listing, notes=(*told, *listing.notes))
         done = _done_before(recipe, out, listing, began)
         if done is not None:
@@ -165,17 +158,6 @@ def run_recipe(
             spool.sweep()
             job = Job(work, recipe, listing, listener, limits, unit_bytes, began)
             return job.run()
-
-
-def _check_shared(recipe: Recipe, listing: Listing) -> None:
-    """Refuse a file that is asked for twice, each time as something else: it is read once."""
-    for name, first, second in listing.twice:
-        if recipe.source(first) != recipe.source(second):
-            one, other = (recipe.source(n).place or recipe.inputs[n] for n in (first, second))
-            raise InputError(
-                f"{name} is named by {one} and by {other}, which say different things of it, and a file is read once; "
-                "leave one of them out."
-            )
 
 
 def _done_before(recipe: Recipe, out: Path, listing: Listing, began: float) -> PrepareResult | None:

@@ -1,12 +1,12 @@
 """How the records of each source become documents: the schema their first records have."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 import msgspec
 
-from batchloom.chat.columns import value_at
+from batchloom.chat.columns import says_something, value_at
 from batchloom.chat.detect import detect_schema
 from batchloom.chat.records import Read, Record, record_reader
 from batchloom.chat.schema import Schema
@@ -29,6 +29,12 @@ _FIRST_BYTES, _MOST_BYTES = 8 << 20, 64 << 20
 _TEXTS = ("text", "code")
 _PREFERENCES: dict[Way, Preferences] = {"pairs": "pairs", "text-pairs": "pairs", "labels": "labels"}
 
+_KINDS = {
+    "": "documents that are no preferences",
+    "pairs": "preference pairs",
+    "labels": "labelled answers",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -40,6 +46,7 @@ class Reading:
         read: from a row to what it holds; None where the source gives texts already.
         chat: what is trained of its conversations or preferences; None where it has none.
         detected: one line for people, empty for text files.
+        columns: for each role the columns that hold it in the first records.
     """
 
     rules: ReadRules
@@ -47,6 +54,7 @@ class Reading:
     read: Read | None = None
     chat: ChatRules | None = None
     detected: str = ""
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
     @property
     def preferences(self) -> Preferences:
@@ -117,7 +125,8 @@ class Readings:
         field, mapping = self._recipe.columns(source.input)
         if field is not None:
             rules = replace(self.rules, text_field=field)
-            return Reading(rules, detected=f"{field} -> plain text")
+            columns = {"text": (field,)}
+            return Reading(rules, detected=f"{field} -> plain text", columns=columns)
         rows, whole = first_rows(source, self.rules)
         if not rows:
             # Of a source without any record no column need be the text. Where more may come, reading it
@@ -134,6 +143,24 @@ class Readings:
             raise SchemaError(told, error.columns, error.suggestion) from None
 
 
+def refuse_mixed(sources: Sequence[Source], readings: Readings) -> None:
+    """Preferences stand alone: what reads a store of them reads nothing else, and the other way round.
+
+    Raises:
+        InputError: names the first source of each kind.
+    """
+    first: dict[str, str] = {}
+    for source in sources:
+        if (kind := readings.kind_of(source)) is not None:
+            first.setdefault(kind, source.name)
+    if len(first) > 1:
+        found = " and ".join(f"{_KINDS[kind]} ({name})" for kind, name in first.items())
+        raise InputError(
+            f"The inputs hold {found}: a store holds preferences of one kind and nothing else. Prepare them into "
+            "stores of their own."
+        )
+
+
 def reading_of(
     source: Source,
     rows: Sequence[Mapping[str, Any]],
@@ -146,21 +173,25 @@ def reading_of(
         schema = detect_schema(rows, mapping)
     except SchemaError as error:
         raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
+    columns = _filled(schema, rows)
     plain = _plain_column(schema, rows)
     if plain is not None:
-        return Reading(replace(rules, text_field=plain), detected=schema.description)
+        rules = replace(rules, text_field=plain)
+        return Reading(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
     if schema.kind == "preference":
         return _preference_reading(source, rows, rules, schema, chat)
     way: Way = "text" if schema.kind == "text" else "tokens"
     if schema.kind != "conversation":
-        return Reading(rules, way, record_reader(schema), detected=schema.description)
+        read = record_reader(schema)
+        return Reading(rules, way, read, detected=schema.description, columns=columns)
     return Reading(
         rules,
         "conversation",
         record_reader(schema),
         chat.rules(completion=schema.form == "prompt-completion"),
         schema.description,
+        columns,
     )
 
 
@@ -235,6 +266,15 @@ def texts_in(value: object) -> Iterator[str]:
             yield content
         elif isinstance(content, list):
             yield from (part["text"] for part in content)
+
+
+def _filled(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """For each role the columns in which these records have something."""
+    found = {
+        role: tuple(name for name in names if any(says_something(value_at(r, name)) for r in rows))
+        for role, names in schema.columns.items()
+    }
+    return {role: names for role, names in found.items() if names}
 
 
 def _plain_column(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> str | None:

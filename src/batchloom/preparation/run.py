@@ -13,31 +13,22 @@ from typing import Any, final
 
 import msgspec
 
-from batchloom.chat.choose import choose_template
-from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.errors import InputMissingError
 from batchloom.core.files import printable
-from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.finish import Finished, finish_store, move_store
 from batchloom.preparation.read_recipe import weights_note
-from batchloom.preparation.reading import USUAL, Readings
+from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.rerun import (
     begin_or_go_on,
     report_sources,
 )
 from batchloom.preparation.result import PrepareResult, result_of
-from batchloom.preparation.sample import (
-    TRAIN_BYTES,
-    TRAIN_PROBE,
-    VERIFY_BYTES,
-    VERIFY_PROBE,
-    learning_texts,
-    sample_texts,
-)
 from batchloom.preparation.shards import ShardTask, decide, decided_membership, write_unit
 from batchloom.preparation.subsets import Membership
 from batchloom.preparation.tally import Listener, Note, Progress, Tally
 from batchloom.preparation.tokenize import Task, tokenize_unit
+from batchloom.preparation.tokenizer_of import dtype_name, job_template, job_tokenizer
 from batchloom.preparation.units import Unit, plan_units
 from batchloom.preparation.work import Decision, UnitFacts, WorkFolder
 from batchloom.sources.beginnings import read_ahead
@@ -45,24 +36,9 @@ from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import Listing
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits
-from batchloom.store.format import TOKEN_DTYPES, token_dtype
+from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.manifest import Manifest, read_manifest
-from batchloom.tokens import (
-    Tokenizer,
-    parse_train_spec,
-    resolve_tokenizer,
-    tokenizer_from_state,
-    train_tokenizer,
-    verify_control,
-    verify_engine,
-)
-
-_UINT16_IDS = 1 << 16
-_KINDS = {
-    "": "documents that are no preferences",
-    "pairs": "preference pairs",
-    "labels": "labelled answers",
-}
+from batchloom.tokens import Tokenizer, parse_train_spec
 
 
 @final
@@ -97,7 +73,7 @@ class Job:
         if weights := weights_note(self._recipe.sources):
             self._note(weights)
         self._tell_schemas()
-        self._refuse_mixed()
+        refuse_mixed(self._listing.sources, self._readings)
         begin_or_go_on(self._work, self._recipe, self._listing, self._constants)
         note = ""
         if self._work.complete:
@@ -118,7 +94,7 @@ class Job:
 
     def _make(self) -> tuple[Manifest, str]:
         tokenizer = self._timed("sample", self._tokenizer)
-        dtype = _dtype_name(self._recipe, tokenizer)
+        dtype = dtype_name(self._recipe, tokenizer)
         membership = Membership(self._recipe.val_fraction, self._recipe.test_fraction)
         task = Task(
             self._rules,
@@ -128,7 +104,9 @@ class Job:
             tokenizer,
             TOKEN_DTYPES[dtype],
             membership,
-            self._template(tokenizer),
+            job_template(
+                self._recipe, self._listing.sources, self._readings, tokenizer, self._note
+            ),
         )
         facts = self._timed("tokenize", lambda: self._tokenize(task))
         decision = self._work.decision() or decide(
@@ -161,43 +139,15 @@ class Job:
     def _tokenizer(self) -> Tokenizer:
         """The job's tokenizer: kept by an earlier run, learned, or found; its engine compared."""
         state = self._work.tokenizer_state()
-        size = parse_train_spec(self._recipe.tokenizer)
-        if state is not None:
-            tokenizer = tokenizer_from_state(state)
-        elif size is not None:
-            self._refuse_ids()
+        if state is None and parse_train_spec(self._recipe.tokenizer) is not None:
             self._listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
-            sample = self._sample(TRAIN_BYTES, TRAIN_PROBE)
-            tokenizer = train_tokenizer(learning_texts(sample), size)
-        else:
-            tokenizer = resolve_tokenizer(self._recipe.tokenizer, end_token=self._recipe.end_token)
-        if size is not None and tokenizer.vocab_size < size:
-            self._note(
-                f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that are seen twice. "
-                "More text, or a smaller number, gives as many as asked."
-            )
-        _dtype_name(self._recipe, tokenizer)
-        tokenizer = verify_engine(tokenizer, self._sample(VERIFY_BYTES, VERIFY_PROBE))
-        if tokenizer.engine.note:
-            self._note(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")
-        if tokenizer.lossy:
-            self._note(
-                f"Tokenizer {tokenizer.name!r} has no token for characters it does not know: they are left out of "
-                "the documents, and nobody counts them. Give its tokenizer.json an unk_token, byte_fallback or all "
-                "256 bytes, or choose another --tokenizer."
-            )
+        tokenizer = job_tokenizer(
+            self._recipe, self._listing.sources, self._readings, self._note, state
+        )
+        dtype_name(self._recipe, tokenizer)
         if state is None:
             self._work.keep_tokenizer(tokenizer.state())
         return tokenizer
-
-    def _refuse_ids(self) -> None:
-        """Ids were made by some tokenizer, and not by one that is learned only now."""
-        for source in self._listing.sources:
-            if self._readings.of(source).way == "tokens":
-                raise InputError(
-                    f"{source.name} holds token ids, which a tokenizer that is learned here cannot have made: name "
-                    "the one that made them with --tokenizer, or leave this source out"
-                )
 
     def _tell_schemas(self) -> None:
         """Look at the first records of every source, and say what they are, before work begins."""
@@ -210,46 +160,6 @@ class Job:
         for detected, found in names.items():
             more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
             self._note(f"Detected {detected} in {found[0]}{more}.")
-
-    def _refuse_mixed(self) -> None:
-        """Preferences stand alone: what reads a store of them reads nothing else, and the other way round."""
-        first: dict[str, str] = {}
-        for source in self._listing.sources:
-            if (kind := self._readings.kind_of(source)) is not None:
-                first.setdefault(kind, source.name)
-        if len(first) > 1:
-            found = " and ".join(f"{_KINDS[kind]} ({name})" for kind, name in first.items())
-            raise InputError(
-                f"The inputs hold {found}: a store holds preferences of one kind and nothing else. Prepare them into "
-                "stores of their own."
-            )
-
-    def _template(self, tokenizer: Tokenizer) -> ChatEncoder | None:
-        """Tokenizer and template for the conversations of the job; None where it has none."""
-        if not any(self._readings.of(source).templated for source in self._listing.sources):
-            # Nobody renders with it, but a name that means nothing was not meant.
-            template = self._recipe.chat.template
-            choose_template(
-                template or "plain", tokenizer.chat.templates, tokenizer.control, tokenizer.name
-            )
-            return None
-        exact = verify_control(tokenizer, ())
-        if exact is not tokenizer:
-            self._note(f"Encoding conversations with {exact.engine.name}: {exact.engine.note}")
-        encoder = ChatEncoder(exact, self._recipe.chat.template)
-        for note in encoder.notes:
-            self._note(f"{note[:1].upper()}{note[1:]}.")
-        return encoder
-
-    def _sample(self, most: int, probe: int) -> list[str]:
-        return sample_texts(
-            self._listing.sources,
-            self._rules,
-            normalized=self._recipe.reading.normalize,
-            most=most,
-            probe=probe,
-            readings=self._readings,
-        )
 
     def _tokenize(self, task: Task) -> list[UnitFacts]:
         """Phase A over all units, and the verdict on bad records."""
@@ -370,12 +280,3 @@ def _peak_memory() -> int:
         # On Linux this would be the most of the process that started this one, too.
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
-
-
-def _dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
-    if recipe.dtype == "uint16" and tokenizer.vocab_size > _UINT16_IDS:
-        raise InputError(
-            f"--dtype uint16 holds ids up to {_UINT16_IDS - 1:,}, tokenizer {tokenizer.name!r} has "
-            f"{tokenizer.vocab_size:,}; leave --dtype out, or give int32."
-        )
-    return token_dtype(recipe.dtype, tokenizer.vocab_size)

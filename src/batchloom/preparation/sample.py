@@ -1,18 +1,15 @@
 """A bounded sample of the whole input, chosen by hash: for learning and checking a tokenizer."""
 
 import re
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.fingerprint import key128
+from batchloom.preparation.probes import Probe, probes
 from batchloom.preparation.reading import Reading, Readings, texts_in
-from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
-from batchloom.sources.rules import Part, ReadRules, Source, in_order, splittable, way_of
+from batchloom.sources.rules import Part, ReadRules, Source
 from batchloom.text.normalize import normalize
 
 TRAIN_BYTES, TRAIN_PROBE = 32 << 20, 1 << 20
@@ -101,12 +98,11 @@ class _Look:
                     yield from texts_in(document)
 
 
-def _candidates(sources: Sequence[Source], look: _Look, most: int, probe: int) -> Iterator[str]:
-    sizes = [source.size for source in sources]
+def _candidates(sources: Sequence[Source], look: _Look, most: int, size: int) -> Iterator[str]:
     found = False
-    if sum(sizes) > most:
-        for number, offsets in _probes(sizes, most // probe, probe).items():
-            for text in _probe_source(sources[number], look, offsets, probe):
+    if sum(source.size for source in sources) > most:
+        for _, probe in probes(sources, look.rules, most // size, size):
+            for text in _beginning(look.texts(probe.part), probe, size):
                 found = True
                 yield text
     # Records larger than a probe may slip through all of them.
@@ -115,57 +111,14 @@ def _candidates(sources: Sequence[Source], look: _Look, most: int, probe: int) -
             yield from look.texts(Part(source, 0, source.size))
 
 
-def _probes(sizes: Sequence[int], count: int, probe: int) -> dict[int, list[int]]:
-    """One place in each of ``count`` equal stretches of the input: source number to offsets."""
-    ends = list(accumulate(sizes))
-    total = ends[-1]
-    places: dict[int, list[int]] = {}
-    for i in range(count):
-        low, high = total * i // count, total * (i + 1) // count
-        place = low + key128("sample", total, probe, i)[0] % max(high - low, 1)
-        number = bisect_right(ends, place)
-        places.setdefault(number, []).append(place - ends[number] + sizes[number])
-    return places
-
-
-def _probe_source(source: Source, look: _Look, offsets: Iterable[int], probe: int) -> Iterator[str]:
-    if not splittable(source, look.rules) or in_order(source, look.rules):
-        left = probe * len(list(offsets))
-        for text in look.texts(Part(source, 0, source.size)):
-            yield text[:left]
-            left -= len(text)
-            if left <= 0:
-                return
+def _beginning(texts: Iterator[str], probe: Probe, size: int) -> Iterator[str]:
+    """As many characters of a part as its places stand for."""
+    if probe.places is None:
+        yield from texts
         return
-    bounds, read_to = RecordBounds(look.rules), 0
-    if way_of(source, look.rules) == "table":
-        yield from _probe_table(source, look, bounds.starts(source), list(offsets), probe)
-        return
-    for offset in offsets:
-        start = _bound(bounds, source, max(offset, read_to), probe)
-        if start is None:
-            continue
-        stop = _bound(bounds, source, start + probe, probe)
-        if stop is not None:
-            read_to = stop
-            yield from look.texts(Part(source, start, stop))
-
-
-def _probe_table(
-    source: Source, look: _Look, starts: Sequence[int], offsets: Sequence[int], probe: int
-) -> Iterator[str]:
-    """The beginnings of the groups of rows that hold the places, a probe for each place."""
-    hits = Counter(max(0, bisect_right(starts, offset) - 1) for offset in offsets)
-    for group, times in sorted(hits.items()):
-        left = probe * times
-        for text in look.texts(Part(source, starts[group], starts[group] + 1)):
-            yield text[:left]
-            left -= len(text)
-            if left <= 0:
-                break
-
-
-def _bound(bounds: RecordBounds, source: Source, place: int, probe: int) -> int | None:
-    if place <= 0 or place >= source.size:
-        return min(max(place, 0), source.size)
-    return bounds.within(source, place, place + probe)
+    left = size * probe.places
+    for text in texts:
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return

@@ -25,7 +25,7 @@ from batchloom.preparation.encode import (
 )
 from batchloom.preparation.overlong import OverlongError
 from batchloom.preparation.preferences import encode_labels, encode_pairs, encode_text_pairs
-from batchloom.preparation.reading import Reading, Readings
+from batchloom.preparation.reading import Reading, Readings, Way
 from batchloom.preparation.subsets import Membership, Smallest
 from batchloom.preparation.tally import Tally
 from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles
@@ -104,7 +104,26 @@ def tokenize_unit(
     return facts
 
 
-def _encode(task: Task, reading: Reading, documents: list[Any]) -> Encoded:
+def tidy(found: Records, way: Way, *, normalized: bool) -> None:
+    """Normalise the texts of a stretch, and leave out those that say nothing."""
+    if way == "text-pairs" and normalized:
+        found.values = [Pair(normalize(p.chosen), normalize(p.rejected)) for p in found.values]
+    if way != "text":
+        return
+    if normalized:
+        # Most stretches need nothing, and a look at each text would show.
+        together = "".join(found.values)
+        if not together.isascii() or "\r" in together:
+            found.values = [normalize(text) for text in found.values]
+        del together
+    if "" in found.values or any(map(str.isspace, found.values)):
+        kept = [at for at, text in enumerate(found.values) if text and not text.isspace()]
+        found.values = [found.values[at] for at in kept]
+        found.records = [found.records[at] for at in kept]
+        found.offsets = [found.offsets[at] for at in kept]
+
+
+def encode_documents(task: Task, reading: Reading, documents: list[Any]) -> Encoded:
     """Tokenize documents of one reading."""
     if reading.way == "tokens":
         made = encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
@@ -214,28 +233,14 @@ class _UnitRun:
         self._tally.bad(sentence, len(bad))
 
     def _add(self, number: int, found: Records, reading: Reading) -> None:
+        tidy(found, reading.way, normalized=self._task.normalize)
         documents, found.values = found.values, []
-        records, offsets = found.records, found.offsets
-        if reading.way == "text":
-            if self._task.normalize:
-                # Most stretches need nothing, and a look at each text would show.
-                together = "".join(documents)
-                if not together.isascii() or "\r" in together:
-                    documents = [normalize(text) for text in documents]
-                del together
-            if "" in documents or any(map(str.isspace, documents)):
-                kept = [at for at, text in enumerate(documents) if text and not text.isspace()]
-                documents = [documents[at] for at in kept]
-                records = [records[at] for at in kept]
-                offsets = [offsets[at] for at in kept]
-        if reading.way == "text-pairs" and self._task.normalize:
-            documents = [Pair(normalize(p.chosen), normalize(p.rejected)) for p in documents]
         batch = self._batch
         batch.reading = reading
         batch.characters += sum(map(size_of, documents) if reading.read else map(len, documents))
         batch.documents += documents
-        batch.records += records
-        batch.offsets += offsets
+        batch.records += found.records
+        batch.offsets += found.offsets
         batch.parts.append(number)
         batch.per_part.append(len(documents))
 
@@ -254,7 +259,7 @@ class _UnitRun:
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
         rows["side"] = 0
-        future = self._encoder.submit(_encode, self._task, batch.reading, documents)
+        future = self._encoder.submit(encode_documents, self._task, batch.reading, documents)
         del documents
         before, self._encoding = self._encoding, (rows, future)
         if before:
@@ -279,7 +284,7 @@ class _UnitRun:
             row = rows[left.number]
             self._keep_aside(int(row["part"]), [_bad(row, left.reason, left.snippet)])
         for left in made.dropped:
-            self._parts[int(rows["part"][left.number])].dropped[_rule(left)] += 1
+            self._parts[int(rows["part"][left.number])].dropped[rule_of(left)] += 1
         if made.numbers is not None:
             self._count_further(rows, made.numbers, made.faults + made.dropped)
             rows = rows[made.numbers]
@@ -341,6 +346,6 @@ def _bad(row: np.void, reason: str, snippet: str = "") -> BadRecord:
     return BadRecord(int(row["record"]), int(row["offset"]), None, reason, snippet)
 
 
-def _rule(left: LeftOut) -> str:
+def rule_of(left: LeftOut) -> str:
     """The rule by which a document was left out: the reason up to its figures."""
     return left.reason.partition(":")[0]

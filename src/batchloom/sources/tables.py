@@ -44,6 +44,7 @@ class Table:
         source: the file.
         starts: byte offset of each group of rows, ascending; a single 0 where they cannot be
             told apart by their place.
+        rows: rows of each of these groups; None where only reading them tells.
         consumed: bytes of the file before the group that is read.
 
     Raises:
@@ -66,7 +67,7 @@ class Table:
         except BaseException:
             self._file.close()
             raise
-        self.starts = self._groups.starts
+        self.starts, self.rows = self._groups.starts, self._groups.rows
 
     def __enter__(self) -> Self:
         return self
@@ -119,10 +120,11 @@ class Table:
 
 
 class _Groups(Protocol):
-    """What a columnar file gives: ``schema``, ``starts`` and ``batches``."""
+    """What a columnar file gives: ``schema``, ``starts``, ``rows`` and ``batches``."""
 
     schema: pa.Schema
     starts: list[int]
+    rows: list[int] | None
 
     def batches(
         self, first: int, last: int, field: str | None
@@ -147,6 +149,8 @@ class _ParquetGroups:
         starts = [_group_start(group) for group in self._sizes]
         ordered = all(a < b for a, b in pairwise(starts))
         self.starts = starts if ordered and all(0 < at < size for at in starts) else [0]
+        rows = [group.num_rows for group in self._sizes]
+        self.rows: list[int] | None = rows if len(rows) == len(self.starts) else [sum(rows)]
 
     def batches(
         self, first: int, last: int, field: str | None
@@ -201,6 +205,7 @@ class _ArrowGroups:
             # Also where it cannot be mapped: where a file lies decides no part.
             apart = not large or source.member is not None
         self.starts = self._starts if apart and self._starts else [0]
+        self.rows: list[int] | None = None
 
     def batches(
         self, first: int, last: int, field: str | None

@@ -1,0 +1,239 @@
+"""``batchloom doctor``."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import batchloom
+from batchloom.chat.mapping import parse_mapping
+from batchloom.cli.console import plain_console
+from batchloom.cli.prepare import Display, duration, marker, megabytes
+from batchloom.cli.preview import print_preview
+from batchloom.core.values import counted, visible
+from batchloom.diagnosis.doctor import Diagnosis
+from batchloom.diagnosis.prepared import PreparedFacts
+from batchloom.preparation.findings import LengthFacts, SourceFacts
+
+_LABEL = 14
+
+
+def doctor(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...", help="Whatever prepare reads; also stores and Megatron prefixes."
+        ),
+    ],
+    *,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="As for prepare: bytes, gpt2, train:N, tiktoken:NAME, a path or a Hub id. Without it gpt2, and "
+            "where that cannot be had all is told that needs no tokenizer."
+        ),
+    ] = None,
+    template: Annotated[str | None, typer.Option(help="Chat template, as for prepare.")] = None,
+    train_on: Annotated[
+        str | None, typer.Option(help="Turns that are trained: assistant, all, last, completion.")
+    ] = None,
+    map_: Annotated[
+        str | None,
+        typer.Option("--map", help="Columns by role, over what is detected: prompt=q,response=a."),
+    ] = None,
+    text_field: Annotated[
+        str | None, typer.Option(help="Field of a record that holds the text.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens a conversation may have.")] = None,
+    overlong: Annotated[
+        str, typer.Option(help="What becomes of longer ones, as for prepare.")
+    ] = "drop",
+    split_on: Annotated[
+        str, typer.Option(help="What a document of a text file is, as for prepare.")
+    ] = "auto",
+    end_token: Annotated[
+        str | None, typer.Option(help="End-of-document token, where the tokenizer does not say.")
+    ] = None,
+    normalize: Annotated[
+        bool, typer.Option("--normalize/--no-normalize", help="As for prepare.")
+    ] = True,
+    seq_len: Annotated[int, typer.Option(help="Tokens of a sequence, for packing.")] = 2048,
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="Sequences of a step, for the steps of an epoch.")
+    ] = None,
+    max_bad: Annotated[
+        str, typer.Option(help="Bad records allowed, as for prepare; more are a fault.")
+    ] = "0.1%",
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Read everything; without it a sample of what exceeds 16 MiB."),
+    ] = False,
+    preview: Annotated[
+        int, typer.Option(help="How many documents of each source to show as a model sees them.")
+    ] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Look at inputs before any work: schema, lengths, faults, packing, the first documents.
+
+    Nothing is written. Exit code 0: sound, 1: faulty or not there, 2: wrong options.
+    """
+    with Display() as display:
+        found = batchloom.doctor(
+            inputs,
+            tokenizer=tokenizer,
+            end_token=end_token,
+            text_field=text_field,
+            mapping=parse_mapping(map_) if map_ is not None else None,
+            split_on=marker(split_on),
+            normalize=normalize,
+            max_bad=max_bad,
+            template=template,
+            train_on=train_on,  # type: ignore[arg-type]  # the recipe checks it
+            max_tokens=max_tokens,
+            overlong=overlong,  # type: ignore[arg-type]
+            seq_len=seq_len,
+            global_batch_size=global_batch_size,
+            full=full,
+            preview=preview,
+            progress=display.show,
+        )
+    if as_json:
+        print(json.dumps(found.plain()))
+    else:
+        _print(plain_console(), found)
+    return 0 if found.sound else 1
+
+
+def _print(console: Console, found: Diagnosis) -> None:
+    for source in found.sources:
+        _print_source(console, source, exact=found.exact)
+    for prepared in found.prepared:
+        _print_prepared(console, prepared)
+    if found.sources:
+        _print_whole(console, found)
+    shown = [one for source in found.sources for one in source.preview]
+    shown += [one for prepared in found.prepared for one in prepared.preview]
+    print_preview(console, shown)
+    for kind, style, sentences in (
+        ("note", "", found.notes),
+        ("warning", "yellow", found.warnings),
+        ("FAULT", "red", found.faults),
+    ):
+        for sentence in sentences:
+            console.print(f"{kind}: {visible(sentence)}", style=style)
+    for bad in found.bad:
+        console.print(f"bad record: {visible(bad.sentence)}", style="red")
+    if found.bad_seen > len(found.bad):
+        console.print(f"bad records: {found.bad_seen - len(found.bad):,} more", style="red")
+    verdict = "sound" if found.sound else counted(len(found.faults), "fault")
+    console.print(f"{'verdict:':{_LABEL}} {verdict}")
+    for command in found.commands:
+        console.print(f"{'next:':{_LABEL}} {command}")
+
+
+def _row(console: Console, label: str, fact: str) -> None:
+    console.print(f"  {label + ':':{_LABEL}} {visible(fact)}")
+
+
+def _print_source(console: Console, source: SourceFacts, *, exact: bool) -> None:
+    about = "" if exact else "about "
+    more = f" and {source.files - 1:,} more that are read alike" if source.files > 1 else ""
+    packed = f", {source.compression}" if source.compression else ""
+    console.print(
+        f"{visible(source.name)}{more}: {source.format}{packed}, {about if more else ''}"
+        f"{megabytes(source.bytes)}",
+        style="bold",
+    )
+    if source.detected:
+        columns = ", ".join(f"{role}={'|'.join(names)}" for role, names in source.mapping.items())
+        _row(console, "detected", f"{source.detected} ({columns})")
+    if not source.records:
+        return
+    dropped = "".join(f", {count:,} left out: {rule}" for rule, count in source.dropped.items())
+    _row(
+        console,
+        "records",
+        f"{about}{source.records:,} ({source.documents:,} documents, {source.empty:,} empty, {source.bad:,} bad"
+        f"{dropped})",
+    )
+    for label, lengths in (("characters", source.characters), ("tokens", source.tokens)):
+        if lengths is not None:
+            _row(console, label, _lengths(lengths, exact=exact))
+    if source.total_tokens:
+        share = (source.trained_tokens or 0) / source.total_tokens
+        _row(
+            console, "tokens in all", f"{about}{source.total_tokens:,}, {share:.1%} of them trained"
+        )
+
+
+def _lengths(lengths: LengthFacts, *, exact: bool) -> str:
+    said = (
+        f"mean {lengths.mean:,.1f}, median {lengths.median:,}, 95 % up to {lengths.p95:,}, longest "
+        f"{lengths.longest:,}"
+    )
+    return said if exact else f"{said} (of {lengths.documents:,} in the sample)"
+
+
+def _print_prepared(console: Console, prepared: PreparedFacts) -> None:
+    found = prepared.inspection
+    state = "not made a store yet" if prepared.kind == "ids" else "prepared already"
+    console.print(f"{visible(prepared.path)}: {prepared.kind}, {state}", style="bold")
+    if found is None:
+        return
+    split = f" [{found.split}]" if found.split else ""
+    fill = next(one for one in found.efficiencies if one.packing == "best_fit").fill
+    _row(
+        console,
+        "holds" + split,
+        f"{found.documents:,} documents, {found.tokens:,} tokens ({found.dtype}), longest {found.longest:,}",
+    )
+    _row(console, "packing", f"{fill:.2%} full at seq_len {found.seq_len:,}")
+    _row(
+        console,
+        "verified",
+        "every byte" if prepared.checked else "its index only (--full: every byte)",
+    )
+
+
+def _print_whole(console: Console, found: Diagnosis) -> None:
+    about = "" if found.exact else "about "
+    console.print(
+        f"all: {counted(found.files, 'file')}, {megabytes(found.bytes)}, {about}{found.documents:,} documents",
+        style="bold",
+    )
+    if not found.exact:
+        _row(
+            console,
+            "sample",
+            f"{megabytes(found.read_bytes)} of {megabytes(found.bytes)} were read: counts are estimates, --full reads "
+            "everything",
+        )
+    if found.duplicates and found.duplicates.documents:
+        copies = found.duplicates
+        seen = "" if copies.exact else " in the sample, which sees few of them"
+        _row(
+            console,
+            "duplicates",
+            f"{copies.repeated:,} of {copies.documents:,} documents ({copies.share:.2%}){seen}",
+        )
+    if found.tokenizer and found.tokens is not None:
+        one = found.tokenizer
+        template = f", template {one.template}" if one.template else ""
+        _row(console, "tokenizer", f"{one.name} ({one.vocab_size:,} ids, {one.engine}{template})")
+        _row(console, "tokens", f"{about}{found.tokens:,}")
+    if found.packing:
+        pack = found.packing
+        steps = f", {pack.steps:,} steps of {pack.global_batch_size:,}" if pack.steps else ""
+        _row(
+            console,
+            "packing",
+            f"{about}{pack.sequences:,} sequences of {pack.seq_len:,}{steps}: {pack.fill:.2%} full with "
+            f"{pack.packing}; no packing of these lengths exceeds {pack.bound:.2%}",
+        )
+    if found.seconds is not None and found.store_bytes is not None:
+        _row(
+            console,
+            "prepare",
+            f"about {duration(found.seconds)} on this machine, {megabytes(found.store_bytes)} on disk",
+        )

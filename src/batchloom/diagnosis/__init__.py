@@ -1,0 +1,1 @@
+"""Where the facts of inputs meet the plan, before there is a store."""

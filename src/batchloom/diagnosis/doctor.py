@@ -1,0 +1,261 @@
+"""``doctor``: everything about inputs before any work, and the command that does the work."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from batchloom.chat.trained import TrainOn
+from batchloom.core.spec import raise_problems, shown, to_plain, whole
+from batchloom.core.values import counted
+from batchloom.diagnosis.command import prepare_commands, quote
+from batchloom.diagnosis.packing import PackingFacts, packing_facts
+from batchloom.diagnosis.prepared import PreparedFacts, kind_of_prepared, prepared_facts
+from batchloom.plan.spec import PlanSpec
+from batchloom.preparation.examine import examine
+from batchloom.preparation.findings import (
+    BadFacts,
+    DuplicateFacts,
+    Examination,
+    SourceFacts,
+    TokenizerFacts,
+)
+from batchloom.preparation.inputs import Given, as_given, name_of, read_inputs
+from batchloom.preparation.overlong import Overlong
+from batchloom.preparation.read_recipe import ReadRecipe
+from batchloom.preparation.recipe import ChatRecipe, Recipe
+from batchloom.preparation.tally import Note, Progress
+
+# What can be had everywhere, where prepare's default cannot.
+_FALLBACK_TOKENIZER = "train:8192"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What :func:`doctor` found. Counts are estimates where ``exact`` is False.
+
+    Attributes:
+        inputs: as they were given, URLs without credentials.
+        exact: whether everything was read; else a sample.
+        files, bytes: of the whole input, without what is prepared already.
+        read_bytes: how many of those bytes were read.
+        sources: one for each source; of more than 20, one for each group that is read alike.
+        prepared: stores and prefixes among the inputs.
+        tokenizer: what makes ids; None where there is none.
+        documents: documents that come of all sources.
+        tokens: their tokens; None without a tokenizer.
+        trained_tokens: how many of those are trained; None without a tokenizer.
+        duplicates: documents that are there more than once; None where there is nothing to read.
+        bad: the first ten bad records.
+        bad_seen: how many bad records were read.
+        packing: how full sequences are; None without a tokenizer or documents.
+        seconds: about how long ``prepare`` takes on this machine; None without a tokenizer.
+        store_bytes: about how large the store becomes; None without a tokenizer.
+        faults: why the input is faulty; none means sound.
+        warnings: what people should know.
+        notes: what was left out, and how inputs were understood.
+        commands: command lines that do the work, quoted for a shell.
+    """
+
+    inputs: tuple[str, ...]
+    exact: bool
+    files: int
+    bytes: int
+    read_bytes: int
+    sources: tuple[SourceFacts, ...]
+    prepared: tuple[PreparedFacts, ...]
+    tokenizer: TokenizerFacts | None
+    documents: int
+    tokens: int | None
+    trained_tokens: int | None
+    duplicates: DuplicateFacts | None
+    bad: tuple[BadFacts, ...]
+    bad_seen: int
+    packing: PackingFacts | None
+    seconds: float | None
+    store_bytes: int | None
+    faults: tuple[str, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    commands: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as plain JSON values, and ``sound``."""
+        return {"sound": self.sound, **to_plain(self)}
+
+
+def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
+    inputs: Given | Sequence[Given],
+    *,
+    tokenizer: str | None = None,
+    end_token: str | None = None,
+    text_field: str | None = None,
+    mapping: Mapping[str, str] | None = None,
+    split_on: str = "auto",
+    normalize: bool = True,
+    max_bad: int | str = "0.1%",
+    template: str | None = None,
+    train_on: TrainOn | None = None,
+    max_tokens: int | None = None,
+    overlong: Overlong = "drop",
+    seq_len: int = 2048,
+    global_batch_size: int | None = None,
+    full: bool = False,
+    preview: int = 2,
+    progress: Callable[[Note | Progress], None] | None = None,
+) -> Diagnosis:
+    """Look at inputs before any work: what they hold, what is wrong, what would become of them.
+
+    Nothing is written. Inputs of up to 16 MiB are read whole; of larger ones a sample, spread
+    over all of their bytes, within seconds and bounded memory.
+
+    Args:
+        inputs: as for :func:`batchloom.prepare`; also stores and Megatron prefixes.
+        tokenizer: as for ``prepare``; None: its default, and where that cannot be had, all is
+            told that needs no tokenizer.
+        end_token, text_field, mapping, split_on, normalize, max_bad: see :class:`Recipe` and
+            :class:`ReadRecipe`.
+        template, train_on, max_tokens, overlong: see :class:`ChatRecipe`.
+        seq_len: tokens of a sequence, for packing.
+        global_batch_size: sequences of a step, for the steps of an epoch.
+        full: whether everything is read, whatever its size.
+        preview: documents of each source that are shown.
+        progress: is called with a :class:`Progress`, some times a second.
+
+    Raises:
+        SettingsError: settings that are unknown or contradict each other.
+        InputMissingError: an input does not exist or holds nothing that can be used.
+        InputError: an input cannot be listed.
+        TokenizerError: the tokenizer that was named cannot be had.
+    """
+    given = as_given(inputs)
+    done = [one for one in given if isinstance(one, str) and kind_of_prepared(one)]
+    raw = [one for one in given if one not in done]
+    reading = ReadRecipe(
+        text_field=text_field,
+        mapping=dict(mapping or {}),
+        split_on=split_on,
+        normalize=normalize,
+    )
+    chosen = read_inputs(raw or given, reading, tokenizer)
+    recipe = Recipe(
+        inputs=chosen.inputs,
+        sources=chosen.sources,
+        tokenizer=chosen.tokenizer,
+        end_token=end_token,
+        reading=chosen.reading,
+        max_bad=max_bad,
+        chat=ChatRecipe(
+            template=template, train_on=train_on, max_tokens=max_tokens, overlong=overlong
+        ),
+    )
+    PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size or 1)
+    number = whole(preview)
+    if number is None or number < 0:
+        raise_problems([f"preview: {shown(preview)} is no number of documents"])
+    prepared = [prepared_facts(one, seq_len, preview, full=full) for one in done]
+    if not raw:
+        return _of_prepared(recipe.inputs, prepared)
+    found = examine(
+        recipe,
+        progress or (lambda _: None),
+        full=full,
+        preview=preview,
+        tokenizer_optional=tokenizer is None,
+    )
+    packing = packing_facts(found.lengths, found.weights, seq_len, global_batch_size)
+    named = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
+    # What a manifest says of its inputs stays there.
+    asked = replace(recipe, reading=reading)
+    sources = () if recipe.sources else found.sources
+    commands = prepare_commands(asked, named, [name_of(one) for one in raw], sources)
+    found = replace(found, notes=(*chosen.notes, *found.notes))
+    return _diagnosis(found, prepared, packing, commands)
+
+
+def _diagnosis(
+    found: Examination,
+    prepared: Sequence[PreparedFacts],
+    packing: PackingFacts | None,
+    commands: Sequence[str],
+) -> Diagnosis:
+    warnings = list(found.warnings)
+    if packing and packing.longer:
+        about = "" if found.exact else "about "
+        longer = counted(packing.longer, "document")
+        warnings.append(
+            f"{about}{longer} {'is' if packing.longer == 1 else 'are'} longer than seq_len {packing.seq_len:,}: the "
+            "loader cuts texts there (overlong='split'), and leaves out conversations."
+        )
+    if prepared:
+        listed = ", ".join(one.path for one in prepared)
+        warnings.append(f"Prepared already, and no input of prepare: {listed}.")
+    tokens = [one.total_tokens for one in found.sources if one.total_tokens is not None]
+    trained = [one.trained_tokens for one in found.sources if one.trained_tokens is not None]
+    return Diagnosis(
+        inputs=found.inputs,
+        exact=found.exact,
+        files=found.files,
+        bytes=found.bytes,
+        read_bytes=found.read_bytes,
+        sources=found.sources,
+        prepared=tuple(prepared),
+        tokenizer=found.tokenizer,
+        documents=sum(one.documents for one in found.sources),
+        tokens=sum(tokens) if found.tokenizer else None,
+        trained_tokens=sum(trained) if found.tokenizer else None,
+        duplicates=found.duplicates,
+        bad=found.bad,
+        bad_seen=found.bad_seen,
+        packing=packing,
+        seconds=found.seconds,
+        store_bytes=found.store_bytes,
+        faults=found.faults + tuple(fault for one in prepared for fault in one.faults),
+        warnings=tuple(warnings),
+        notes=found.notes,
+        commands=(*commands, *map(_use, prepared)),
+    )
+
+
+def _of_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Diagnosis:
+    """Where all inputs are prepared there is nothing to read."""
+    found = [one.inspection for one in prepared if one.inspection]
+    return Diagnosis(
+        inputs=tuple(inputs),
+        exact=True,
+        files=0,
+        bytes=0,
+        read_bytes=0,
+        sources=(),
+        prepared=tuple(prepared),
+        tokenizer=None,
+        documents=sum(one.documents for one in found),
+        tokens=sum(one.tokens for one in found),
+        trained_tokens=None,
+        duplicates=None,
+        bad=(),
+        bad_seen=0,
+        packing=None,
+        seconds=None,
+        store_bytes=None,
+        faults=tuple(fault for one in prepared for fault in one.faults),
+        warnings=(),
+        notes=tuple(
+            f"{one.path} holds bare ids: import asks for --dtype and for where documents end (--eod or "
+            "--document-tokens), which the file may not say."
+            for one in prepared
+            if one.kind == "ids"
+        ),
+        commands=tuple(map(_use, prepared)),
+    )
+
+
+def _use(prepared: PreparedFacts) -> str:
+    """The command that uses what is prepared: ids become a store, a store is trained on."""
+    if prepared.kind != "store":
+        return f"batchloom import {quote(prepared.path)} --out {quote(prepared.path + '-store')}"
+    return f"batchloom train --data {quote(prepared.path)} --out run"

@@ -1,0 +1,140 @@
+"""The tokenizer and the chat template of a job, chosen by its recipe and its inputs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from batchloom.chat.choose import choose_template
+from batchloom.core.errors import InputError
+from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.reading import Readings
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.sample import (
+    TRAIN_BYTES,
+    TRAIN_PROBE,
+    VERIFY_BYTES,
+    VERIFY_PROBE,
+    learning_texts,
+    sample_texts,
+)
+from batchloom.sources.rules import Source
+from batchloom.store.format import token_dtype
+from batchloom.tokens import (
+    Tokenizer,
+    parse_train_spec,
+    resolve_tokenizer,
+    tokenizer_from_state,
+    train_tokenizer,
+    verify_control,
+    verify_engine,
+)
+
+Tell = Callable[[str], None]
+
+_UINT16_IDS = 1 << 16
+
+
+def job_tokenizer(
+    recipe: Recipe,
+    sources: Sequence[Source],
+    readings: Readings,
+    tell: Tell,
+    state: Mapping[str, Any] | None = None,
+) -> Tokenizer:
+    """The tokenizer of a job: kept by an earlier run, learned, or found; its engine compared.
+
+    Args:
+        recipe: names it.
+        sources: the inputs, which it is learned from and compared on.
+        readings: how their records become documents.
+        tell: is given sentences for the user.
+        state: what an earlier run has kept.
+
+    Raises:
+        TokenizerError: it cannot be found, read or trusted.
+        InputError: it cannot be the one that these inputs need.
+    """
+
+    def sample(most: int, probe: int) -> list[str]:
+        return sample_texts(
+            *(sources, readings.rules),
+            normalized=recipe.reading.normalize,
+            most=most,
+            probe=probe,
+            readings=readings,
+        )
+
+    size = parse_train_spec(recipe.tokenizer)
+    if state is not None:
+        tokenizer = tokenizer_from_state(state)
+    elif size is not None:
+        _refuse_ids(sources, readings)
+        tokenizer = train_tokenizer(learning_texts(sample(TRAIN_BYTES, TRAIN_PROBE)), size)
+    else:
+        tokenizer = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
+    if size is not None and tokenizer.vocab_size < size:
+        tell(
+            f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that are seen twice. "
+            "More text, or a smaller number, gives as many as asked."
+        )
+    tokenizer = verify_engine(tokenizer, sample(VERIFY_BYTES, VERIFY_PROBE))
+    if tokenizer.engine.note:
+        tell(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")
+    if tokenizer.lossy:
+        tell(
+            f"Tokenizer {tokenizer.name!r} has no token for characters it does not know: they are left out of "
+            "the documents, and nobody counts them. Give its tokenizer.json an unk_token, byte_fallback or all "
+            "256 bytes, or choose another --tokenizer."
+        )
+    return tokenizer
+
+
+def job_template(
+    recipe: Recipe,
+    sources: Sequence[Source],
+    readings: Readings,
+    tokenizer: Tokenizer,
+    tell: Tell,
+) -> ChatEncoder | None:
+    """Tokenizer and template for the conversations of a job; None where it has none.
+
+    Raises:
+        TemplateError: no such template, or one that cannot be used.
+    """
+    if not any(readings.of(source).templated for source in sources):
+        # Nobody renders with it, but a name that means nothing was not meant.
+        template = recipe.chat.template
+        choose_template(
+            template or "plain", tokenizer.chat.templates, tokenizer.control, tokenizer.name
+        )
+        return None
+    exact = verify_control(tokenizer, ())
+    if exact is not tokenizer:
+        tell(f"Encoding conversations with {exact.engine.name}: {exact.engine.note}")
+    encoder = ChatEncoder(exact, recipe.chat.template)
+    for note in encoder.notes:
+        tell(f"{note[:1].upper()}{note[1:]}.")
+    return encoder
+
+
+def dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
+    """The dtype of a token on disk.
+
+    Raises:
+        InputError: the recipe's is too small for the vocabulary.
+    """
+    if recipe.dtype == "uint16" and tokenizer.vocab_size > _UINT16_IDS:
+        raise InputError(
+            f"--dtype uint16 holds ids up to {_UINT16_IDS - 1:,}, tokenizer {tokenizer.name!r} has "
+            f"{tokenizer.vocab_size:,}; leave --dtype out, or give int32."
+        )
+    return token_dtype(recipe.dtype, tokenizer.vocab_size)
+
+
+def _refuse_ids(sources: Sequence[Source], readings: Readings) -> None:
+    """Ids were made by some tokenizer, and not by one that is learned only now."""
+    for source in sources:
+        if readings.of(source).way == "tokens":
+            raise InputError(
+                f"{source.name} holds token ids, which a tokenizer that is learned here cannot have made: name "
+                "the one that made them with --tokenizer, or leave this source out"
+            )

@@ -1,0 +1,153 @@
+"""The command line of ``doctor``: exit codes, JSON, and a preview that nothing in a document can forge."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from batchloom.cli.main import run
+from batchloom.cli.preview import preview_lines
+from batchloom.core.values import visible
+from batchloom.diagnosis.command import quote
+from batchloom.preparation.preview import Piece, Preview
+from prepare.stores import jsonl
+
+EVIL = (
+    "[bold red]x[/bold red] :smile: \x1b[31mred\x1b[0m \u202egnp\u202c \x07\r\n|> T| no\x85\x9b2J"
+)
+CHAT = [{"question": EVIL, "answer": f"A\n{EVIL}"}]
+
+
+@pytest.fixture
+def chat(tmp_path):
+    return str(jsonl(tmp_path / "in.jsonl", CHAT * 3))
+
+
+def test_exit_codes(chat, tmp_path, capsys):
+    words = ["--tokenizer", "bytes"]
+    assert run(["doctor", chat, *words]) == 0
+    assert run(["doctor", str(tmp_path / "missing.jsonl"), *words]) == 1
+    assert "JSONL file not found" in capsys.readouterr().err
+    assert run(["doctor", chat, *words, "--overlong", "drip"]) == 2
+    assert run(["doctor", chat, *words, "--train_on", "nobody"]) == 2
+    assert run(["doctor"]) == 2
+    assert run(["doctor", chat, "--tokenizer", "no-such"]) == 1
+    bad = jsonl(tmp_path / "bad.jsonl", [{"c1": 1, "c2": 2}])
+    capsys.readouterr()
+    assert run(["doctor", str(bad), *words, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["faults"]
+
+
+def test_json_is_one_object_and_the_options_reach_it(chat, capsys):
+    words = [
+        "--tokenizer",
+        "bytes",
+        "--seq-len",
+        "32",
+        "--global-batch-size",
+        "2",
+        "--preview",
+        "1",
+    ]
+    assert run(["doctor", chat, *words, "--map", "prompt=answer,response=question", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["packing"]["seq_len"] == 32
+    assert plain["packing"]["steps"] == -(-plain["packing"]["sequences"] // 2)
+    (source,) = plain["sources"]
+    assert source["mapping"] == {"prompt": ["answer"], "response": ["question"]}
+    (shown,) = source["preview"]
+    assert {piece["trained"] for piece in shown["pieces"]} == {True, False}
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_nothing_in_a_document_reaches_the_terminal_as_a_command(chat, colour):
+    environment = {**os.environ, "FORCE_COLOR": "1"} if colour else {**os.environ, "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "batchloom", "doctor", chat, "--tokenizer", "bytes"],
+        capture_output=True,
+        env=environment,
+        check=True,
+    )
+    out = done.stdout.decode()
+    assert "[bold red]x[/bold red] :smile: \\x1b[31mred\\x1b[0m \\u202egnp\\u202c \\x07" in out
+    for forbidden in ("\x1b[31m", "\u202e", "\x07", "\x9b", "\x85"):
+        assert forbidden not in out
+    assert ("\x1b[32m" in out) == colour
+    trained = [line for line in out.splitlines() if "T| A" in line]
+    assert len(trained) == 2
+    # The document's own line that looks like a mark has one before it.
+    assert " | |> T| no" in out
+    assert "T| |> T| no" in out
+
+
+def test_lines_of_a_preview_tell_where_lines_begin():
+    pieces = (
+        Piece("a\nb", False, 1),
+        Piece("c\n\nd\n", True, 1),
+        Piece("", None, 7),
+        Piece("e\n", False, 1),
+        Piece("f", True, 1),
+    )
+    lines = [(mark, text) for mark, text, _ in preview_lines(Preview("x", 1, None, 5, 2, pieces))]
+    assert lines == [
+        (" |", "a"),
+        (" |", "b"),
+        ("T>", "c"),
+        ("T|", ""),
+        ("T|", "d"),
+        ("  ", "... 7 tokens are not shown ..."),
+        (" >", "e"),
+        ("T|", "f"),
+    ]
+
+
+def test_the_commands_of_odd_names_and_markers_do_the_work(tmp_path, capsys):
+    name = "it's a \x1b[31m $HOME\n name.txt"
+    (tmp_path / name).write_text("one--two--three\t--four")
+    words = ["--tokenizer", "bytes", "--split-on", "\t--", "--no-normalize", "--max-bad", "3"]
+    assert run(["doctor", str(tmp_path / name), *words, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["documents"] == 2
+    (command,) = plain["commands"]
+    assert command.isprintable()
+    done = subprocess.run(
+        ["bash", "-c", command.replace("batchloom", f"{sys.executable} -m batchloom", 1)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "store/dataset_metadata.json").read_text())
+    assert manifest["recipe"]["split_on"] == "\t--"
+    assert manifest["recipe"]["normalize"] is False
+    assert manifest["recipe"]["max_bad"] == "3"
+    assert manifest["counts"]["documents"] == 2
+
+
+@pytest.mark.parametrize("word", ["plain", "a b", "it's", "\x1b[1m", "ä\n'\\", "\udcff\n", ""])
+def test_quoted_words_come_back(word):
+    echo = ["bash", "-c", f"printf %s {quote(word)}"]
+    assert subprocess.run(echo, capture_output=True).stdout == os.fsencode(word)
+    assert quote(word).isprintable()
+    if word.isprintable():
+        assert shlex.split(quote(word)) == [word]
+
+
+def test_visible_shows_every_character():
+    assert visible("a\x1b\u202e\ud800\xa0ä😀") == "a\\x1b\\u202e\\ud800\\xa0ä😀"
+
+
+def test_standard_input_is_looked_at_too(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "batchloom", "doctor", "-", "--tokenizer", "bytes", "--json"],
+        input="".join(json.dumps(row) + "\n" for row in CHAT * 4),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    plain = json.loads(done.stdout)
+    assert (plain["inputs"], plain["documents"]) == (["-"], 4)
+    assert plain["commands"] == ["batchloom prepare - --out store --tokenizer bytes"]

@@ -1,0 +1,51 @@
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.plan.bound import least_sequences
+from batchloom.plan.pack import count_sequences
+
+
+def fewest(lengths, seq_len):
+    """The fewest sequences of any packing, by trying all."""
+
+    @cache
+    def best(left, rooms):
+        if not left:
+            return 0
+        length, rest = left[0], left[1:]
+        found = 1 + best(rest, tuple(sorted([*rooms, seq_len - length])))
+        for at, room in enumerate(rooms):
+            if room >= length:
+                changed = [*rooms[:at], room - length, *rooms[at + 1 :]]
+                found = min(found, best(rest, tuple(sorted(changed))))
+        return found
+
+    return best(tuple(sorted(lengths, reverse=True)), ())
+
+
+@given(lengths=st.lists(st.integers(0, 12), max_size=8), seq_len=st.integers(1, 12))
+@settings(max_examples=300, deadline=None)
+def test_no_packing_is_better_than_the_bound(lengths, seq_len):
+    lengths = [length % (seq_len + 1) for length in lengths]
+    bound = least_sequences(np.array(lengths, np.int64), seq_len)
+    assert bound <= fewest([n for n in lengths if n], seq_len)
+    assert bound * seq_len >= sum(lengths)
+
+
+@given(lengths=st.lists(st.integers(0, 3000), max_size=200))
+@settings(max_examples=50, deadline=None)
+def test_best_fit_keeps_the_bound_with_long_documents_too(lengths):
+    array = np.array(lengths, np.int64)
+    assert least_sequences(array, 512) <= count_sequences(array, 512, "best_fit")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "bound"),
+    [([1100] * 10, 10), ([1500, 548] * 10, 10), ([2048] * 3, 3), ([4097], 3), ([], 0)],
+)
+def test_the_bound_of_lengths_everybody_can_pack(lengths, bound):
+    assert least_sequences(np.array(lengths, np.int64), 2048) == bound
