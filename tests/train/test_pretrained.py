@@ -173,7 +173,7 @@ def test_layout_does_not_change_the_gradient(store, llama, tmp_path, model):
     layouts = [
         {"global_batch_size": packed},
         {"global_batch_size": packed, "batch_size": 1},
-        {"global_batch_size": single, "batch_size": 15, "packing": "none"},
+        {"global_batch_size": single, "batch_size": 15, "order": {"packing": "none"}},
     ]
     loss, trained, wanted = gradient_of_first_step(store.path, {**shape, **layouts[0]})
     found = [gradient_of_first_step(store.path, {**shape, **layout}) for layout in layouts[1:]]
