@@ -228,7 +228,7 @@ def _print_whole(console: Console, found: Diagnosis) -> None:
         _row(
             console,
             "packing",
-            f"{about}{pack.sequences:,} sequences of {pack.seq_len:,}{steps}: {pack.fill:.2%} full with "
+            f"{about}{counted(pack.sequences, 'sequence')} of {pack.seq_len:,}{steps}: {pack.fill:.2%} full with "
             f"{pack.packing}; no packing of these lengths exceeds {pack.bound:.2%}",
         )
     if found.seconds is not None and found.store_bytes is not None:
