@@ -17,6 +17,7 @@ from batchloom.core.errors import (
     StoreConflictError,
     UnusableRecordError,
 )
+from batchloom.core.files import refuse_url
 from batchloom.core.spec import is_switch, raise_problems, shown
 from batchloom.preparation.columns import (
     Choose,
@@ -143,6 +144,7 @@ def convert(
 
 def _target(out: str | os.PathLike[str]) -> _Target:
     name = os.fspath(out)
+    refuse_url(name, "The output")
     if name == STANDARD_OUTPUT:
         return _Target(None, "jsonl", None)
     if not is_path(name):

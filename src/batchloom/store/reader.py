@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.files import because, read_regular
+from batchloom.core.files import because, read_regular, refuse_url
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import shown, whole
 from batchloom.store.format import (
@@ -449,8 +449,9 @@ def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
     Raises:
         StoreMissingError: there is neither a store nor a prefix at ``path``.
         StoreError: the store is damaged, of another format, or names files outside itself.
-        InputError: the subset does not exist or is empty.
+        InputError: the subset does not exist or is empty, or ``path`` is a URL.
     """
+    refuse_url(path, "The store")
     # Files are mapped when they are first read, perhaps after the process has changed its folder.
     folder = Path(path).absolute()
     stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder

@@ -11,6 +11,7 @@ from types import FrameType
 
 import batchloom
 from batchloom.core.errors import InputMissingError
+from batchloom.core.files import refuse_url
 from batchloom.train.log import Say
 from batchloom.train.ranks import Ranks
 
@@ -38,6 +39,7 @@ def temporary_store(inputs: Path, tokenizer: str | None, ranks: Ranks, say: Say)
         BatchloomError: whatever prepare finds wrong.
     """
     if not inputs.exists():
+        refuse_url(inputs, "--input-file")
         raise InputMissingError(f"--input-file: there is no {inputs}.")
     if ranks.local_rank:
         yield Path(ranks.path_of_first_neighbour(""))
