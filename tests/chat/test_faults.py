@@ -405,6 +405,9 @@ known_columns = st.sampled_from(
         "text",
         "content",
         "other",
+        "Prompt",
+        "prompt ",
+        " answer",
     ]
 )
 
@@ -424,3 +427,74 @@ def test_any_records_have_a_schema_or_a_named_refusal(records):
             read(record)
         except UnusableRecordError:
             continue
+
+
+BLANK = st.sampled_from(
+    ["", " ", "\n\t", "\u00a0", "\u200b", "\ufeff", " \u2060\u00ad\n", "\u3000"]
+)
+said = BLANK | st.sampled_from(["q", " a ", "\u200bx", "0", "\u0301"])
+turn = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant"]), "content": said | st.lists(
+        st.fixed_dictionaries({"type": st.just("text"), "text": said}), max_size=2
+    )}
+)  # fmt: skip
+spoken = st.none() | said | st.lists(turn, max_size=3)
+
+
+def visible(content):
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    return any(c.isprintable() and not c.isspace() for text in texts for c in text)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                **dict.fromkeys(("instruction", "prompt", "question", "input", "system"), spoken),
+                **dict.fromkeys(("response", "output", "answer", "completion"), spoken),
+                "messages": spoken,
+                "answers": st.fixed_dictionaries({"text": st.lists(said, max_size=2)}),
+            },
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_no_prompt_and_no_answer_is_ever_empty(records):
+    try:
+        read = record_reader(detect_schema(records))
+    except SchemaError:
+        return
+    for record in records:
+        try:
+            conversation = read(record)
+        except UnusableRecordError:
+            continue
+        if isinstance(conversation, str):
+            continue
+        roles = [message["role"] for message in conversation.messages]
+        assert "assistant" in roles
+        for message in conversation.messages:
+            assert message["role"] == "system" or visible(message["content"])
+
+
+@pytest.mark.parametrize(
+    ("records", "suggestion", "prompt"),
+    [
+        ([{"prompt ": "q", "response": "a"}], "prompt=prompt ,response=response", "q"),
+        ([{" question": "q", "Answer ": "a"}], "prompt= question,response=Answer ", "q"),
+        (
+            [{"data": {"prompt": "q", "response": "a"}}],
+            "prompt=data.prompt,response=data.response",
+            "q",
+        ),
+    ],
+)
+def test_what_is_suggested_can_be_typed(records, suggestion, prompt):
+    with pytest.raises(SchemaError) as refusal:
+        detect_schema(records)
+    assert refusal.value.suggestion == suggestion
+    read = record_reader(detect_schema(records, parse_mapping(suggestion)))
+    assert read(records[0]).messages[0]["content"] == prompt

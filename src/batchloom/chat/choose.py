@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 
 from batchloom.core.errors import InputMissingError, TemplateError
+from batchloom.core.files import refuse_url
 from batchloom.core.spec import nearest
 
 # Built-in templates, and the control tokens each is about.
@@ -67,6 +68,7 @@ def choose_template(
         return ChosenTemplate(spec, built_in(spec))
     if spec in own:
         return ChosenTemplate(spec, own[spec])
+    refuse_url(spec, "The template")
     path = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for ~nobody
     known = [*BUILT_IN, *own]
     if not path.suffix and path.name == spec and not path.exists():

@@ -5,7 +5,7 @@ from typing import Any
 
 from batchloom.chat.columns import Row, label_of, listed, says_something, value_at
 from batchloom.chat.guess import unrecognised
-from batchloom.chat.mapping import mapping_problems
+from batchloom.chat.mapping import as_found, mapping_problems
 from batchloom.chat.schema import FORMS, PROMPT, TURNS, FormRule, Schema
 from batchloom.chat.turns import is_turns
 from batchloom.core.errors import SchemaError
@@ -36,6 +36,7 @@ def detect_schema(records: Sequence[Row], mapping: Mapping[str, str] | None = No
     raise_problems(mapping_problems(mapping))
     if not records:
         raise SchemaError("no schema fits: there are no records; give an input that has some")
+    mapping = as_found(mapping, (name for row in records for name in row))
     _refuse_absent(records, mapping)
     named = {role for role, column in mapping.items() if column}
     best: tuple[int, Schema] | None = None

@@ -124,6 +124,15 @@ def _guess(columns: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, 
         for name, value in columns.items()
         if isinstance(value, list) and value and isinstance(value[0], str)
     }
+    if not texts:
+        # Records that are wrapped in an object.
+        texts = {
+            path: path
+            for name, value in columns.items()
+            if isinstance(value, dict)
+            for key, inner in value.items()
+            if isinstance(inner, str) and value_at(columns, path := f"{name}.{key}") is inner
+        }
     prompt = _likeliest("prompt", PROMPT, list(texts))
     response = _likeliest("response", RESPONSE, [name for name in texts if name != prompt])
     rest = [name for name in texts if name not in (prompt, response)]

@@ -1,6 +1,6 @@
 """``--map prompt=q,response=a``: the columns of the roles, as a person names them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from batchloom.chat.schema import FORMS, ROLES
 from batchloom.core.spec import nearest, raise_problems
@@ -37,6 +37,16 @@ def parse_mapping(text: str) -> dict[str, str]:
             mapping[role] = column
     raise_problems(problems + mapping_problems(mapping))
     return mapping
+
+
+def as_found(mapping: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """The mapping with columns by their very names, where these have white space at their ends."""
+    known = dict.fromkeys(names)
+    bare = {name.strip(): name for name in reversed(known) if isinstance(name, str)}
+    return {
+        role: column if column in known else bare.get(column, column)
+        for role, column in mapping.items()
+    }
 
 
 def mapping_problems(mapping: Mapping[str, str]) -> list[str]:

@@ -56,7 +56,7 @@ def asked_reader(schema: Schema) -> Callable[[Row], Turns]:
                     f"column {context.name(row, extra)!r} cannot join a prompt that is a list of messages; "
                     "leave it out with --map context="
                 )
-            if not extra.isspace():
+            if not empty(extra):
                 turns = [{"role": "user", "content": f"{value}\n{extra}"}], []
         past = before(row)
         if not says_something(past):
@@ -89,7 +89,7 @@ def _past(value: Any, name: str) -> list[dict[str, Any]]:
 def spoken(row: Row, column: Column, value: Any, role: str) -> Turns:
     """A text as the one turn of ``role``; a message or a list of messages as they are."""
     if isinstance(value, str):
-        if not value or value.isspace():
+        if empty(value):
             full_text(row, column, value)
         return [{"role": role, "content": value}], []
     if isinstance(value, dict):
@@ -101,7 +101,7 @@ def spoken(row: Row, column: Column, value: Any, role: str) -> Turns:
 
 def full_text(row: Row, column: Column, value: str) -> str:
     """The text itself; a fault where there is nothing in it."""
-    if not value or value.isspace():
+    if empty(value):
         what = (
             "the prompt would be empty"
             if column.role == "prompt"

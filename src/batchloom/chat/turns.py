@@ -39,6 +39,12 @@ _MEANT = {
     "tools": "tool",
 }
 _DEEPEST = 100
+# White space, and characters of no width: zero-width spaces and joiners, soft hyphens, byte order marks.
+_UNSEEN = (
+    "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
+    + "".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B))))
+    + "\u2028\u2029\u202f\u205f\u3000"
+)
 _MEDIA_PARTS = ("image", "audio", "video")
 _ROLES_SHOWN = "system, user, assistant, tool, developer"
 
@@ -96,13 +102,7 @@ def _plain(message: object) -> bool:
     if type(message) is not dict or len(message) != 2:
         return False
     role, content = message.get("role"), message.get("content")
-    return (
-        type(role) is str
-        and role in ROLES
-        and type(content) is str
-        and content != ""
-        and not content.isspace()
-    )
+    return type(role) is str and role in ROLES and type(content) is str and not empty(content)
 
 
 def read_tools(value: object, where: str) -> list[Any] | None:
@@ -123,8 +123,8 @@ def read_tools(value: object, where: str) -> list[Any] | None:
 
 
 def empty(text: str) -> bool:
-    """Whether a text holds nothing a model could read."""
-    return not text or text.isspace()
+    """Whether a text holds nothing a model could read: no character, white space, or what cannot be seen."""
+    return not text or text.isspace() or (not text.isascii() and not text.strip(_UNSEEN))
 
 
 def _parsed(text: str, where: str, what: str) -> Any:

@@ -15,6 +15,7 @@ from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
 from batchloom.cli.once import OnceCommand
 from batchloom.cli.prepare import prepare
+from batchloom.cli.secrets import without_secrets
 from batchloom.cli.train import train
 
 # typer carries a click of its own in newer versions; what it raises is what it exports.
@@ -104,6 +105,7 @@ def carry_out(arguments: Sequence[str]) -> int:
         with command.make_context("batchloom", familiar(arguments)) as context:
             code = command.invoke(context)
     except _Misuse as error:
+        error.message = without_secrets(error.message, arguments)  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]
         return 2
     except typer.Exit as leave:

@@ -59,6 +59,7 @@ def run(arguments: "Sequence[str]") -> int:
     import errno  # noqa: PLC0415
 
     from batchloom.cli.commands import as_typed, carry_out  # noqa: PLC0415 - takes its time
+    from batchloom.cli.secrets import without_secrets  # noqa: PLC0415
     from batchloom.core.errors import BatchloomError, SettingsError  # noqa: PLC0415
     from batchloom.core.files import because  # noqa: PLC0415
 
@@ -70,9 +71,9 @@ def run(arguments: "Sequence[str]") -> int:
         return _fail(_STOPPED, 130)
     except SettingsError as error:
         problems = [as_typed(problem, arguments) for problem in error.problems]
-        return _fail("\n".join(problems), 2)
+        return _fail(without_secrets("\n".join(problems), arguments), 2)
     except BatchloomError as error:
-        return _fail(str(error), 1)
+        return _fail(without_secrets(str(error), arguments), 1)
     except BrokenPipeError:
         # The reader of our output left (`| head`): not an error, but nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,7 +85,8 @@ def run(arguments: "Sequence[str]") -> int:
     except OSError as error:
         place = f" ({error.filename})" if error.filename else ""
         name = errno.errorcode.get(error.errno or 0, "OSError")
-        return _fail(f"The system refused{place} [{name}]: {because(error)}.", 1)
+        sentence = f"The system refused{place} [{name}]: {because(error)}."
+        return _fail(without_secrets(sentence, arguments), 1)
     return code
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Mapping
 from itertools import islice
@@ -9,8 +10,11 @@ from typing import BinaryIO
 
 import msgspec
 
+from batchloom.core.errors import InputError
 from batchloom.core.spec import nearest
 
+# A scheme of one letter is a drive.
+_URL = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.\-]+):/")
 # What reading JSON with msgspec may raise, whatever its annotations say.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -88,6 +92,25 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
 def printable(name: str) -> str:
     """A file's name as text: bytes of it that are no UTF-8 become U+FFFD."""
     return os.fsencode(name).decode("utf-8", "replace")
+
+
+def refuse_url(place: str | os.PathLike[str], what: str) -> None:
+    """Refuse a URL where a path of this machine is wanted; its address may hold secrets, and is not repeated.
+
+    Args:
+        place: what was given, also as a ``Path``, which takes one of the two slashes.
+        what: what it was given for.
+
+    Raises:
+        InputError: it is a URL.
+    """
+    words = os.fspath(place)
+    match = _URL.search(words)
+    if match and match[1].lower() != "file" and not os.path.lexists(words[: match.end(1) + 1]):
+        raise InputError(
+            f"{what} is a URL ({match[1]}://...), and must be a path of this machine: copy what lies elsewhere here "
+            "first."
+        )
 
 
 def nearest_path(path: str) -> str:

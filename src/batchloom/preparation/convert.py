@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
+from batchloom.chat.mapping import as_found
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import (
     InputError,
@@ -17,6 +18,7 @@ from batchloom.core.errors import (
     StoreConflictError,
     UnusableRecordError,
 )
+from batchloom.core.files import refuse_url
 from batchloom.core.spec import is_switch, raise_problems, shown
 from batchloom.preparation.columns import (
     Choose,
@@ -138,13 +140,14 @@ def convert(
     hear = listener or (lambda _: None)
     rules = ReadRules(text_field, split_on, Limits())
     listing = _listed(given, target, hear)
-    _check_columns(listing, rules, recipe.reading.mapping, columns)
-    job = _Job(listing, rules, chooser(recipe.reading.mapping, columns), max_bad, hear)
+    found = _checked_columns(listing, rules, recipe.reading.mapping, columns)
+    job = _Job(listing, rules, chooser(found, columns), max_bad, hear)
     return job.run(target)
 
 
 def _target(out: str | os.PathLike[str]) -> _Target:
     name = os.fspath(out)
+    refuse_url(name, "The output")
     if name == STANDARD_OUTPUT:
         return _Target(None, "jsonl", None)
     if not is_path(name):
@@ -194,17 +197,19 @@ def _listed(inputs: Sequence[str], target: _Target, hear: Listener) -> Listing:
     return Listing(kept, listing.notes)
 
 
-def _check_columns(
+def _checked_columns(
     listing: Listing,
     rules: ReadRules,
     mapping: Mapping[str, str],
     columns: Sequence[str] | None,
-) -> None:
+) -> Mapping[str, str]:
+    """The mapping by the very names of the columns, which the first records have."""
     if not mapping and columns is None:
-        return
+        return mapping
     firsts = [(source, first_rows(source, rules)[0]) for source in listing.sources]
     rows = [_row(value) for _, found in firsts for value in found]
     known = tuple(dict.fromkeys(name for row in rows for name in row))
+    mapping = as_found(mapping, known)
     alone = f"{listing.sources[0].name}: " if len(listing.sources) == 1 else ""
     for option, column in missing_columns(mapping, columns, rows):
         raise SchemaError(f"{alone}{unknown_column(option, column, list(known))}", known)
@@ -212,6 +217,7 @@ def _check_columns(
         # Texts have no columns that could be mapped.
         if found and source.kind not in ("text", "code"):
             _refuse_unmapped(source, found, mapping)
+    return mapping
 
 
 def _refuse_unmapped(source: Source, rows: Sequence[Row], mapping: Mapping[str, str]) -> None:

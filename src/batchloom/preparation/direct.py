@@ -14,7 +14,7 @@ from batchloom.preparation.encode import Encoded, encode_chats, encode_rows, enc
 from batchloom.preparation.reading import Reading, texts_in
 from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Part, Source
-from batchloom.store.reader import StoreLengths
+from batchloom.store.lengths import StoreLengths
 from batchloom.text.normalize import normalize
 from batchloom.tokens import Tokenizer, verify_control, verify_engine
 

@@ -8,7 +8,7 @@ import msgspec
 import xxhash
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.files import NOT_JSON, printable, read_regular
+from batchloom.core.files import NOT_JSON, printable, read_regular, refuse_url
 from batchloom.preparation.finish import source_hash
 from batchloom.preparation.recipe import Recipe, recipe_differences, recipe_plain
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
@@ -108,7 +108,9 @@ def check_folder(out: Path) -> None:
 
     Raises:
         StoreConflictError: it is not empty and no unfinished job.
+        InputError: it is a URL.
     """
+    refuse_url(out, "The output")
     with writing(out):
         if not out.is_dir() or (out / WORK_NAME).is_dir():
             return

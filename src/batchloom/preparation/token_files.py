@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, InputMissingError, StoreError
+from batchloom.core.files import refuse_url
 from batchloom.sources.listing import STORE_MARK, input_labels
 from batchloom.store.index import map_file
 from batchloom.store.mask import Mask, map_mask
@@ -108,6 +109,7 @@ def find_inputs(inputs: Sequence[str]) -> list[Found]:
 
 
 def _find(path: Path, label: str) -> Found:
+    refuse_url(path, "A token file")
     stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     if stem.with_name(stem.name + ".idx").is_file():
         tokens, kind = stem.with_name(stem.name + ".bin"), "megatron"

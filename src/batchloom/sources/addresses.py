@@ -7,6 +7,8 @@ shown of it in a name, a message or a manifest is its address without them.
 import re
 from urllib.parse import urlsplit
 
+from batchloom.core.errors import InputError
+
 STANDARD_INPUT = "-"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _FILE = "file://"
@@ -50,6 +52,21 @@ def shown(place: str) -> str:
 def label_of(place: str) -> str:
     """What an input that is no path is called; several may be called the same."""
     return "stdin" if place == STANDARD_INPUT else shown(place)
+
+
+def check_address(url: str) -> None:
+    """Refuse a URL that libraries cannot take apart.
+
+    Raises:
+        InputError: its host or its port is none.
+    """
+    try:
+        _ = urlsplit(url).port
+    except ValueError:
+        raise InputError(
+            f"{shown(url)} is no URL that can be read: its host or its port is none; write it as "
+            "scheme://host:port/path."
+        ) from None
 
 
 def has_wildcard(url: str) -> bool:

@@ -15,6 +15,7 @@ from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES
 from batchloom.sources.addresses import (
     STANDARD_INPUT,
+    check_address,
     has_wildcard,
     is_far,
     is_url,
@@ -220,6 +221,8 @@ class _Lister:
             self.notes.append(
                 "Standard input is kept until the job ends; to go on after a stop, give the same bytes again."
             )
+        if is_url(given):
+            check_address(given)
         far = hub_name(given)
         if far is None:
             given = pin(given)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.files import because, read_regular
+from batchloom.core.files import because, read_regular, refuse_url
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import shown, whole
 from batchloom.core.synthetic import parse_synthetic
@@ -26,6 +26,7 @@ from batchloom.store.format import (
     checksum,
 )
 from batchloom.store.index import map_file
+from batchloom.store.lengths import StoreLengths
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.store.mask import Mask, map_mask
 from batchloom.store.missing import no_store
@@ -36,29 +37,6 @@ from batchloom.store.synthetic import SUBSET, Generated, SyntheticLengths, is_sy
 from batchloom.tokens import Tokenizer, tokenizer_from_state
 
 _EDGE = 1 << 20
-
-
-@final
-class StoreLengths:
-    """The lengths of a subset's documents, one aligned array, mapped where it is a file."""
-
-    __slots__ = ("_array",)
-
-    def __init__(self, array: NDArray[np.uint32]) -> None:
-        self._array = array
-
-    @property
-    def size(self) -> int:
-        """Number of documents."""
-        return int(self._array.size)
-
-    def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Lengths of these documents in tokens, uint32 of the same length."""
-        return self._array[documents]
-
-    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Lengths of documents ``start`` to ``stop - 1``, as a view."""
-        return self._array[start:stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,9 +491,10 @@ def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
     Raises:
         StoreMissingError: there is neither a store nor a prefix at ``path``.
         StoreError: the store is damaged, of another format, or names files outside itself.
-        InputError: the subset does not exist or is empty.
+        InputError: the subset does not exist or is empty, or ``path`` is a URL.
         SettingsError: settings of synthetic data that are none.
     """
+    refuse_url(path, "The store")
     # Files are mapped when they are first read, perhaps after the process has changed its folder.
     folder = Path(path).absolute()
     stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder

@@ -25,7 +25,7 @@ SUBSET = "train"
 
 @final
 class SyntheticLengths:
-    """The lengths of synthetic documents, as :class:`~batchloom.store.reader.StoreLengths` has them."""
+    """The lengths of synthetic documents, as :class:`~batchloom.store.lengths.StoreLengths` has them."""
 
     __slots__ = ("_data",)
 

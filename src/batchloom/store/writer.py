@@ -14,7 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
-from batchloom.core.files import because
+from batchloom.core.files import because, refuse_url
 from batchloom.store.format import LENGTHS_NAME
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
@@ -59,7 +59,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make ``path`` and its parents where they are missing."""
+    """Make ``path`` and its parents where they are missing.
+
+    Raises:
+        InputError: it is a URL.
+        OutputError: it cannot be made.
+    """
+    refuse_url(path, "The output")
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
 

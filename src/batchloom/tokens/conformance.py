@@ -179,10 +179,11 @@ def _compare(
 ) -> tuple[list[str], str]:
     """The texts that the two encode differently, and the first difference in words."""
     ids, offsets = tokenizer.encode_batch(texts, control=control)
+    right, bounds = reference.encode(texts, control=control)
     differing, example = [], ""
     for number, text in enumerate(texts):
         fast = ids[offsets[number] : offsets[number + 1]]
-        exact = reference.encode([text], control=control)[0]
+        exact = right[bounds[number] : bounds[number + 1]]
         if not np.array_equal(fast, exact):
             example = example or _example(fast, exact, reference)
             differing.append(text)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -70,20 +71,14 @@ class FastEngine:
 
 @final
 class ReferenceEngine:
-    """HF tokenizers: what every other engine is measured by.
+    """HF tokenizers: what every other engine is measured by. Each of its forms is loaded when first needed.
 
-    Raises:
-        TokenizerError: it refuses the definition.
+    Whatever asks it for something raises TokenizerError where it refuses the definition.
     """
 
     def __init__(self, definition: Definition, where: str) -> None:
         self.version = version_of("tokenizers")
         self._definition, self._where = definition, where
-        self._placing: Any = None
-        self._tokenizer = _load(definition.text, where, self.version)
-        self._encoder = self._tokenizer
-        if definition.model != "BPE":
-            self._encoder = _load(unspeakable(definition), where, self.version)
 
     def encode(self, texts: Sequence[str], *, control: bool = False) -> Ids:
         """See ``Tokenizer.encode_batch``. One huge text costs up to 150 bytes of memory a byte.
@@ -122,15 +117,26 @@ class ReferenceEngine:
         places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return np.array(encoding.ids, np.uint32), places[:, 0], places[:, 1]
 
-    @property
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """The tokenizer as it is defined, to whom control tokens are text."""
+        return _load(self._definition.text, self._where, self.version)
+
+    @cached_property
+    def _encoder(self) -> Any:
+        """The tokenizer that encodes text."""
+        if self._definition.model == "BPE":
+            return self._tokenizer
+        return _load(unspeakable(self._definition), self._where, self.version)
+
+    @cached_property
     def _with_control(self) -> Any:
         """The tokenizer that reads control tokens, and does not trim the places of others."""
-        if self._placing is None:
-            whole = orjson.loads(self._definition.text)
-            text = orjson.dumps({**whole, "post_processor": None})
-            self._placing = _load(text, self._where, self.version)
-            self._placing.encode_special_tokens = False
-        return self._placing
+        whole = orjson.loads(self._definition.text)
+        text = orjson.dumps({**whole, "post_processor": None})
+        placing = _load(text, self._where, self.version)
+        placing.encode_special_tokens = False
+        return placing
 
     def decode(self, ids: list[int]) -> str:
         """The text of ``ids``, special tokens included."""

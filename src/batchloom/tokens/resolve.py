@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
-from batchloom.core.files import because
+from batchloom.core.files import because, refuse_url
 from batchloom.core.spec import nearest
 from batchloom.tokens.control import Hints
 from batchloom.tokens.gpt2 import gpt2_from_package
@@ -57,6 +57,7 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
     if spec.startswith("tiktoken:"):
         name, raw = tiktoken_json(spec.removeprefix("tiktoken:"))
         return from_parts(f"tiktoken:{name}", raw, Hints(), end_token)
+    refuse_url(spec, "The tokenizer")
     path = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for ~nobody
     try:
         if spec and (spec.endswith(".json") or spec[0] in "./~\\" or path.exists()):

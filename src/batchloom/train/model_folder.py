@@ -12,6 +12,7 @@ import xxhash
 
 from batchloom import Store
 from batchloom.core.errors import InputError, InputMissingError, TrainError
+from batchloom.core.files import refuse_url
 from batchloom.train.plain import read_object
 
 _CONFIG = "config.json"
@@ -41,8 +42,9 @@ def check_folder(folder: Path) -> dict[str, Any]:
 
     Raises:
         InputMissingError: there is no such folder, or no model in it.
-        InputError: its weights are pickles or quantized, or it needs code of its own.
+        InputError: its weights are pickles or quantized, it needs code of its own, or it is a URL.
     """
+    refuse_url(folder, "--init")
     if not folder.is_dir():
         raise InputMissingError(
             f"--init: there is no folder {folder}. It takes a local folder with config.json and "

@@ -11,6 +11,7 @@ from types import FrameType
 
 import batchloom
 from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.files import refuse_url
 from batchloom.train.log import Say
 from batchloom.train.ranks import Ranks
 
@@ -40,6 +41,7 @@ def temporary_store(inputs: Path, tokenizer: str | None, ranks: Ranks, say: Say)
         BatchloomError: whatever prepare finds wrong.
     """
     if not inputs.exists():
+        refuse_url(inputs, "--input-file")
         raise InputMissingError(f"--input-file: there is no {inputs}.")
     if inputs.suffix.lower() in _MANIFESTS and inputs.is_file():
         raise InputError(

@@ -1,0 +1,61 @@
+"""What a URL on the command line holds besides its address is told to nobody."""
+
+import pytest
+
+from batchloom import open_store, prepare
+from batchloom.cli.main import run
+from batchloom.cli.secrets import without_secrets
+from batchloom.core.errors import InputError
+
+URL = "https://somebody:s3cret@127.0.0.1:9/a%s?X-Amz-Signature=s3cret&x=1#s3cret"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["prepare", "IN", "--out", URL % ""], 1),
+        (["prepare", "IN", "--out", "OUT", "--tokenizer", URL % ".json"], 1),
+        (
+            ["prepare", "IN", "--out", "OUT", "--tokenizer", "bytes", "--template", URL % ".jinja"],
+            1,
+        ),
+        (["prepare", "IN", "--out", "OUT", "--text-field", "a", "--map", "text=" + URL % ""], 2),
+        (["prepare", "IN", "--out", "OUT", "--dtype", URL % ""], 2),
+        (["prepare", "(" + URL % ".jsonl", "--out", "OUT"], 1),
+        (["convert", "IN", "--out", URL % ".jsonl"], 1),
+        (["convert", "IN", "--out", "OUT.txt" + URL % ".jsonl"], 1),
+        (["inspect", URL % ""], 1),
+        (["import", URL % ".bin", "--out", "OUT", "--dtype", "uint16", "--vocab-size", "9"], 1),
+        (["export", URL % "", "--to", "flat", "--out", "OUT"], 1),
+        (["train", "--data", URL % ""], 1),
+        (["train", "--input-file", URL % ".jsonl", "--tokenizer", "bytes"], 1),
+        (["train", "--max-iters", URL % "", "--data", "x"], 2),
+        (["prepare", "https://somebody:s3cret@[host/a.jsonl", "--out", "OUT"], 1),
+        (["prepare", "https://127.0.0.1:99999/a.jsonl?s3cret", "--out", "OUT"], 1),
+    ],
+)
+def test_no_message_and_no_file_holds_a_secret(tmp_path, monkeypatch, capsys, words, code):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("some text")
+    words = [word.replace("IN", "in.txt").replace("OUT", str(tmp_path / "out")) for word in words]
+    assert run(words) == code
+    said = capsys.readouterr()
+    assert "s3cret" not in said.out + said.err
+    assert "Traceback" not in said.err
+    assert [path.name for path in tmp_path.rglob("*")] == ["in.txt"]
+
+
+def test_in_python_too(tmp_path):
+    (tmp_path / "in.txt").write_text("some text")
+    for call in (lambda: open_store(URL % ""), lambda: prepare(tmp_path / "in.txt", out=URL % "")):
+        with pytest.raises(InputError, match="is a URL .https://.*must be a path") as error:
+            call()
+        assert "s3cret" not in str(error.value)
+
+
+def test_only_what_is_no_address_is_left_out():
+    words = ["--data", URL % "b", "s3://key:s3cret@bucket/x", "a?b", "user@host"]
+    told = "no " + " ".join(words)
+    assert without_secrets(told, words) == (
+        "no --data https://...@127.0.0.1:9/ab?...#... s3://...@bucket/x a?b user@host"
+    )
