@@ -240,7 +240,7 @@ def test_texts_that_are_too_long():
     pairs = [Pair("ab", "ac"), Pair("ab", "a" * 99)]
     tokenizer = resolve_tokenizer("bytes")
     made = encode_text_pairs(pairs, tokenizer, ChatRules(max_tokens=50), IDS)
-    assert made.dropped == [(1, "overlong: 100 tokens where 50 are allowed")]
+    assert [left[:2] for left in made.dropped] == [(1, "overlong: 100 tokens where 50 are allowed")]
     with pytest.raises(OverlongError, match="has 100 tokens where 50 are allowed"):
         encode_text_pairs(pairs, tokenizer, ChatRules(max_tokens=50, overlong="error"), IDS)
 
