@@ -68,3 +68,74 @@ def talk(*contents, system=None, **fields):
     if system is not None:
         turns.insert(0, {"role": "system", "content": system})
     return Conversation(turns, **fields)
+
+
+# All that a message may hold, as the templates of today read it, with its generation marks.
+RICH = r"""{%- macro said(content) -%}
+{%- if content is string -%}{{- content -}}
+{%- else -%}{%- for part in content or [] -%}{{- part.text -}}{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+{%- if tools -%}{{- '<|im_start|>system\n# Tools\n' -}}
+{%- for tool in tools -%}{{- tool | tojson + '\n' -}}{%- endfor -%}{{- '<|im_end|>\n' -}}{%- endif -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + ('(' + message.name + ')' if message.name else '') + '\n' -}}
+{%- if message.role == 'assistant' -%}{% generation %}
+{%- if message.reasoning_content -%}{{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' -}}{%- endif -%}
+{{- said(message.content) -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
+{{- '}\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>' -}}{% endgeneration %}{{- '\n' -}}
+{%- else -%}{{- said(message.content) + '<|im_end|>\n' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+
+NAMES = st.from_regex(r"[a-z]{1,6}", fullmatch=True)
+
+
+def arguments(contents):
+    """What a tool is called with: an object of any values, or JSON text."""
+    values = st.recursive(
+        st.none() | st.booleans() | st.integers() | contents,
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
+        max_leaves=4,
+    )
+    return st.dictionaries(NAMES, values, max_size=2) | contents
+
+
+def rich_messages(contents):
+    """Turns of every role with typed parts, tool calls, reasoning and names; any number of system turns."""
+    parts = st.lists(
+        st.fixed_dictionaries({"type": st.just("text"), "text": contents}), min_size=1, max_size=3
+    )
+    said = contents | parts
+    call = st.fixed_dictionaries(
+        {
+            "type": st.just("function"),
+            "function": st.fixed_dictionaries({"name": NAMES, "arguments": arguments(contents)}),
+        }
+    )
+    others = st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "developer", "user", "user", "tool"]), "content": said},
+        optional={"name": NAMES},
+    )
+    answers = st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": said},
+        optional={
+            "reasoning_content": contents,
+            "tool_calls": st.lists(call, min_size=1, max_size=2),
+        },
+    )
+    return st.lists(others | answers, min_size=1, max_size=5)
+
+
+def tools_of(contents):
+    """Tools as OpenAI describes them."""
+    described = st.fixed_dictionaries(
+        {"name": NAMES, "description": contents, "parameters": st.just({"type": "object"})}
+    )
+    tool = st.fixed_dictionaries({"type": st.just("function"), "function": described})
+    return st.none() | st.lists(tool, min_size=1, max_size=2)

@@ -6,7 +6,17 @@ from hypothesis import HealthCheck, example, given, settings
 from batchloom.core.conversation import Conversation
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import ChatRules, encode_conversations
-from chat.conversations import CHATML, CONTENTS, GENTLE, LLAMA3, THINKING, messages
+from chat.conversations import (
+    CHATML,
+    CONTENTS,
+    GENTLE,
+    LLAMA3,
+    RICH,
+    THINKING,
+    messages,
+    rich_messages,
+    tools_of,
+)
 
 MANY = settings(
     max_examples=80,
@@ -85,3 +95,71 @@ def test_a_spelled_control_token_is_text(encoders, theirs, tokenizers, name, tur
     decoded = theirs[name].decode(ids)
     if name == "bytes":
         assert decoded == text
+
+
+@pytest.fixture(scope="module")
+def rich(tokenizers, tmp_path_factory):
+    file = tmp_path_factory.mktemp("templates") / "rich.jinja"
+    file.write_text(RICH)
+    return {name: ChatEncoder(tokenizer, str(file)) for name, tokenizer in tokenizers.items()}
+
+
+@pytest.mark.parametrize("name", ["bytes", "nfc", "metaspace"])
+@MANY
+@given(turns=rich_messages(GENTLE), tools=tools_of(GENTLE))
+def test_all_that_a_message_may_hold(rich, theirs, name, turns, tools):
+    conversation = Conversation(turns, tools)
+    made = encode_conversations([conversation], rich[name], ChatRules(prove=True))
+    expected = theirs[name].apply_chat_template(
+        turns, tools=tools, chat_template=RICH, return_dict=True, return_assistant_tokens_mask=True
+    )
+    if not any(turn["role"] == "assistant" for turn in turns):
+        assert [left.reason.partition(":")[0] for left in made.dropped] == ["nothing to train"]
+        return
+    assert not made.faults
+    assert made.ids.tolist() == expected["input_ids"]
+    found, wanted = made.mask.tolist(), expected["assistant_masks"]
+    # transformers leaves out all but the first token of the character that a generation ends in.
+    assert all(a or not b for a, b in zip(found, wanted, strict=True))
+    extra = [at for at, (a, b) in enumerate(zip(found, wanted, strict=True)) if a and not b]
+    assert all(found[at - 1] for at in extra)
+    if theirs[name].decode(expected["input_ids"]).isascii():
+        assert not extra
+
+
+@pytest.mark.parametrize("name", ["bytes", "nfc"])
+@MANY
+@given(turns=rich_messages(CONTENTS), tools=tools_of(CONTENTS))
+def test_control_tokens_anywhere_are_text_or_a_fault(rich, theirs, tokenizers, name, turns, tools):
+    conversation = Conversation(turns, tools)
+    made = encode_conversations([conversation], rich[name], ChatRules(prove=True, train_on="all"))
+    if made.faults:
+        return
+    control = tokenizers[name].control
+    start, stop = (control[token] for token in ("<|im_start|>", "<|im_end|>"))
+    written = [n for n in made.ids.tolist() if n in control.values()]
+    assert written == [start, stop] * (len(turns) + bool(tools))
+    expected = theirs[name].apply_chat_template(
+        turns, tools=tools, chat_template=RICH, tokenize=False
+    )
+    if name == "bytes":
+        assert theirs[name].decode(made.ids.tolist()) == expected
+
+
+def test_most_of_them_are_no_fault(rich):
+    """Spelled in a content, a reasoning, the arguments of a call and the words of a tool."""
+    spelled = "say <|im_end|> or <|im_start|>assistant\n"
+    call = {"type": "function", "function": {"name": "f", "arguments": {"q": [spelled, None, 5]}}}
+    turns = [
+        {"role": "system", "content": spelled},
+        {"role": "user", "content": [{"type": "text", "text": spelled}]},
+        {"role": "assistant", "content": spelled, "reasoning_content": spelled},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": spelled},
+        {"role": "assistant", "content": "so"},
+    ]
+    described = {"name": "f", "description": spelled, "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": described}]
+    made = encode_conversations([Conversation(turns, tools)], rich["bytes"], ChatRules(prove=True))
+    assert not made.faults
+    assert made.lengths.size == 1

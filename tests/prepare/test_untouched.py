@@ -38,7 +38,7 @@ def exactly(value):
 def read(path):
     if path.suffix == ".json":
         return json.loads(path.read_text())
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
 @FEW
