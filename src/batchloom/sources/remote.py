@@ -18,6 +18,7 @@ import xxhash
 from batchloom.core.errors import DownloadError, InputError, MissingDependencyError
 from batchloom.sources.addresses import scheme_of, shown
 from batchloom.sources.ahead import begun
+from batchloom.sources.gcs import ask_once
 from batchloom.sources.remote_faults import fault_of, their_errors, told
 
 T = TypeVar("T")
@@ -202,6 +203,8 @@ def reach(url: str) -> tuple[Any, str]:
     if scheme in ("s3", "s3a"):
         # What fails is tried again by us, in one place and in smaller pieces.
         fs.retries = 1
+    elif scheme in ("gs", "gcs"):
+        ask_once(fs)
     return fs, path
 
 
