@@ -1,6 +1,8 @@
 """gcsfs as the other libraries are: it asks once, and its errors say what was answered."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from batchloom.sources.remote_faults import AnswerError
@@ -9,17 +11,22 @@ from batchloom.sources.remote_faults import AnswerError
 def ask_once(fs: Any) -> None:
     """Have a file system of gcsfs ask once where it would ask six times, a minute in all.
 
-    What fails is asked again by us. Answers that gcsfs tells in words alone become errors with
-    their number.
+    What fails is asked again by us.
     """
     once = getattr(type(fs)._request, "__wrapped__", None)  # noqa: SLF001 - it has no setting for it
     if once is not None:
-        fs._request = functools.partial(_request, once, fs)  # noqa: SLF001
+        fs._request = functools.partial(once, fs)  # noqa: SLF001
 
 
-async def _request(once: Any, fs: Any, *args: Any, **options: Any) -> Any:
+@contextlib.contextmanager
+def numbered() -> Iterator[None]:
+    """Turn what gcsfs tells in words alone into an error with the number of the answer.
+
+    Raises:
+        AnswerError: in place of its own.
+    """
     try:
-        return await once(fs, *args, **options)
+        yield
     except OSError as error:
         if type(error) is OSError and str(error).startswith("Forbidden"):
             raise AnswerError(403) from None
