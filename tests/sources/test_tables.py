@@ -163,10 +163,10 @@ def test_a_parquet_file_like_a_zip_bomb_is_refused(tmp_path, monkeypatch):
 
 
 def test_mixed_text_in_many_groups_has_one_memory(tmp_path):
-    """A row group of 400 MB is read in under 350 MiB."""
+    """A row group, or one record batch, of 400 MB is read in under 350 MiB."""
     schema = pa.schema([("text", pa.string()), ("n", pa.int64())])
     texts = pa.array([f"{i:07d}" * 300 for i in range(10_000)])
-    for form in ("parquet", "arrow"):
+    for form in ("parquet", "arrow", "arrows"):
         path = tmp_path / f"a.{form}"
         if form == "parquet":
             with pq.ParquetWriter(path, schema, use_dictionary=False, compression="none") as writer:
@@ -174,6 +174,11 @@ def test_mixed_text_in_many_groups_has_one_memory(tmp_path):
                     pa.table([pa.concat_arrays([texts] * 20), range(200_000)], schema=schema),
                     row_group_size=200_000,
                 )
+        elif form == "arrows":
+            table = pa.table([pa.concat_arrays([texts] * 20), range(200_000)], schema=schema)
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+                writer.write_batch(table.combine_chunks().to_batches()[0])
+            del table
         else:
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
                 for _ in range(20):

@@ -147,7 +147,7 @@ def _print_source(console: Console, source: SourceFacts, *, exact: bool) -> None
     )
     if source.detected:
         columns = ", ".join(f"{role}={'|'.join(names)}" for role, names in source.mapping.items())
-        _row(console, "detected", f"{source.detected} ({columns})")
+        _row(console, "detected", source.detected + (f" ({columns})" if columns else ""))
     if not source.records:
         return
     dropped = "".join(f", {count:,} left out: {rule}" for rule, count in source.dropped.items())

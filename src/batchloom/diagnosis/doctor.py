@@ -21,7 +21,7 @@ from batchloom.preparation.findings import (
 )
 from batchloom.preparation.inputs import Given, as_given, name_of, read_inputs
 from batchloom.preparation.overlong import Overlong
-from batchloom.preparation.read_recipe import ReadRecipe
+from batchloom.preparation.read_recipe import ReadRecipe, weights_note
 from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.preparation.tally import Note, Progress
 
@@ -173,7 +173,9 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     asked = replace(recipe, reading=reading)
     sources = () if recipe.sources else found.sources
     commands = prepare_commands(asked, named, [name_of(one) for one in raw], sources)
-    found = replace(found, notes=(*chosen.notes, *found.notes))
+    weights = weights_note(recipe.sources)
+    notes = (*chosen.notes, *found.notes, *([weights] if weights else []))
+    found = replace(found, notes=notes)
     return _diagnosis(found, prepared, packing, commands)
 
 

@@ -216,7 +216,7 @@ def _preference_reading(
         texts = "prompt" not in schema.columns and isinstance(first, str)
         read, way = _alike(read, texts=texts), "text-pairs" if texts else "pairs"
     asked = chat.rules(completion=True)
-    return Reading(rules, way, read, asked, schema.description)
+    return Reading(rules, way, read, asked, schema.description, _filled(schema, rows))
 
 
 def _alike(read: Read, *, texts: bool) -> Read:

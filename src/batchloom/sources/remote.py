@@ -18,6 +18,7 @@ import xxhash
 from batchloom.core.errors import DownloadError, InputError, MissingDependencyError
 from batchloom.sources.addresses import scheme_of, shown
 from batchloom.sources.ahead import begun
+from batchloom.sources.gcs import ask_once, numbered
 from batchloom.sources.remote_faults import fault_of, their_errors, told
 
 T = TypeVar("T")
@@ -158,7 +159,8 @@ def fetch(url: str, start: int, stop: int, size: int) -> bytes:
         # Without a size and a cache of its own it asks for more than it is asked for.
         data = fs.cat_file(path, start=start, end=stop, size=size, cache_type="none")
     else:
-        data = fs.cat_file(path, start=start, end=stop)
+        with numbered():
+            data = fs.cat_file(path, start=start, end=stop)
     return bytes(data)
 
 
@@ -202,6 +204,8 @@ def reach(url: str) -> tuple[Any, str]:
     if scheme in ("s3", "s3a"):
         # What fails is tried again by us, in one place and in smaller pieces.
         fs.retries = 1
+    elif scheme in ("gs", "gcs"):
+        ask_once(fs)
     return fs, path
 
 
@@ -316,7 +320,8 @@ def _first_contact(url: str, look: Callable[[], T]) -> T:
     """Look at a place; what passes is tried again, what does not is told at once."""
     for tries in range(1, FIRST_TRIES + 1):
         try:
-            return look()
+            with numbered():
+                return look()
         except (InputError, MissingDependencyError):
             raise
         except their_errors() as error:

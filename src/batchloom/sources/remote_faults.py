@@ -53,6 +53,14 @@ class Fault:
     words: str
 
 
+class AnswerError(OSError):
+    """An answer that a library tells in words alone; ``status`` is its number."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the server answered {status}")
+        self.status = status
+
+
 def their_errors() -> tuple[type[BaseException], ...]:
     """The errors that mean a fault of a place, of the libraries that are loaded."""
     found: list[type[BaseException]] = [OSError]

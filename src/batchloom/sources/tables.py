@@ -4,6 +4,7 @@ Parts meet where row groups (Parquet) or record batches (Arrow) begin. This modu
 and is itself loaded when the first such file is opened.
 """
 
+import mmap
 import os
 from bisect import bisect_left
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO, Protocol, Self, cast, final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchloom.core.document import BadRecord, Records
@@ -193,7 +195,7 @@ class _ArrowGroups:
         self._found = self._messages(source.size)
         large = max((one.body for one in self._found), default=0) > _MAPPED_BYTES
         here = path_here(source.path, source.size) if source.member is None else None
-        self._mapped = pa.memory_map(here) if large and here else None
+        self._mapped = _mapped(here) if large and here else None
         self._starts = [one.start for one in self._found if one.kind == BATCH]
         file.seek(0)
         if self._is_file:
@@ -216,13 +218,28 @@ class _ArrowGroups:
             batch = read()
             batch = batch if field is None else batch.select([field])
             # Nothing but this keeps a damaged file from being read beyond its buffers.
-            batch.validate(full=True)
-            yield offset, batch
+            batch.validate(full=self._mapped is None)
+            if self._mapped is None:
+                yield offset, batch
+            else:
+                yield from self._pieces(offset, batch)
+
+    def _pieces(self, offset: int, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """A mapped batch piece by piece, each with no other of them in memory."""
+        rows = _rows_at_once(batch)
+        for at in range(0, batch.num_rows, rows):
+            piece = batch.slice(at, rows)
+            piece.validate(full=True)
+            yield offset, piece
+            if self._mapped is not None:
+                self._mapped.madvise(mmap.MADV_DONTNEED)
 
     def _readers(
         self, first: int, last: int, field: str | None
     ) -> Iterator[tuple[int, Callable[[], pa.RecordBatch]]]:
-        only = None if field is None else [self.schema.names.index(field)]
+        # Of some columns alone even a mapped batch is copied.
+        some = field is not None and self._mapped is None
+        only = [self.schema.names.index(field)] if field is not None and some else None
         options = pa.ipc.IpcReadOptions(included_fields=only, use_threads=False)
         if self._is_file:
             opened = pa.ipc.open_file(self._whole(), options=options)
@@ -248,8 +265,7 @@ class _ArrowGroups:
 
     def _whole(self) -> Any:
         if self._mapped is not None:
-            self._mapped.seek(0)
-            return self._mapped
+            return pa.py_buffer(self._mapped)
         self._raw.seek(0)
         return self._raw
 
@@ -266,6 +282,11 @@ class _ArrowGroups:
         ]
         stretches = head + [(one.start, one.stop) for one in within]
         return cast("BinaryIO", _Stretches(self._raw, stretches))
+
+
+def _mapped(path: str) -> mmap.mmap:
+    with open(path, "rb") as file:  # noqa: PTH123 - a string stays a string
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 @final
@@ -335,6 +356,11 @@ def _rows(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records
         return _each_row(batch, record, offset, most)
     found = Records(offsets=[offset] * count, seen=count)
     found.records = list(range(record, record + count))
+    if large:
+        shortened = _shortened(batch, most)
+        if shortened is not None:
+            start = msgspec.json.encode(shortened, enc_hook=str)[:SNIPPET_BYTES]
+            return Records(bad=[too_large(record, offset, start, most)], seen=1)
     try:
         found.values = batch.to_pylist()
     except UnicodeDecodeError:
@@ -363,6 +389,25 @@ def _undecodable(batch: pa.RecordBatch, record: int, offset: int) -> BadRecord:
     raise AssertionError("a row that cannot be decoded has a column that cannot be")
 
 
+def _shortened(row: pa.RecordBatch, most: int) -> dict[str, Any] | None:
+    """A row with a text above ``most`` bytes, by its beginnings alone; None where it has none.
+
+    So a text that cannot be used is not made a second and a third time.
+    """
+    starts = [_beginning(column, most) for column in row.columns]
+    if all(start is None for start in starts):
+        return None
+    columns = [
+        column if start is None else pa.array([start.decode("utf-8", "replace")])
+        for column, start in zip(row.columns, starts, strict=True)
+    ]
+    try:
+        found = pa.RecordBatch.from_arrays(columns, row.schema.names).to_pylist()
+    except UnicodeDecodeError:
+        return {}
+    return cast("dict[str, Any]", found[0])
+
+
 def _each_row(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
     whole = Records()
     for at in range(batch.num_rows):
@@ -377,6 +422,8 @@ def _each_row(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Rec
 
 def _texts(column: pa.Array, record: int, offset: int, most: int) -> Records:
     count = len(column)
+    if column.nbytes > most and count == 1 and (start := _beginning(column, most)) is not None:
+        return Records(bad=[too_large(record, offset, start, most)], seen=1)
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:
@@ -396,6 +443,15 @@ def _texts(column: pa.Array, record: int, offset: int, most: int) -> Records:
             found.records.append(number)
             found.offsets.append(offset)
     return found
+
+
+def _beginning(column: pa.Array, most: int) -> bytes | None:
+    """How the one text of a column begins where it is above ``most`` bytes; else None."""
+    plain = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if not plain or (pc.binary_length(column)[0].as_py() or 0) <= most:
+        return None
+    data = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
+    return bytes(pc.binary_slice(data, 0, SNIPPET_BYTES)[0].as_py())
 
 
 def _text(value: str | bytes | None, record: int, offset: int, most: int) -> str | BadRecord:

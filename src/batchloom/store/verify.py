@@ -123,6 +123,8 @@ def _used_of(verdict: Verdict, counts: dict[str, int]) -> str:
     """What a training would read of a store with so many documents in its subsets."""
     if verdict.faults:
         return "nothing, before what is faulty is mended"
+    if verdict.facts.get("preferences"):
+        return "preference trainers read it (batchloom.store.preferences), and batchloom train refuses it"
     if not counts.get("train"):
         return "nothing by batchloom train: there is no subset train"
     val = f", and looks at the {counts['val']:,} of subset val" if counts.get("val") else ""
