@@ -121,8 +121,8 @@ def test_the_commands_of_odd_names_and_markers_do_the_work(tmp_path, capsys):
     )
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "store/dataset_metadata.json").read_text())
-    assert manifest["recipe"]["split_on"] == "\t--"
-    assert manifest["recipe"]["normalize"] is False
+    assert manifest["recipe"]["reading"]["split_on"] == "\t--"
+    assert manifest["recipe"]["reading"]["normalize"] is False
     assert manifest["recipe"]["max_bad"] == "3"
     assert manifest["counts"]["documents"] == 2
 

@@ -31,6 +31,7 @@ CHATS = [
     }
     for n in range(40)
 ]
+PAIRS = [{"prompt": f"Is {n} odd?", "chosen": "Yes.", "rejected": "No!"} for n in range(20)]
 ASKED = [{"question": f"Is {n} odd?", "answer": "Yes." if n % 2 else "No."} for n in range(60)]
 
 
@@ -54,6 +55,8 @@ def masks_of(store):
         (CHATS, {"template": "alpaca", "train_on": "all"}),
         (ASKED, {}),
         (ASKED, {"tokenizer": "gpt2"}),
+        (PAIRS, {}),
+        ([{"chosen": f"Q {n} a", "rejected": f"Q {n}\r\nZ\u0301"} for n in range(9)], {}),
         ([{"text": f"Text {n}.\r\nZ\u0301"} for n in range(30)], {}),
         ([{"input_ids": [n, 5, 6], "labels": [-100, 5, -100]} for n in range(9)], {}),
     ],
@@ -61,7 +64,7 @@ def masks_of(store):
 def test_the_preview_is_the_store(rows, settings, tmp_path):
     settings = {"tokenizer": "bytes", **settings}
     path = jsonl(tmp_path / "in.jsonl", rows)
-    found = diagnose(path, preview=len(rows), **settings)
+    found = diagnose(path, preview=2 * len(rows), **settings)
     done = batchloom.prepare(path, out=tmp_path / "out", val_fraction=0, **settings)
     store = batchloom.open_store(done.path)
     (source,) = found.sources
@@ -400,3 +403,30 @@ def test_a_refused_file_comes_with_the_command_that_takes_it(real_data, tmp_path
     both = diagnose([real_data / "HumanEval.jsonl.gz", real_data / "gsm8k_train.jsonl"])
     assert len(both.commands) == 2
     assert both.sources[1].documents == 7473
+
+
+def test_a_manifest_is_read_as_prepare_reads_it(tmp_path):
+    jsonl(tmp_path / "t.jsonl", [{"text": "some text"}] * 3)
+    (tmp_path / "q.csv").write_text("q,a\nwhat,that\n")
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text(
+        "datasets:\n- {path: t.jsonl, weight: 0.7}\n- {path: q.csv, mapping: {prompt: q, response: a}}\n"
+    )
+    found = diagnose(manifest)
+    assert found.sound
+    assert found.documents == 4
+    assert found.sources[1].mapping == {"prompt": ("q",), "response": ("a",)}
+    assert any("recorded and not applied yet" in note for note in found.notes)
+    assert found.commands == (f"batchloom prepare {manifest} --out store --tokenizer bytes",)
+    made = batchloom.prepare(manifest, out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
+    assert (made.counts.documents, made.counts.tokens) == (found.documents, found.tokens)
+
+
+def test_preferences_among_others_are_a_fault_as_they_are_for_prepare(tmp_path):
+    jsonl(tmp_path / "a.jsonl", PAIRS)
+    jsonl(tmp_path / "b.jsonl", ASKED)
+    found = diagnose(tmp_path)
+    assert [fault for fault in found.faults if "preference pairs (" in fault]
+    assert found.sources[0].mapping["chosen"] == ("chosen",)
+    with pytest.raises(batchloom.InputError, match="preference pairs"):
+        batchloom.prepare(tmp_path, out=tmp_path.with_name("out"), tokenizer="bytes")
