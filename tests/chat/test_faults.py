@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from batchloom.chat.detect import detect_schema
 from batchloom.chat.mapping import parse_mapping
 from batchloom.chat.records import record_reader
+from batchloom.chat.turns import empty
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -293,7 +294,7 @@ def test_a_pair_without_prompt_must_begin_alike():
         record_reader(detect_schema([record]))(record)
 
 
-texts = st.text(min_size=1).filter(lambda text: not text.isspace())
+texts = st.text(min_size=1).filter(lambda text: not empty(text))
 extras = st.dictionaries(
     st.sampled_from(["name", "reasoning_content", "id", "Ω"]), texts, max_size=2
 )

@@ -5,6 +5,7 @@ A template that treats the marked conversation like the plain one gives the same
 are taken out of it, and the marks tell where each string stands.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -147,7 +148,8 @@ class Found:
         text: the text.
         blocks: where owners stand, in order of the text.
         given: (start, stop) of every whole string, in order.
-        whole: whether every mark that came out has its other half and holds its string unchanged.
+        whole: whether every mark that came out has its other half and holds its string, as it is or as
+            JSON.
         lost: (owner, key) of strings of which no mark came out.
     """
 
@@ -180,12 +182,17 @@ def take_marks(text: str, marker: Marker) -> Found:
         after = known[at + 1] if at + 1 < len(known) else (-1, 0)
         if mark % 2 == 0 and after[0] == mark + 1:
             given.append((start, after[1]))
-            whole &= plain[start : after[1]] == marker.strings[mark >> 1]
+            whole &= _holds(plain[start : after[1]], marker.strings[mark >> 1])
             at += 2
         else:
             whole = False
             at += 1
     return Found(plain, _blocks(known, marker.owners), given, whole, lost)
+
+
+def _holds(written: str, string: str) -> bool:
+    """Whether a template wrote a string as it is, or as ``tojson`` writes it between the quotes."""
+    return written == string or written == json.dumps(string, ensure_ascii=False)[1:-1]
 
 
 def _blocks(known: list[tuple[int, int]], owners: list[int]) -> list[Block]:
