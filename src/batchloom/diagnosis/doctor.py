@@ -136,10 +136,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     done = [one for one in given if isinstance(one, str) and kind_of_prepared(one)]
     raw = [one for one in given if one not in done]
     reading = ReadRecipe(
-        text_field=text_field,
-        mapping=dict(mapping or {}),
-        split_on=split_on,
-        normalize=normalize,
+        text_field=text_field, mapping=dict(mapping or {}), split_on=split_on, normalize=normalize
     )
     chosen = read_inputs(raw or given, reading, tokenizer)
     recipe = Recipe(
@@ -154,9 +151,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         ),
     )
     PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size or 1)
-    number = whole(preview)
-    if number is None or number < 0:
-        raise_problems([f"preview: {shown(preview)} is no number of documents"])
+    _check_count(preview)
     prepared = [prepared_facts(one, seq_len, preview, full=full) for one in done]
     if not raw:
         return _of_prepared(recipe.inputs, prepared)
@@ -168,15 +163,24 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         tokenizer_optional=tokenizer is None,
     )
     packing = packing_facts(found.lengths, found.weights, seq_len, global_batch_size)
-    named = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
-    # What a manifest says of its inputs stays there.
-    asked = replace(recipe, reading=reading)
-    sources = () if recipe.sources else found.sources
-    commands = prepare_commands(asked, named, [name_of(one) for one in raw], sources)
+    commands = _commands(replace(recipe, reading=reading), found, [name_of(one) for one in raw])
     weights = weights_note(recipe.sources)
     notes = (*chosen.notes, *found.notes, *([weights] if weights else []))
-    found = replace(found, notes=notes)
-    return _diagnosis(found, prepared, packing, commands)
+    return _diagnosis(replace(found, notes=notes), prepared, packing, commands)
+
+
+def _check_count(preview: object) -> None:
+    number = whole(preview)
+    if number is None or number < 0:
+        raise_problems([f"preview: {shown(preview)} is no number of documents"])
+
+
+def _commands(recipe: Recipe, found: Examination, inputs: Sequence[str]) -> list[str]:
+    """The commands that prepare inputs of these names, by what was asked of ``doctor``."""
+    named = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
+    # What a manifest says of its inputs stays there.
+    sources = () if recipe.sources else found.sources
+    return prepare_commands(recipe, named, inputs, sources)
 
 
 def _diagnosis(

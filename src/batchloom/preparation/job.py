@@ -90,10 +90,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         OutputError: ``out`` cannot be written.
     """
     reading = ReadRecipe(
-        text_field=text_field,
-        mapping=dict(mapping or {}),
-        split_on=split_on,
-        normalize=normalize,
+        text_field=text_field, mapping=dict(mapping or {}), split_on=split_on, normalize=normalize
     )
     given = read_inputs(inputs, reading, tokenizer)
     recipe = Recipe(

@@ -182,20 +182,18 @@ def recipe_fingerprint(recipe: Recipe) -> str:
 
 def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The settings that decide bytes and differ, each as ``name: old -> new``."""
-    then, now = _flat(old), _flat(new)
+    then, now = flat_settings(old), flat_settings(new)
     return [
         f"{name}: {shown(then.get(name))} -> {shown(now.get(name))}"
         for name in {**now, **then}
-        if then.get(name) != now.get(name)
+        if name not in _BESIDE and then.get(name) != now.get(name)
     ]
 
 
-def _flat(plain: dict[str, Any]) -> dict[str, Any]:
+def flat_settings(plain: dict[str, Any]) -> dict[str, Any]:
     """The settings of a plain recipe by the names that ``prepare`` takes them under."""
     flat = {field.name: plain.get(field.name) for field in fields(Recipe)}
     groups = [flat.pop(name) or {} for name in _GROUPS]
-    for name in _BESIDE:
-        del flat[name]
     return {name: value for group in (flat, *groups) for name, value in group.items()}
 
 

@@ -1,6 +1,5 @@
 """``prepare dummy``: a store of synthetic documents, whose manifest says that they are made up."""
 
-import dataclasses
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -12,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError, StoreConflictError
-from batchloom.core.spec import raise_problems, shown
+from batchloom.core.spec import raise_problems, shown, to_plain
 from batchloom.core.synthetic import SYNTHETIC, Synthetic, SyntheticSpec, parse_synthetic
 from batchloom.preparation.finish import move_store, subset_entry
-from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.recipe import Recipe, flat_settings
 from batchloom.preparation.rerun import check_folder, remove_leftover
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.shards import ShardTask, SubsetWriter
@@ -94,12 +93,13 @@ def write_synthetic(
 
 
 def _refuse_meaningless(spec: SyntheticSpec, recipe: Recipe) -> None:
-    usual = Recipe(inputs=recipe.inputs)
+    given = flat_settings(to_plain(recipe))
+    usual = flat_settings(to_plain(Recipe(inputs=recipe.inputs)))
     problems = [
-        f"{field.name}: {shown(getattr(recipe, field.name))} has no meaning for synthetic data, which is ids alone; "
-        f"its vocabulary is a setting of its own ({spec.name}:vocab=50257)"
-        for field in dataclasses.fields(Recipe)
-        if field.name not in _MEANT and getattr(recipe, field.name) != getattr(usual, field.name)
+        f"{name}: {shown(value)} has no meaning for synthetic data, which is ids alone; its vocabulary is a setting of "
+        f"its own ({spec.name}:vocab=50257)"
+        for name, value in given.items()
+        if name not in _MEANT and value != usual[name]
     ]
     if recipe.dtype == "uint16" and spec.vocab > _UINT16_IDS:
         problems.append(f"dtype: uint16 cannot hold the {spec.vocab:,} ids of {spec.place}")
