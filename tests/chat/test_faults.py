@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchloom.chat.detect import detect_schema
@@ -414,6 +414,7 @@ known_columns = st.sampled_from(
 
 
 @settings(max_examples=300)
+@example([{" answer": {"content": ""}}])
 @given(st.lists(st.dictionaries(known_columns, json_values, max_size=5), min_size=1, max_size=4))
 def test_any_records_have_a_schema_or_a_named_refusal(records):
     try:

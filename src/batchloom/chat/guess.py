@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchloom.chat.columns import Row, listed, value_at
+from batchloom.chat.mapping import as_found
 from batchloom.chat.schema import FORMS, PROMPT, RESPONSE
 from batchloom.chat.turns import is_turns
 from batchloom.core.errors import SchemaError
@@ -58,7 +59,9 @@ def unrecognised(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError
     else:
         parts.append(f"known are {', '.join(_KNOWN)}")
     guess = _guess(columns, mapping)
-    together = any(all(value_at(row, name) is not None for name in guess.values()) for row in rows)
+    # As --map takes them: without the white space at the ends of names.
+    typed = as_found({role: name.strip() for role, name in guess.items()}, columns)
+    together = any(all(value_at(row, name) is not None for name in typed.values()) for row in rows)
     if guess and together and not any("," in column for column in guess.values()):
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
         parts.append(f"if that is what they are, name the columns: --map {shlex.quote(suggestion)}")

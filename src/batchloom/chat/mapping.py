@@ -1,9 +1,12 @@
 """``--map prompt=q,response=a``: the columns of the roles, as a person names them."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping
 
 from batchloom.chat.schema import FORMS, ROLES
 from batchloom.core.spec import nearest, raise_problems
+
+_HEAD = re.compile(r"[^.\[\]]+")
 
 # What people call a role: the known names of its columns.
 _KNOWN_AS = {
@@ -43,10 +46,17 @@ def as_found(mapping: Mapping[str, str], names: Iterable[str]) -> dict[str, str]
     """The mapping with columns by their very names, where these have white space at their ends."""
     known = dict.fromkeys(names)
     bare = {name.strip(): name for name in reversed(known) if isinstance(name, str)}
-    return {
-        role: column if column in known else bare.get(column, column)
-        for role, column in mapping.items()
-    }
+    return {role: _as_found(column, known, bare) for role, column in mapping.items()}
+
+
+def _as_found(column: str, known: Container[str], bare: Mapping[str, str]) -> str:
+    if column in known or column in bare:
+        return column if column in known else bare[column]
+    # Of a path such as answers.text[0] the first step is a column.
+    head = _HEAD.match(column)
+    if head is None or head[0] in known:
+        return column
+    return bare.get(head[0], head[0]) + column[head.end() :]
 
 
 def mapping_problems(mapping: Mapping[str, str]) -> list[str]:
