@@ -27,7 +27,7 @@ from batchloom.preparation.columns import (
     missing_columns,
     unknown_column,
 )
-from batchloom.preparation.inputs import refuse_manifests
+from batchloom.preparation.manifests import refuse_manifests
 from batchloom.preparation.quarantine import quarantine_line
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import first_rows

@@ -10,7 +10,7 @@ from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.spec import shown
 from batchloom.preparation.dataset_config import FORM_OF, DatasetConfig, DatasetEntry
 from batchloom.preparation.dataset_file import Written
-from batchloom.preparation.inputs import is_manifest
+from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.read_recipe import SourceRecipe
 from batchloom.sources.addresses import STANDARD_INPUT, is_url
 from batchloom.sources.addresses import shown as address

@@ -1,6 +1,5 @@
 """What people give as inputs: paths as they are, YAML manifests and DatasetConfigs as what they name."""
 
-import glob
 import os
 import sys
 from collections.abc import Sequence
@@ -9,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from batchloom.core.errors import InputError
+from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import Recipe, make_inputs
-from batchloom.sources.addresses import is_far, shown
+from batchloom.sources.addresses import shown
 from batchloom.sources.listing import Listing, list_sources
 from batchloom.sources.spool import Spool
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Given: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]
 
 _TOKENIZER = "gpt2"
-_ENDINGS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,32 +101,10 @@ def list_inputs(
     return listing
 
 
-def refuse_manifests(given: Sequence[str], what: str) -> None:
-    """Refuse manifests where the files they list are wanted.
-
-    Raises:
-        InputError: names the first.
-    """
-    for one in given:
-        if is_manifest(one):
-            raise InputError(
-                f"{one} is a manifest by its name, which {what} does not read; name the files it lists."
-            )
-
-
 def is_config(value: object) -> bool:
     """Whether a value is a DatasetConfig; there is none where its module is not loaded."""
     module = sys.modules.get("batchloom.preparation.dataset_config")
     return module is not None and isinstance(value, module.DatasetConfig)
-
-
-def is_manifest(value: object) -> bool:
-    """Whether an input is named as a YAML manifest: files of that name in folders are not."""
-    if not isinstance(value, str) or not value.lower().endswith(_ENDINGS) or is_far(value):
-        return False
-    if glob.has_magic(value) and not os.path.lexists(value):
-        return False
-    return not os.path.isdir(value)  # noqa: PTH112 - a string stays a string
 
 
 def _lifted(

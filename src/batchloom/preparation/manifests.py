@@ -1,0 +1,32 @@
+"""Which inputs are YAML manifests, told by their names."""
+
+import glob
+import os
+from collections.abc import Sequence
+
+from batchloom.core.errors import InputError
+from batchloom.sources.addresses import is_far
+
+_ENDINGS = (".yaml", ".yml")
+
+
+def is_manifest(value: object) -> bool:
+    """Whether an input is named as a YAML manifest: files of that name in folders are not."""
+    if not isinstance(value, str) or not value.lower().endswith(_ENDINGS) or is_far(value):
+        return False
+    if glob.has_magic(value) and not os.path.lexists(value):
+        return False
+    return not os.path.isdir(value)  # noqa: PTH112 - a string stays a string
+
+
+def refuse_manifests(given: Sequence[str], what: str) -> None:
+    """Refuse manifests where the files they list are wanted.
+
+    Raises:
+        InputError: names the first.
+    """
+    for one in given:
+        if is_manifest(one):
+            raise InputError(
+                f"{one} is a manifest by its name, which {what} does not read; name the files it lists."
+            )
