@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from batchloom.compat import create_huggingface_dataset
+from batchloom.compat import SFTDataset, create_huggingface_dataset
+from batchloom.core.errors import InputError
 from prepare.stores import jsonl
 from sources.hub_server import hub_serving
 
@@ -61,6 +62,34 @@ def test_ranks_share_the_documents_exactly(here, world_size):
     for rank in range(world_size):
         expected = TEXTS[rank::world_size]
         assert sorted(first_epoch(made(here, rank, world_size), len(expected))) == sorted(expected)
+
+
+def test_empty_and_bad_records_are_nobodys(tmp_path):
+    lines = [json.dumps({"text": text}) for text in ["a", "", "b", " \n", "c", "d"]]
+    (tmp_path / "in.jsonl").write_text("\n".join([lines[0], "{", *lines[1:]]))
+    where = str(tmp_path / "in.jsonl")
+    assert [sorted(first_epoch(made(where, rank, 2), 2)) for rank in (0, 1)] == [
+        ["a", "c"],
+        ["b", "d"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "chosen": "yes", "rejected": "no"},
+        {"chosen": "q: yes", "rejected": "q: no"},
+        {"prompt": "q", "completion": "yes", "label": True},
+    ],
+)
+def test_preferences_are_refused(tmp_path, row):
+    jsonl(tmp_path / "in.jsonl", [row] * 3)
+    with pytest.raises(InputError, match="holds preferences"):
+        made(str(tmp_path / "in.jsonl"))[0]
+    with pytest.raises(InputError, match="holds preferences"):
+        SFTDataset(tmp_path / "in.jsonl", "bytes")
+    wanted = SFTDataset(tmp_path / "in.jsonl", "bytes", formatter=lambda _: "q: yes")
+    assert len(wanted) == 3
 
 
 def test_labels_are_the_next_tokens_inside_each_document(here):
@@ -140,7 +169,8 @@ def test_misuse_and_a_rank_without_documents(here, tmp_path):
 
 CODE = """
 import json, sys
-from batchloom.compat import create_huggingface_dataset
+from batchloom.compat import SFTDataset, create_huggingface_dataset
+from batchloom.core.errors import InputError
 from batchloom.core.errors import BatchloomError
 made = [
     create_huggingface_dataset(
