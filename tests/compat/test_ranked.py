@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from batchloom.compat import create_huggingface_dataset
+from batchloom.compat import SFTDataset, create_huggingface_dataset
 from prepare.stores import jsonl
 from sources.hub_server import hub_serving
 
@@ -128,6 +128,9 @@ def test_misuse_and_a_rank_without_documents(here, tmp_path):
         made(here, num_batches=0, buffer_size="x")
     with pytest.raises(ValueError, match="rank: 4 is none of 0 to 3"):
         made(here, 4, 4)
+    for rank in ("1", None):
+        with pytest.raises(ValueError, match="rank: .* is none of 0 to 3"):
+            made(here, rank, 4)
     jsonl(tmp_path / "few.jsonl", [{"text": "a"}] * 3)
     with pytest.raises(ValueError, match="No document of .* is of rank 3 of 8; use fewer ranks"):
         made(str(tmp_path / "few.jsonl"), 3, 8)[0]
@@ -136,6 +139,21 @@ def test_misuse_and_a_rank_without_documents(here, tmp_path):
     assert len(dataset) == 400
     with pytest.raises((FileNotFoundError, ImportError, ConnectionError)):
         dataset[0]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+        {"chosen": "a b", "rejected": "a c"},
+        {"prompt": "a", "completion": "b", "label": False},
+    ],
+)
+def test_rejected_answers_are_no_rows_to_train(tmp_path, row):
+    path = jsonl(tmp_path / "in.jsonl", [row] * 5)
+    for door in (made, lambda path: SFTDataset(path, "bytes", output="numpy")):
+        with pytest.raises(ValueError, match="in.jsonl holds preferences .* response"):
+            door(str(path))[0]
 
 
 CODE = """

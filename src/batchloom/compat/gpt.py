@@ -52,7 +52,7 @@ class GPTDataLoader:
         SettingsError: settings that are missing or cannot be.
         StoreMissingError: ``No training shards found`` in the folder.
         StoreError: the shards are damaged.
-        InputError: a store of which some tokens are not trained.
+        InputError: a store, or shards of one, of which some tokens are not trained.
     """
 
     def __init__(
@@ -81,7 +81,10 @@ class GPTDataLoader:
 
         Raises:
             InputError: there is no tokenizer.
+            SettingsError: what is given is no text.
         """
+        if not isinstance(text, str):
+            raise_problems([f"text: {shown(text)} is no text; give one str"])
         if self._tokenizer is None:
             raise InputError("prepare_data needs a tokenizer: GPTDataLoader(config, tokenizer).")
         self._set({"train": [self._tokenizer.encode_batch([text])[0]]})
@@ -131,8 +134,9 @@ class GPTDataLoader:
         return line.take(at, at + size + 1)
 
     def _line(self, split: str) -> "_Line":
-        if split not in SPLITS:
-            raise_problems([f"split: {shown(split)} is none of train, val{nearest(split, SPLITS)}"])
+        if not isinstance(split, str) or split not in SPLITS:
+            hint = nearest(str(split), SPLITS)
+            raise_problems([f"split: {shown(split)} is none of train, val{hint}"])
         line = self._lines.get(SPLITS[split])
         if line is None:
             raise InputError(
@@ -188,10 +192,11 @@ class _Settings:
 
 def _is_dtype(found: Any) -> bool:
     try:
-        np.dtype(found.get("dtype", "uint32"))
+        dtype = np.dtype(found.get("dtype", "uint32"))
     except TypeError:
         return False
-    return True
+    # Shards are read as little-endian, whatever the machine.
+    return dtype.newbyteorder("<") == dtype
 
 
 @final
@@ -242,14 +247,8 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         train = open_store(folder)
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
         if any(store.masked for store in stores):
-            raise InputError(
-                f"{folder} is a store of which some tokens are not trained, which a window (x, y) cannot say; take "
-                "batchloom.Loader, whose labels say it."
-            )
-        return {
-            store.split: [_shard(stem.with_name(stem.name + ".bin"), dtype) for stem in store.stems]
-            for store in stores
-        }
+            raise _masked(folder)
+        return {store.split: [_indexed(stem) for stem in store.stems] for store in stores}
     found = {split: _shards(folder, split, dtype) for split in ("train", "val")}
     found["train"] = found["train"] or [
         _shard(path, dtype) for path in sorted(folder.glob("shard_*.bin"))
@@ -268,12 +267,29 @@ def _shards(folder: Path, split: str, dtype: str) -> list[Tokens]:
 def _shard(path: Path, dtype: str) -> Tokens:
     """The ids of a shard: what its index says, or without one all of it in ``dtype``."""
     stem = path.with_suffix("")
-    if stem.with_name(stem.name + ".idx").is_file():
-        return map_prefix(stem)[0].tokens
+    # A shard of a store has a dtype of its own: its bytes are no ids of another one.
+    if any(path.with_suffix(ending).exists() for ending in (".idx", ".docs")):
+        return _indexed(stem)
     view, item = map_file(path), np.dtype(dtype).newbyteorder("<")
-    if not len(view) or len(view) % item.itemsize:
-        raise (InputError if len(view) else InputMissingError)(
+    if not len(view):
+        raise InputMissingError(f"{path} is empty: it has 0 bytes; write it anew, or remove it.")
+    if len(view) % item.itemsize:
+        raise InputError(
             f"{path} has {len(view):,} bytes, no multiple of the {item.itemsize} of {dtype}: it is cut short, or "
             "another config.dtype is right."
         )
     return np.frombuffer(view, item)
+
+
+def _indexed(stem: Path) -> Tokens:
+    """The ids of a shard that has an index, all of which are trained."""
+    if stem.with_name(stem.name + ".mask").exists():
+        raise _masked(stem)
+    return map_prefix(stem)[0].tokens
+
+
+def _masked(place: Path) -> InputError:
+    return InputError(
+        f"{place} holds documents of which some tokens are not trained, which a window (x, y) cannot say; take "
+        "batchloom.Loader, whose labels say it."
+    )

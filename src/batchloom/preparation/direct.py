@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
+from batchloom.core.errors import InputError
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.encode import Encoded, encode_chats, encode_rows, encode_texts
 from batchloom.preparation.reading import Reading, texts_in
@@ -55,13 +56,14 @@ def encode_directly(
         world_size: see there; what is not of this rank is read and not encoded.
 
     Raises:
-        InputError: a source cannot be read, or ``how.refuse`` raises for a record.
+        InputError: a source cannot be read or holds preferences, or ``how.refuse`` raises for a record.
         TemplateError: the template cannot be used.
     """
     encoder = _Encoder(how)
     number = 0
     for source in sources:
         reading, consumed = how.reading(source), 0
+        _refuse_preferences(source, reading)
         with PartReader(Part(source, 0, source.size), reading.rules) as reader:
             for found in reader:
                 how.seen(reader.consumed - consumed, found.seen)
@@ -82,6 +84,15 @@ def encode_directly(
                     how.refuse(source, BadRecord(places[at], offsets[at], None, left.reason, ""))
                 yield made
             reader.finish()
+
+
+def _refuse_preferences(source: Source, reading: Reading) -> None:
+    if reading.preferences:
+        raise InputError(
+            f"{source.name} holds preferences ({reading.detected}), of which the rejected are not to be imitated. "
+            "Prepare a store of it, which preference trainers read with batchloom.store.preferences; or keep the "
+            "wanted answers alone, in a column called response."
+        )
 
 
 @final
