@@ -1,5 +1,6 @@
 """``GPTDataLoader``: a memmap shard loader, ``get_batch(split) -> (x, y)``, each position once an epoch."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from batchloom.core.spec import nearest, raise_problems, shown, whole
 from batchloom.plan.permute import Permutation
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.index import map_file
+from batchloom.store.lone import refuse_lone_shard
 from batchloom.store.missing import no_store
 from batchloom.store.reader import open_store
 from batchloom.store.shards import map_prefix
@@ -26,6 +28,7 @@ _BLOCK_SIZE = ("block_size", "seq_len", "max_seq_length", "context_length")
 _DTYPES = ("uint16", "uint32", "int32")
 _VAL_FRACTION = 0.1
 
+_LOG = logging.getLogger("batchloom")
 Tokens = NDArray[Any]
 
 
@@ -83,7 +86,7 @@ class GPTDataLoader:
             InputError: there is no tokenizer.
             SettingsError: what is given is no text.
         """
-        if not isinstance(text, str):
+        if not hasattr(text, "encode"):
             raise_problems([f"text: {shown(text)} is no text; give one str"])
         if self._tokenizer is None:
             raise InputError("prepare_data needs a tokenizer: GPTDataLoader(config, tokenizer).")
@@ -196,7 +199,7 @@ def _is_dtype(found: Any) -> bool:
     except TypeError:
         return False
     # Shards are read as little-endian, whatever the machine.
-    return dtype.newbyteorder("<") == dtype
+    return bool(dtype.newbyteorder("<") == dtype)
 
 
 @final
@@ -248,6 +251,8 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
         if any(store.masked for store in stores):
             raise _masked(folder)
+        if train.synthetic:
+            _LOG.warning("source=synthetic: the documents of %s are made up.", folder)
         return {store.split: [_indexed(stem) for stem in store.stems] for store in stores}
     found = {split: _shards(folder, split, dtype) for split in ("train", "val")}
     found["train"] = found["train"] or [
@@ -269,6 +274,7 @@ def _shard(path: Path, dtype: str) -> Tokens:
     stem = path.with_suffix("")
     # A shard of a store has a dtype of its own: its bytes are no ids of another one.
     if any(path.with_suffix(ending).exists() for ending in (".idx", ".docs")):
+        refuse_lone_shard(stem)
         return _indexed(stem)
     view, item = map_file(path), np.dtype(dtype).newbyteorder("<")
     if not len(view):
