@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import batchloom
 from batchloom.testing.stores import write_store
 from sources.hub_server import hub_serving
 
@@ -81,10 +82,20 @@ def test_to_json_lines(tmp_path):
 
 @pytest.mark.parametrize(
     ("what", "code", "said"),
-    [("store", 1, "FAULT"), ("nowhere", 1, "nowhere"), ("in.txt", 1, "batchloom prepare in.txt")],
+    [
+        ("store", 1, "FAULT"),
+        ("nowhere", 1, "nowhere"),
+        ("in.txt", 1, "batchloom prepare in.txt"),
+        ("unseen", 1, "no batches: "),
+        ("pairs", 1, "holds preferences"),
+    ],
 )
 def test_checking_what_gives_no_batch(tmp_path, what, code, said):
     (tmp_path / "in.txt").write_text("words")
+    pair = {"prompt": "q", "chosen": "yes", "rejected": "no"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
+    batchloom.prepare(tmp_path / "pairs.jsonl", out=tmp_path / "pairs", tokenizer="bytes")
+    write_store(tmp_path / "unseen", {"val": [[1, 2, 256]]})
     write_store(tmp_path / "store", [[1, 2, 3]])
     (tmp_path / "store/train/shard_00000.bin").write_bytes(b"\0" * 6)
     done = script(tmp_path, "check_data_loading.py", what)

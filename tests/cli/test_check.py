@@ -61,6 +61,13 @@ def test_a_damaged_store_is_real_and_nothing_of_it_would_be_used(here, capsys):
     assert (found["data"], found["used"]) == ("real", "nothing, before what is faulty is mended")
 
 
+def test_whether_a_store_without_a_readable_manifest_is_real_is_not_known(here, capsys):
+    (here / "made/dataset_metadata.json").write_text("{")
+    assert run(["check", "made", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["data"], found["used"]) == ("unknown", "nothing, before what is faulty is mended")
+
+
 def test_what_is_there_and_cannot_be_told_is_an_error(here, capsys):
     (here / "half/.work").mkdir(parents=True)
     assert run(["check", "half", "--json"]) == 1

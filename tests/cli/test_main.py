@@ -176,6 +176,21 @@ def test_an_error_is_one_sentence_without_a_traceback(tmp_path):
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_no_harm(tmp_path, closed):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 3)
+    words = "prepare a.jsonl --out s --tokenizer bytes"
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m batchloom {words} {closed}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert run(["check", str(tmp_path / "s")]) == 0
+
+
 def test_help_is_quick_and_loads_no_torch():
     code = "import sys; from batchloom.cli.main import run; code = run(['--help']); assert 'torch' not in sys.modules; sys.exit(code)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

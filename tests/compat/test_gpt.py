@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from batchloom.compat import GPTDataLoader
+from batchloom.core.errors import StoreError
 from batchloom.testing.stores import write_store
 
 CONFIG = {"block_size": 16, "batch_size": 4, "output": "numpy", "val_fraction": 0.0}
@@ -143,8 +144,29 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"they are not uint32 \(config.dtype\)"):
         GPTDataLoader(CONFIG, "bytes", wide).get_batch("train")
     write_store(tmp_path / "masked", [[1, 2, 3]] * 40, trained=[[0, 1, 1]] * 40)
-    with pytest.raises(ValueError, match=r"some tokens are not trained.*batchloom.Loader"):
-        GPTDataLoader(CONFIG, "bytes", tmp_path / "masked")
+    for place in (tmp_path / "masked", tmp_path / "masked" / "train"):
+        with pytest.raises(ValueError, match=r"some tokens are not trained.*batchloom.Loader"):
+            GPTDataLoader(CONFIG, "bytes", place)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "shard_00000.bin").touch()
+    with pytest.raises(FileNotFoundError, match="shard_00000.bin is empty: it has 0 bytes"):
+        GPTDataLoader(CONFIG, "bytes", tmp_path / "none")
+
+
+@pytest.mark.parametrize("lost", ["train/shard_00001.idx", "*/*.idx", "*.json"])
+def test_shards_of_a_damaged_store_are_never_read_as_headerless(tmp_path, lost):
+    # An even number of ids, which would pass for half as many of twice the size.
+    write_store(tmp_path, {"train": [[1, 2, 3, 256]] * 40, "val": [[5]] * 2}, documents_per_shard=7)
+    for path in tmp_path.glob(lost):
+        path.unlink()
+    for place in (tmp_path, tmp_path / "train"):
+        try:
+            loader = GPTDataLoader(CONFIG, dataset_dir=place)
+        except StoreError:
+            continue
+        x, _ = epochs(loader, loader.batches_per_epoch())
+        assert set(x.ravel().tolist()) == {1, 2, 3, 256}
+        assert "json" in lost
 
 
 def test_misuse_is_told_at_once():
@@ -158,6 +180,14 @@ def test_misuse_is_told_at_once():
         loader.get_batch("train")
     with pytest.raises(ValueError, match="split: 'trian' is none of train, val; did you mean"):
         loader.get_batch("trian")
+    for split in (None, ["train"]):
+        with pytest.raises(ValueError, match="split: .* is none of train, val"):
+            loader.get_batch(split)
+    for text in (b"short", None, ["short"]):
+        with pytest.raises(ValueError, match="text: .* is no text; give one str"):
+            loader.prepare_data(text)
+    with pytest.raises(ValueError, match="config.dtype: '>u4' is none of uint16, uint32, int32"):
+        GPTDataLoader({**CONFIG, "dtype": ">u4"}, "bytes")
     loader.prepare_data("short")
     with pytest.raises(ValueError, match="train has 5 tokens, and block_size 16 takes 17"):
         loader.get_batch("train")

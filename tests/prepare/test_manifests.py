@@ -317,6 +317,10 @@ def test_a_trainers_file(folder, name):
         ("dataset: 5", "dataset holds a number, not settings"),
         ("dataset: {dataset_path: x}\ndatasets: [{path: x}]", "one of them is read"),
         ("modules: {trainer: {overrides: {sft_dataset_name: [x]}}}", "names no data set"),
+        (
+            "modules: {a: {overrides: {sft_dataset_name: x}}, b: {overrides: {sft_dataset_name: y}}}",
+            "modules.a.overrides.sft_dataset_name is 'x' and modules.b.overrides.sft_dataset_name 'y'",
+        ),
         ("datasets: 5", "datasets: 5 is not a list"),
     ],
 )
@@ -397,6 +401,9 @@ def test_what_is_missing_is_named_with_its_place(folder, monkeypatch):
         f"{path}, datasets[0]: JSONL file not found: {folder}/data/sum.jsonl: name files, folders or quoted globs that "
         f"exist; did you mean 'sums.jsonl'?; missing too: {folder}/x.json ({path}, datasets[2])."
     )
+    one = write(folder / "one.yaml", "datasets: [{path: data/sum.jsonl}]")
+    with pytest.raises(InputMissingError, match=r"did you mean 'sums.jsonl'\?$"):
+        prepare(one, folder / "out")
     monkeypatch.chdir(folder)
     with pytest.raises(InputMissingError, match="Relative paths begin at the folder of the file"):
         prepare(write(folder / "conf" / "m.yaml", "datasets: [{path: data/sums.jsonl}]"), "out")

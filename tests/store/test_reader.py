@@ -47,6 +47,14 @@ def test_nothing_there(tmp_path):
         batchloom.open_store(tmp_path / "no")
     with pytest.raises(FileNotFoundError, match="the folder is empty. Make one with: batchloom"):
         batchloom.open_store(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "no")
+    with pytest.raises(StoreMissingError, match=r"a link that leads nowhere\. Make one with"):
+        batchloom.open_store(tmp_path / "link")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(StoreMissingError, match="this is a pipe or a device") as error:
+            batchloom.open_store(path)
+        assert "did you mean" not in str(error.value)
 
 
 @pytest.mark.parametrize(

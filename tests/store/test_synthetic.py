@@ -1,6 +1,7 @@
 """Synthetic data: arithmetic on its settings, read like any store, and always called what it is."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchloom
+from batchloom.compat import GPTDataLoader, IndexedDataset
 from batchloom.core.errors import InputError, SettingsError, StoreError
 from batchloom.core.synthetic import Synthetic, SyntheticSpec, parse_synthetic
+from batchloom.preparation.importing import import_tokens
 from batchloom.store.verify import verify_prefix, verify_store
 from batchloom.testing.stores import write_store
 
@@ -146,6 +149,43 @@ def test_it_reads_like_any_store():
 def test_settings_that_are_none(given, said):
     with pytest.raises(SettingsError, match=said):
         batchloom.open_store(given)
+
+
+@pytest.mark.parametrize("made", ["made-up documents", "preferences"])
+def test_a_shard_does_not_pass_for_what_its_store_says_it_is_not(tmp_path, monkeypatch, made):
+    if made == "preferences":
+        rows = ({"prompt": f"q{n}", "chosen": "yes", "rejected": f"no {n}"} for n in range(9))
+        given = tmp_path / "in.jsonl"
+        given.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        given = "dummy:documents=9,vocab=257,kind=text"
+    tokenizer = {"tokenizer": "bytes"} if made == "preferences" else {}
+    store = batchloom.prepare(given, out=tmp_path / "s", val_fraction=0, **tokenizer).path
+    prefix = store / "train/shard_00000"
+    named = f"is a shard of a store of {made}.*name the store itself: {store}$"
+    config = {"block_size": 4, "batch_size": 1, "output": "numpy"}
+    doors = [
+        batchloom.open_store,
+        batchloom.check,
+        IndexedDataset,
+        lambda prefix: import_tokens(prefix, out=tmp_path / "i", tokenizer="bytes"),
+        lambda prefix: import_tokens(prefix.parent, out=tmp_path / "i", tokenizer="bytes"),
+    ]
+    monkeypatch.chdir(prefix.parent)
+    for place in (prefix, prefix.with_suffix(".bin"), Path("shard_00000")):
+        for door in doors:
+            with pytest.raises(InputError, match=named):
+                door(place)
+    with pytest.raises(InputError, match=f"{named}|not trained"):
+        GPTDataLoader(config, dataset_dir=store / "train")
+    assert not (tmp_path / "i").exists()
+
+
+def test_a_window_of_made_up_documents_is_called_one(tmp_path, caplog):
+    store = batchloom.prepare("dummy:documents=9", out=tmp_path / "s", val_fraction=0).path
+    config = {"block_size": 4, "batch_size": 1, "output": "numpy"}
+    assert GPTDataLoader(config, dataset_dir=store).get_batch("train")[0].shape == (1, 4)
+    assert f"source=synthetic: the documents of {store} are made up." in caplog.text
 
 
 def test_every_problem_is_told_at_once():

@@ -132,6 +132,9 @@ def broken(folder, how):
     if how == "a dangling link":
         (folder / "link").symlink_to(folder / "gone")
         return folder / "link"
+    if how == "behind a dangling link":
+        (folder / "link").symlink_to(folder / "not mounted")
+        return folder / "link/data/s"
     if how == "a name too long":
         return folder / ("x" * 300)
     if how == "below a file":
@@ -154,6 +157,7 @@ def broken(folder, how):
         "damaged",
         "half a prefix",
         "a dangling link",
+        "behind a dangling link",
         "empty",
         "unfinished",
         "text",

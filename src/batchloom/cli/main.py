@@ -27,6 +27,7 @@ def main() -> None:
     if heeded:
         # Modules that are being imported may take an exception for a missing package.
         signal.signal(signal.SIGINT, _leave)
+    _open_closed()
     from batchloom.cli import commands  # noqa: F401, PLC0415 - takes its time
 
     # Paths may hold what the terminal's encoding cannot spell.
@@ -46,6 +47,15 @@ def main() -> None:
         if heeded:
             signal.signal(signal.SIGINT, _leave)
     sys.exit(code)
+
+
+def _open_closed() -> None:
+    """Open what was closed for us (``>&-``), so that no file of the job becomes standard output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # The lowest number that is free is the one that was closed.
+            null = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(null, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
 
 
 def _leave(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a handler's signature

@@ -1,5 +1,6 @@
 """``GPTDataLoader``: a memmap shard loader, ``get_batch(split) -> (x, y)``, each position once an epoch."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from batchloom.core.spec import nearest, raise_problems, shown, whole
 from batchloom.plan.permute import Permutation
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.index import map_file
+from batchloom.store.lone import refuse_lone_shard
 from batchloom.store.missing import no_store
 from batchloom.store.reader import open_store
 from batchloom.store.shards import map_prefix
@@ -27,6 +29,7 @@ _BLOCK_SIZE = ("block_size", "seq_len", "max_seq_length", "context_length")
 _DTYPES = ("uint16", "uint32", "int32")
 _VAL_FRACTION = 0.1
 
+_LOG = logging.getLogger("batchloom")
 Tokens = NDArray[Any]
 
 
@@ -53,7 +56,7 @@ class GPTDataLoader:
         SettingsError: settings that are missing or cannot be.
         StoreMissingError: ``No training shards found`` in the folder.
         StoreError: the shards are damaged.
-        InputError: a store of which some tokens are not trained, or of preferences.
+        InputError: a store, or shards of one, of which some tokens are not trained, or of preferences.
     """
 
     def __init__(
@@ -82,7 +85,10 @@ class GPTDataLoader:
 
         Raises:
             InputError: there is no tokenizer.
+            SettingsError: what is given is no text.
         """
+        if not hasattr(text, "encode"):
+            raise_problems([f"text: {shown(text)} is no text; give one str"])
         if self._tokenizer is None:
             raise InputError("prepare_data needs a tokenizer: GPTDataLoader(config, tokenizer).")
         self._set({"train": [self._tokenizer.encode_batch([text])[0]]})
@@ -132,8 +138,9 @@ class GPTDataLoader:
         return line.take(at, at + size + 1)
 
     def _line(self, split: str) -> "_Line":
-        if split not in SPLITS:
-            raise_problems([f"split: {shown(split)} is none of train, val{nearest(split, SPLITS)}"])
+        if not isinstance(split, str) or split not in SPLITS:
+            hint = nearest(str(split), SPLITS)
+            raise_problems([f"split: {shown(split)} is none of train, val{hint}"])
         line = self._lines.get(SPLITS[split])
         if line is None:
             raise InputError(
@@ -189,10 +196,11 @@ class _Settings:
 
 def _is_dtype(found: Any) -> bool:
     try:
-        np.dtype(found.get("dtype", "uint32"))
+        dtype = np.dtype(found.get("dtype", "uint32"))
     except TypeError:
         return False
-    return True
+    # Shards are read as little-endian, whatever the machine.
+    return bool(dtype.newbyteorder("<") == dtype)
 
 
 @final
@@ -244,14 +252,10 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
         refuse_preferences(train)
         if any(store.masked for store in stores):
-            raise InputError(
-                f"{folder} is a store of which some tokens are not trained, which a window (x, y) cannot say; take "
-                "batchloom.Loader, whose labels say it."
-            )
-        return {
-            store.split: [_shard(stem.with_name(stem.name + ".bin"), dtype) for stem in store.stems]
-            for store in stores
-        }
+            raise _masked(folder)
+        if train.synthetic:
+            _LOG.warning("source=synthetic: the documents of %s are made up.", folder)
+        return {store.split: [_indexed(stem) for stem in store.stems] for store in stores}
     found = {split: _shards(folder, split, dtype) for split in ("train", "val")}
     found["train"] = found["train"] or [
         _shard(path, dtype) for path in sorted(folder.glob("shard_*.bin"))
@@ -270,12 +274,30 @@ def _shards(folder: Path, split: str, dtype: str) -> list[Tokens]:
 def _shard(path: Path, dtype: str) -> Tokens:
     """The ids of a shard: what its index says, or without one all of it in ``dtype``."""
     stem = path.with_suffix("")
-    if stem.with_name(stem.name + ".idx").is_file():
-        return map_prefix(stem)[0].tokens
+    # A shard of a store has a dtype of its own: its bytes are no ids of another one.
+    if any(path.with_suffix(ending).exists() for ending in (".idx", ".docs")):
+        refuse_lone_shard(stem)
+        return _indexed(stem)
     view, item = map_file(path), np.dtype(dtype).newbyteorder("<")
-    if not len(view) or len(view) % item.itemsize:
-        raise (InputError if len(view) else InputMissingError)(
+    if not len(view):
+        raise InputMissingError(f"{path} is empty: it has 0 bytes; write it anew, or remove it.")
+    if len(view) % item.itemsize:
+        raise InputError(
             f"{path} has {len(view):,} bytes, no multiple of the {item.itemsize} of {dtype}: it is cut short, or "
             "another config.dtype is right."
         )
     return np.frombuffer(view, item)
+
+
+def _indexed(stem: Path) -> Tokens:
+    """The ids of a shard that has an index, all of which are trained."""
+    if stem.with_name(stem.name + ".mask").exists():
+        raise _masked(stem)
+    return map_prefix(stem)[0].tokens
+
+
+def _masked(place: Path) -> InputError:
+    return InputError(
+        f"{place} holds documents of which some tokens are not trained, which a window (x, y) cannot say; take "
+        "batchloom.Loader, whose labels say it."
+    )

@@ -87,7 +87,7 @@ def create_huggingface_dataset(
         for name, value in sizes.items()
         if not 1 <= (whole(value) or 0) <= MOST_POOL_SIZE
     ]
-    if not problems and not 0 <= rank < world_size:
+    if not problems and not 0 <= (-1 if whole(rank) is None else rank) < world_size:
         problems.append(f"rank: {shown(rank)} is none of 0 to {world_size - 1}")
     raise_problems(problems)
     check_output(output)

@@ -96,9 +96,8 @@ def read_dataset_file(path: Path) -> DatasetFile:
         return _block(path, whole, blocks[0], above)
     if own:
         return DatasetFile(whole, Written(path, has_block=set(whole) != {"datasets"}))
-    named = _trainer(whole)
-    if named is not None:
-        return _of_trainer(path, *named)
+    if named := _trainer(whole):
+        return _of_trainer(path, named)
     raise InputError(f"{path} names no data sets: {_holds(whole)}; {_REMEDY}.")
 
 
@@ -121,17 +120,25 @@ def _block(path: Path, whole: dict[str, Any], name: str, above: str) -> DatasetF
     return DatasetFile(values, written)
 
 
-def _trainer(whole: dict[str, Any]) -> tuple[str, Any] | None:
-    """The data set in a trainer's file, and where it stands; None where there is none."""
+def _trainer(whole: dict[str, Any]) -> dict[str, Any]:
+    """The data sets in a trainer's file, by where they stand."""
+    found = {}
     modules = whole.get("modules")
     for module, settings in modules.items() if isinstance(modules, dict) else ():
         overrides = settings.get("overrides") if isinstance(settings, dict) else None
         if isinstance(overrides, dict) and _TRAINER_KEY in overrides:
-            return f"modules.{module}.overrides.{_TRAINER_KEY}", overrides[_TRAINER_KEY]
-    return None
+            found[f"modules.{module}.overrides.{_TRAINER_KEY}"] = overrides[_TRAINER_KEY]
+    return found
 
 
-def _of_trainer(path: Path, place: str, name: Any) -> DatasetFile:
+def _of_trainer(path: Path, named: dict[str, Any]) -> DatasetFile:
+    (place, name), *others = named.items()
+    for other, also in others:
+        if also != name:
+            raise InputError(
+                f"{path}: {place} is {shown(name)} and {other} {shown(also)}, and one data set is read; leave the "
+                "other out, or write datasets: and a list of both."
+            )
     if not isinstance(name, str) or not name:
         raise InputError(
             f"{path}: {place} is {shown(name)}, and names no data set; write a path or a Hub id."

@@ -172,8 +172,9 @@ class _Places:
         told = ", ".join(f"{other} ({where})" for where, other in others[:_SHOWN])
         told = f"; missing too: {told}" if told else ""
         more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
-        sentence = not_found(path).rstrip(".")
-        raise InputMissingError(f"{place}: {sentence}{told}{more}.{self._hint()}")
+        sentence = f"{not_found(path).rstrip('.')}{told}{more}"
+        end = "" if sentence.endswith("?") else "."
+        raise InputMissingError(f"{place}: {sentence}{end}{self._hint()}")
 
     def _hint(self) -> str:
         """Where what is missing may be, where that can be told; with a space before it."""

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from batchloom.core.errors import InputError, InputMissingError, StoreError
 from batchloom.core.files import refuse_url
 from batchloom.sources.listing import STORE_MARK, input_labels
 from batchloom.store.index import map_file
+from batchloom.store.lone import refuse_lone_shard
 from batchloom.store.mask import Mask, map_mask
 from batchloom.store.shards import map_prefix
 from batchloom.store.writer import write_pieces
@@ -89,7 +91,7 @@ def find_inputs(inputs: Sequence[str]) -> list[Found]:
 
     Raises:
         InputMissingError: there is nothing, or nothing of tokens.
-        InputError: a store, or a file that is no token file.
+        InputError: a store, a shard of one that says what its shards do not, or a file that is no token file.
     """
     found: list[Found] = []
     for given, label in zip(inputs, input_labels(inputs), strict=True):
@@ -112,6 +114,7 @@ def _find(path: Path, label: str) -> Found:
     refuse_url(path, "A token file")
     stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     if stem.with_name(stem.name + ".idx").is_file():
+        refuse_lone_shard(stem)
         tokens, kind = stem.with_name(stem.name + ".bin"), "megatron"
         label = label[: len(label) - len(path.name) + len(stem.name)]
     else:
@@ -123,8 +126,14 @@ def _find(path: Path, label: str) -> Found:
             f"There is no token file {tokens}: wanted are a Megatron prefix (NAME.bin with NAME.idx), a flat file of "
             "ids, or a .npy."
         ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(
+            f"{tokens} is neither a file nor a folder; write what it gives into a file first."
+        )
     if not status.st_size:
-        raise InputMissingError(f"{tokens} is empty: it has 0 bytes.")
+        raise InputMissingError(
+            f"{tokens} is empty: it has 0 bytes; name a file with something in it."
+        )
     return Found(tokens, label, kind, status.st_size, status.st_mtime_ns)
 
 

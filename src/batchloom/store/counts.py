@@ -43,7 +43,8 @@ def _of_the_whole(folder: Path, manifest: Manifest) -> Iterator[Compared]:
     records = sum(part.records for source in sources for part in source.parts)
     yield "records", counts.records, "the parts of its sources hold", records
     fates = counts.documents + counts.quarantined + sum(counts.dropped.values())
-    together = "its documents, quarantined and dropped records together are"
+    noun = "pairs" if manifest.preferences == "pairs" else "documents"
+    together = f"its {noun}, quarantined and dropped records together are"
     yield "records", counts.records, together, fates - counts.further
     lines = _lines(folder / QUARANTINE_NAME)
     yield "quarantined records", counts.quarantined, f"{QUARANTINE_NAME} has", lines

@@ -40,8 +40,12 @@ def _sentence(path: Path) -> str:
         )
     if path.is_dir():
         return f"{lead}the folder is empty. Make one with: batchloom prepare INPUT... --out {path}"
-    meant = nearest_path(str(path)).rstrip(".") or nearest(str(path).partition(":")[0], NAMES)
+    if path.exists():
+        return f"{lead}this is a pipe or a device. Name the folder that batchloom prepare made."
+    meant = nearest_path(str(path))
+    if meant == ".":
+        meant = nearest(str(path).partition(":")[0], NAMES) or meant
     return (
-        f"{lead}neither a folder with a manifest nor {path.name}.bin with {path.name}.idx{meant or '.'} "
+        f"{lead}neither a folder with a manifest nor {path.name}.bin with {path.name}.idx{meant} "
         f"Make one with: batchloom prepare INPUT... --out {path}"
     )

@@ -27,6 +27,7 @@ from batchloom.store.format import (
 )
 from batchloom.store.index import map_file
 from batchloom.store.lengths import StoreLengths
+from batchloom.store.lone import refuse_lone_shard
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.store.mask import Mask, map_mask
 from batchloom.store.missing import no_store
@@ -491,7 +492,8 @@ def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
     Raises:
         StoreMissingError: there is neither a store nor a prefix at ``path``.
         StoreError: the store is damaged, of another format, or names files outside itself.
-        InputError: the subset does not exist or is empty, or ``path`` is a URL.
+        InputError: the subset does not exist or is empty, ``path`` is a URL, or a shard of a store of synthetic
+            documents or preferences.
         SettingsError: settings of synthetic data that are none.
     """
     refuse_url(path, "The store")
@@ -555,6 +557,7 @@ def _open_synthetic(made: Generated, split: str) -> Store:
 
 
 def _open_prefix(stem: Path) -> Store:
+    refuse_lone_shard(stem)
     shard, lengths = map_prefix(stem)
     place = Place(stem, lengths.size, shard.tokens.nbytes, shard)
     return Store(stem, "", None, StoreLengths(lengths), [place], shard.tokens.dtype)

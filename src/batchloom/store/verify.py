@@ -43,7 +43,8 @@ class Verdict:
         faults: one sentence each; none means sound.
         facts: what was checked and counted, in order, for people to read.
         sample: the beginning of a document, decoded.
-        data: ``real`` or ``synthetic``. (Of what is ``absent`` there is no verdict but an error.)
+        data: ``real``, ``synthetic``, or ``unknown`` where the manifest, which says it, cannot be read. (Of what is
+            ``absent`` there is no verdict but an error.)
         used: what a training would read of it.
     """
 
@@ -52,7 +53,7 @@ class Verdict:
     faults: list[str] = field(default_factory=list)
     facts: dict[str, str | int] = field(default_factory=dict)
     sample: str = ""
-    data: Literal["real", "synthetic"] = "real"
+    data: Literal["real", "synthetic", "unknown"] = "real"
     used: str = ""
 
     @property
@@ -78,6 +79,7 @@ def verify_store(folder: Path, progress: Callable[[int], None] | None = None) ->
         raise
     except StoreError as error:
         verdict.faults.append(str(error))
+        verdict.data, verdict.used = "unknown", _used_of(verdict, {})
         return verdict
     verdict.data = "synthetic" if is_synthetic(manifest) else "real"
     tick = progress or (lambda _: None)

@@ -61,11 +61,15 @@ def _absent_store(data: Path) -> str:
 
 
 def _is_absent(path: Path) -> bool:
-    """Whether the system says that nothing is there: not that it may not be looked at."""
+    """Whether the system says that nothing is there: not that it may not be looked at.
+
+    Behind a link that leads nowhere there may be data which is not mounted now.
+    """
     try:
         path.lstat()
     except OSError as error:
-        return isinstance(error, FileNotFoundError)
+        behind = any(above.is_symlink() and not above.exists() for above in path.parents)
+        return isinstance(error, FileNotFoundError) and not behind
     return False
 
 
