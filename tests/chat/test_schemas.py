@@ -10,7 +10,7 @@ from batchloom.chat.detect import detect_schema
 from batchloom.chat.mapping import parse_mapping
 from batchloom.chat.records import record_reader
 from batchloom.core.conversation import Conversation, Labelled, Pair
-from batchloom.core.errors import SchemaError, SettingsError
+from batchloom.core.errors import SchemaError, SettingsError, UnusableRecordError
 
 
 def user(text):
@@ -426,6 +426,33 @@ def test_what_comes_late_is_read():
     schema = detect_schema([{"instruction": "i", "output": "o"}])
     late = {"instruction": "i", "output": "o", "input": "x", "system": "s"}
     assert record_reader(schema)(late).messages == [system("s"), user("i\nx"), assistant("o")]
+
+
+IDS = {"input_ids": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("first", "late", "role"),
+    [
+        ({"prompt": "q", "completion": "a"}, {"label": False}, "label"),
+        ({"question": "q", "answer": "a", "label": ""}, {"label": "false"}, "label"),
+        ({"messages": TALK, "label": None}, {"label": 0}, "label"),
+        (IDS, {"loss_mask": [0, 1]}, "loss_mask"),
+        (IDS, {"labels": [-100, 2]}, "labels"),
+        (IDS | {"attention_mask": None}, {"attention_mask": [0, 1]}, "attention_mask"),
+        ({"chosen": "q a", "rejected": "q b"}, {"prompt": "q"}, "prompt"),
+    ],
+)
+def test_what_would_change_a_record_and_comes_late_is_refused(first, late, role):
+    read_one = record_reader(detect_schema([first] * 3))
+    read_one(first)
+    with pytest.raises(
+        UnusableRecordError, match=f"column '{role}' holds .* first records have nothing.*{role}="
+    ):
+        read_one(first | late)
+    record_reader(detect_schema([first] * 3, {role: ""}))(first | late)
+    # Seen in the first records it is another task's, or heeded.
+    record_reader(detect_schema([first | late] * 3))(first | late)
 
 
 def test_real_files(real_data):

@@ -34,11 +34,38 @@ def test_exit_codes(chat, tmp_path, capsys):
     assert run(["doctor", chat, *words, "--overlong", "drip"]) == 2
     assert run(["doctor", chat, *words, "--train_on", "nobody"]) == 2
     assert run(["doctor"]) == 2
+    assert run(["doctor", chat, *words, "--global-batch-size", "0"]) == 2
     assert run(["doctor", chat, "--tokenizer", "no-such"]) == 1
     bad = jsonl(tmp_path / "bad.jsonl", [{"c1": 1, "c2": 2}])
     capsys.readouterr()
     assert run(["doctor", str(bad), *words, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["faults"]
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["missing.jsonl"], "JSONL file not found: missing.jsonl"),
+        (["empty.jsonl"], "empty.jsonl is empty"),
+        (["gone.zip"], "gone.zip is no sound zip archive"),
+        (["in.jsonl", "--tokenizer", "no-such"], "there is no tokenizer 'no-such'"),
+        (["http://me:pass@127.0.0.1:9/a.jsonl?key=word"], "http://127.0.0.1:9/a.jsonl"),
+    ],
+)
+def test_json_is_one_object_where_nothing_can_be_read_too(
+    words, fault, chat, tmp_path, monkeypatch, capsys
+):
+    assert chat == str(tmp_path / "in.jsonl")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "gone.zip").write_bytes(b"PK\3\4")
+    assert run(["doctor", *words, "--json"]) == 1
+    told = capsys.readouterr()
+    plain = json.loads(told.out)
+    assert fault in plain["faults"][0]
+    assert (plain["sound"], plain["sources"], told.err) == (False, [], "")
+    assert "pass" not in told.out
+    assert "word" not in told.out
 
 
 def test_json_is_one_object_and_the_options_reach_it(chat, capsys):

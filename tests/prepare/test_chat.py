@@ -337,3 +337,27 @@ def test_a_template_nobody_needs_leaves_no_path_in_the_store(tmp_path):
     (tmp_path / "none.jinja").write_text("{{ messages }}")
     result = make(tmp_path, [{"text": "x"}], template=str(tmp_path / "none.jinja"))
     assert str(tmp_path) not in (result.path / "dataset_metadata.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("order", "shown", "said"),
+    [
+        ("messages", "m.content | upper", "changes contents or leaves out parts of them"),
+        ("messages", "m.content | trim", "strips white space around contents"),
+        ("messages[-2:] + messages[:-2]", "m.content", "writes messages in another order"),
+        ("messages if m.role != 'system'", "m.content", "leaves out messages"),
+    ],
+)
+@pytest.mark.parametrize("preferred", [False, True], ids=["chat", "pairs"])
+def test_what_a_template_does_to_turns_is_told_once(
+    tmp_path, caplog, order, shown, said, preferred
+):
+    (tmp_path / "odd.jinja").write_text(
+        f"{{% for m in {order} %}}{{{{ m.role ~ ':' ~ {shown} ~ ';' }}}}{{% endfor %}}"
+    )
+    prompt = {"system": "Short!", "prompt": " How much is 1 + 1?"}
+    answers = {"chosen": "two", "rejected": "three"} if preferred else {"response": "two"}
+    template = str(tmp_path / "odd.jinja")
+    make(tmp_path, [prompt | answers] * 2, template=template, max_bad=2)
+    (told,) = [note for note in caplog.messages if said in note]
+    assert told.startswith(f"Template odd.jinja {said}, first in in.jsonl: ")

@@ -503,3 +503,28 @@ def test_a_stopped_job_over_standard_input_goes_on_with_the_same_bytes(tmp_path,
     assert make("-", tmp_path / "o", unit_bytes=300_000).resumed_units > 1
     assert len(texts(tmp_path / "o")) == 3000
     assert not (tmp_path / "o" / ".work").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "hf://",
+            "hf://x",
+            "hf://datasets/a",
+            "hf://datasets/a/b@",
+            "hf://datasets/a b/c/d.jsonl",
+        ),
+        *("s3://", "s3://B_AD bucket/x.jsonl", "http://", "data://x", "reference://"),
+    ],
+)
+def test_an_address_its_library_does_not_take_is_named(url):
+    with pytest.raises(InputError) as told:
+        list_sources([url])
+    assert url in str(told.value)
+    assert "address is n" in str(told.value)
+
+
+def test_a_scheme_may_be_written_in_capitals(web):
+    web.files["/a.jsonl"] = LINES
+    assert Read(web.url.replace("http", "HTTP") + "/a.jsonl", field="text").seen == 3000

@@ -91,7 +91,8 @@ def _fit(
             columns[role] = found
     if not fitting:
         return 0, None
-    return fitting, Schema(rule.form, columns, _description(rule, columns, records))
+    late = _late(rule, columns, records, mapping)
+    return fitting, Schema(rule.form, columns, _description(rule, columns, records), late)
 
 
 def _pick(
@@ -133,6 +134,23 @@ def _optional(
             return ()
         return (column,) if column else ()
     return free
+
+
+def _late(
+    rule: FormRule, columns: Columns, records: Sequence[Row], mapping: Mapping[str, str]
+) -> Columns:
+    """The columns of roles every record or none must have, which none of the first records has."""
+    used = {name for names in columns.values() for name in names}
+    free = {
+        role: tuple(
+            name
+            for name in rule.optional[role]
+            if name not in used and not any(says_something(value_at(row, name)) for row in records)
+        )
+        for role in _CERTAIN
+        if role in rule.optional and role not in columns and role not in mapping
+    }
+    return {role: names for role, names in free.items() if names}
 
 
 _CERTAIN = ("prompt", "label", "labels", "loss_mask", "attention_mask")

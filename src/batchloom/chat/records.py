@@ -1,9 +1,9 @@
 """From a record to the text, conversation, preference or token ids that its schema says it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from batchloom.chat.columns import Row, absent, label_of
+from batchloom.chat.columns import Row, absent, label_of, says_something
 from batchloom.chat.pairs import pair_reader
 from batchloom.chat.schema import Schema
 from batchloom.chat.speech import Column, Frame, asked_reader, demand_answer, not_text, spoken
@@ -27,6 +27,11 @@ def record_reader(schema: Schema) -> Read:
     """
     if schema.form == "text":
         return _text_reader(Column.of(schema, "text"))
+    read = _reader(schema)
+    return _refusing_late(read, schema.late) if schema.late else read
+
+
+def _reader(schema: Schema) -> Read:
     if schema.form == "tokens":
         return lambda row: read_token_row(row, schema.columns)
     if schema.form == "pair":
@@ -38,6 +43,23 @@ def record_reader(schema: Schema) -> Read:
     else:
         read = _instruction_reader(schema)
     return _labelled_reader(schema, read) if "label" in schema.columns else read
+
+
+def _refusing_late(read: Read, late: Mapping[str, tuple[str, ...]]) -> Read:
+    roles = {name: role for role, names in late.items() for name in names}
+    names = frozenset(roles)
+
+    def unless_late(row: Row) -> Record:
+        if not names.isdisjoint(row):
+            for name in names.intersection(row):
+                if says_something(row[name]):
+                    raise UnusableRecordError(
+                        f"column {name!r} holds {kind_of(row[name])} where the first records have nothing: keep such "
+                        f"records in a file of their own, or leave the column out with --map {roles[name]}="
+                    )
+        return read(row)
+
+    return unless_late
 
 
 def _text_reader(column: Column) -> Read:

@@ -5,7 +5,7 @@ roles that makes a record. Forms stand in the order in which they are tried, and
 role in the order in which they are taken.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["text", "conversation", "preference", "tokens"]
@@ -84,11 +84,14 @@ class Schema:
         columns: for each role the columns that may hold it, the first that holds something wins.
             Roles a record must have name one column.
         description: one line for people, such as ``instruction/output -> 2 turns``.
+        late: columns that would make something else of a record (a label, a mask), by role, where the
+            first records have none of that role: one that has such a column is refused.
     """
 
     form: Form
     columns: dict[str, tuple[str, ...]]
     description: str
+    late: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:

@@ -11,8 +11,10 @@ from batchloom.chat.mapping import parse_mapping
 from batchloom.cli.console import plain_console
 from batchloom.cli.prepare import Display, duration, marker, megabytes
 from batchloom.cli.preview import print_preview
+from batchloom.cli.secrets import without_secrets
+from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.values import counted, visible
-from batchloom.diagnosis.doctor import Diagnosis
+from batchloom.diagnosis.doctor import Diagnosis, unread
 from batchloom.diagnosis.prepared import PreparedFacts
 from batchloom.preparation.findings import LengthFacts, SourceFacts
 
@@ -78,26 +80,35 @@ def doctor(
 
     Nothing is written. Exit code 0: sound, 1: faulty or not there, 2: wrong options.
     """
-    with Display() as display:
-        found = batchloom.doctor(
-            inputs,
-            tokenizer=tokenizer,
-            end_token=end_token,
-            text_field=text_field,
-            mapping=parse_mapping(map_) if map_ is not None else None,
-            split_on=marker(split_on),
-            normalize=normalize,
-            max_bad=max_bad,
-            template=template,
-            train_on=train_on,  # type: ignore[arg-type]  # the recipe checks it
-            max_tokens=max_tokens,
-            overlong=overlong,  # type: ignore[arg-type]
-            seq_len=seq_len,
-            global_batch_size=global_batch_size,
-            full=full,
-            preview=preview,
-            progress=display.show,
-        )
+    try:
+        with Display() as display:
+            found = batchloom.doctor(
+                inputs,
+                tokenizer=tokenizer,
+                end_token=end_token,
+                text_field=text_field,
+                mapping=parse_mapping(map_) if map_ is not None else None,
+                split_on=marker(split_on),
+                normalize=normalize,
+                max_bad=max_bad,
+                template=template,
+                train_on=train_on,  # type: ignore[arg-type]  # the recipe checks it
+                max_tokens=max_tokens,
+                overlong=overlong,  # type: ignore[arg-type]
+                seq_len=seq_len,
+                global_batch_size=global_batch_size,
+                full=full,
+                preview=preview,
+                progress=display.show,
+            )
+    except BatchloomError as error:
+        if isinstance(error, SettingsError) or not as_json:
+            raise
+        found = unread(inputs, without_secrets(str(error), inputs))
+    return _tell(found, as_json=as_json)
+
+
+def _tell(found: Diagnosis, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found.plain()))
     else:

@@ -186,6 +186,14 @@ def _commands(
     return prepare_commands(asked, named, names, sources)
 
 
+def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> None:
+    batch_size = 1 if global_batch_size is None else global_batch_size
+    PlanSpec(seq_len=seq_len, global_batch_size=batch_size)
+    number = whole(preview)
+    if number is None or number < 0:
+        raise_problems([f"preview: {shown(preview)} is no number of documents"])
+
+
 def _diagnosis(
     found: Examination,
     prepared: Sequence[PreparedFacts],
@@ -230,20 +238,24 @@ def _diagnosis(
     )
 
 
-def _of_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Diagnosis:
-    """Where all inputs are prepared there is nothing to read."""
-    found = [one.inspection for one in prepared if one.inspection]
+def unread(inputs: Sequence[str], *faults: str) -> Diagnosis:
+    """What is told where nothing was read.
+
+    Args:
+        inputs: as they were given.
+        faults: why.
+    """
     return Diagnosis(
-        inputs=tuple(inputs),
+        inputs=tuple(map(name_of, inputs)),
         exact=True,
         files=0,
         bytes=0,
         read_bytes=0,
         sources=(),
-        prepared=tuple(prepared),
+        prepared=(),
         tokenizer=None,
-        documents=sum(one.documents for one in found),
-        tokens=sum(one.tokens for one in found),
+        documents=0,
+        tokens=None,
         trained_tokens=None,
         duplicates=None,
         bad=(),
@@ -251,8 +263,21 @@ def _of_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Di
         packing=None,
         seconds=None,
         store_bytes=None,
-        faults=tuple(fault for one in prepared for fault in one.faults),
+        faults=faults,
         warnings=(),
+        notes=(),
+        commands=(),
+    )
+
+
+def _of_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Diagnosis:
+    """Where all inputs are prepared there is nothing to read."""
+    found = [one.inspection for one in prepared if one.inspection]
+    return replace(
+        unread(inputs, *(fault for one in prepared for fault in one.faults)),
+        prepared=tuple(prepared),
+        documents=sum(one.documents for one in found),
+        tokens=sum(one.tokens for one in found),
         notes=tuple(
             f"{one.path} holds bare ids: import asks for --dtype and for where documents end (--eod or "
             "--document-tokens), which the file may not say."

@@ -1,5 +1,6 @@
 """Preferences to tokens: both answers of a pair or neither, and the answer at the end of its document."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -46,6 +47,7 @@ class _Answer:
 class _Outcome:
     """What came of a batch, a preference at a time; at most one reason is told of each."""
 
+    altered: Counter[str] = field(default_factory=Counter)
     kept: list[_Answer] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
@@ -71,6 +73,7 @@ class _Outcome:
             [LeftOut(*one) for one in sorted(self.faults.items())],
             [LeftOut(*one) for one in sorted(self.dropped.items()) if one[0] not in self.faults],
             np.array(self.sides, np.uint8),
+            self.altered,
         )
 
 
@@ -90,7 +93,7 @@ def encode_pairs(
     made = _conversations(
         sides, encoder, rules, lambda n: (n // 2, f"on its {_SIDES[n % 2]} side ")
     )
-    out = _Outcome()
+    out = _Outcome(made.altered)
     for left in made.faults:
         out.faults.setdefault(
             left.number // 2, f"its {_SIDES[left.number % 2]} side: {left.reason}"
@@ -124,7 +127,7 @@ def encode_labels(
     """Render, tokenize and mask conversations whose answers are labelled; raises as :func:`encode_pairs`."""
     talks = [one.conversation for one in labelled]
     made = _conversations(talks, encoder, rules, lambda n: (n, ""))
-    out = _Outcome(faults=_reasons(made.faults), dropped=_reasons(made.dropped))
+    out = _Outcome(made.altered, faults=_reasons(made.faults), dropped=_reasons(made.dropped))
     for number, answers in _answers(made).items():
         answer = answers[0]
         if len(answers) != 1 or number in out.dropped:

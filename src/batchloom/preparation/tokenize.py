@@ -301,6 +301,10 @@ class _UnitRun:
             self._keep_aside(int(row["part"]), [_bad(row, left.reason, left.snippet)])
         for left in made.dropped:
             self._parts[int(rows["part"][left.number])].dropped[rule_of(left)] += 1
+        if made.altered and self._task.chat is not None:
+            source, _ = self._sources[int(rows["part"][0])]
+            for what in made.altered:
+                self._tally.altered(self._task.chat.renderer.name, what, source.name)
         if made.numbers is not None:
             self._count_further(rows, made.numbers, made.faults + made.dropped)
             rows = rows[made.numbers]

@@ -19,7 +19,7 @@ from batchloom.core.errors import DownloadError, InputError, MissingDependencyEr
 from batchloom.sources.addresses import scheme_of, shown
 from batchloom.sources.ahead import begun
 from batchloom.sources.gcs import ask_once, numbered
-from batchloom.sources.remote_faults import fault_of, their_errors, told
+from batchloom.sources.remote_faults import fault_of, no_address, their_errors, told
 
 T = TypeVar("T")
 
@@ -187,7 +187,7 @@ def reach(url: str) -> tuple[Any, str]:
         ) from error
     scheme = scheme_of(url)
     try:
-        fs, path = url_to_fs(url, **_options(scheme))
+        fs, path = url_to_fs(scheme + url[len(scheme) :], **_options(scheme))
     except ImportError:
         extra = _EXTRAS.get(scheme)
         wanted = (
@@ -196,7 +196,7 @@ def reach(url: str) -> tuple[Any, str]:
         raise MissingDependencyError(
             f"{shown(url)} needs a library that is not installed: {wanted}, or name local files."
         ) from None
-    except ValueError:
+    except (ValueError, TypeError):
         raise InputError(
             f"{shown(url)} is no URL that can be read: {scheme}:// is not known to fsspec, or the address "
             "is not complete; s3, gs, https, hf and file are known."
@@ -326,6 +326,8 @@ def _first_contact(url: str, look: Callable[[], T]) -> T:
             raise
         except their_errors() as error:
             fault = fault_of(error)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            fault = no_address(error)
         if fault.what == "missing":
             raise FileNotFoundError
         if fault.what != "passing" or tries == FIRST_TRIES:

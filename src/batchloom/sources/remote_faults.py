@@ -4,6 +4,7 @@ Libraries put the whole URL into their errors, with its signature; so none of th
 is repeated here, and none of their errors is chained to ours.
 """
 
+import json
 import socket
 import ssl
 import sys
@@ -36,6 +37,8 @@ _UNREACHABLE = (
     "ConnectionTimeoutError",
     "TransportError",
 )
+_NOT_WHOLE = "its address is none, or not complete ({})"
+_NO_ADDRESS = ("InvalidURL", "InvalidUrlClientError", "ParamValidationError")
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _CREDENTIALS = {
@@ -86,6 +89,13 @@ def fault_of(error: BaseException) -> Fault:
     return _by_kind(error, chain)
 
 
+def no_address(error: Exception) -> Fault:
+    """What it means where a library will not have the address, or the answer, before any system failed."""
+    if isinstance(error, json.JSONDecodeError):
+        return Fault("refused", "its server answered something else than JSON")
+    return Fault("refused", _NOT_WHOLE.format(type(error).__name__))
+
+
 def _by_status(status: int, code: str) -> Fault:
     answer = f"{status} {code}".strip()
     if status in (401, 403):
@@ -106,6 +116,8 @@ def _by_kind(error: BaseException, chain: list[BaseException]) -> Fault:
         return Fault("unreachable", "the name of its server is not known here")
     if any(isinstance(one, ConnectionRefusedError) for one in chain):
         return Fault("unreachable", "the connection was refused")
+    if names.intersection(_NO_ADDRESS):
+        return Fault("refused", _NOT_WHOLE.format(type(error).__name__))
     if names.intersection(_UNREACHABLE):
         return Fault("unreachable", "there is no connection to its server")
     if isinstance(error, TimeoutError):
