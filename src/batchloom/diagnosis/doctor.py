@@ -53,7 +53,7 @@ class Diagnosis:
         faults: why the input is faulty; none means sound.
         warnings: what people should know.
         notes: what was left out, and how inputs were understood.
-        commands: command lines that do the work, quoted for a shell.
+        commands: command lines that do the work, quoted for a shell; none where something is to be mended first.
     """
 
     inputs: tuple[str, ...]
@@ -115,11 +115,9 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
 
     Args:
         inputs: as for :func:`batchloom.prepare`; also stores and Megatron prefixes.
-        tokenizer: as for ``prepare``; None: its default, and where that cannot be had, all is
-            told that needs no tokenizer.
-        end_token, text_field, mapping, split_on, normalize, max_bad: see :class:`Recipe` and
-            :class:`ReadRecipe`.
-        template, train_on, max_tokens, overlong: see :class:`ChatRecipe`.
+        tokenizer: as for ``prepare``; None: its default, or none where that cannot be had.
+        end_token, text_field, mapping, split_on, normalize, max_bad, template, train_on, max_tokens,
+            overlong: see :class:`Recipe`, :class:`ReadRecipe` and :class:`ChatRecipe`.
         seq_len: tokens of a sequence, for packing.
         global_batch_size: sequences of a step, for the steps of an epoch.
         full: whether everything is read, whatever its size.
@@ -154,8 +152,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         ),
     )
     PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size or 1)
-    number = whole(preview)
-    if number is None or number < 0:
+    if whole(preview) is None or preview < 0:
         raise_problems([f"preview: {shown(preview)} is no number of documents"])
     prepared = [prepared_facts(one, seq_len, preview, full=full) for one in done]
     if not raw:
@@ -168,15 +165,20 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         tokenizer_optional=tokenizer is None,
     )
     packing = packing_facts(found.lengths, found.weights, seq_len, global_batch_size)
-    named = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
-    # What a manifest says of its inputs stays there.
-    asked = replace(recipe, reading=reading)
+    commands = _next(replace(recipe, reading=reading), [name_of(one) for one in raw], found)
+    notes = (*chosen.notes, *found.notes, *filter(None, [weights_note(recipe.sources)]))
+    return _diagnosis(replace(found, notes=notes), prepared, packing, commands)
+
+
+def _next(recipe: Recipe, names: Sequence[str], found: Examination) -> list[str]:
+    """The commands that prepare the inputs; none where a fault is left that no ``--map`` cures."""
+    tokenizer = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
+    # What a manifest says of its inputs is mended there.
     sources = () if recipe.sources else found.sources
-    commands = prepare_commands(asked, named, [name_of(one) for one in raw], sources)
-    weights = weights_note(recipe.sources)
-    notes = (*chosen.notes, *found.notes, *([weights] if weights else []))
-    found = replace(found, notes=notes)
-    return _diagnosis(found, prepared, packing, commands)
+    cured = {one.fault for one in sources if one.fault and one.suggestion}
+    if not cured >= {*found.faults}:
+        return []
+    return prepare_commands(recipe, tokenizer, names, sources)
 
 
 def _diagnosis(
@@ -219,7 +221,7 @@ def _diagnosis(
         faults=found.faults + tuple(fault for one in prepared for fault in one.faults),
         warnings=tuple(warnings),
         notes=found.notes,
-        commands=(*commands, *map(_use, prepared)),
+        commands=(*commands, *_uses(prepared)),
     )
 
 
@@ -246,18 +248,38 @@ def _of_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Di
         store_bytes=None,
         faults=tuple(fault for one in prepared for fault in one.faults),
         warnings=(),
-        notes=tuple(
-            f"{one.path} holds bare ids: import asks for --dtype and for where documents end (--eod or "
-            "--document-tokens), which the file may not say."
-            for one in prepared
-            if one.kind == "ids"
-        ),
-        commands=tuple(map(_use, prepared)),
+        notes=tuple(note for one in prepared if (note := _note(one))),
+        commands=_uses(prepared),
     )
 
 
+def _note(prepared: PreparedFacts) -> str:
+    if prepared.kind == "ids":
+        return (
+            f"{prepared.path} holds bare ids: import asks for --dtype and for where documents end (--eod or "
+            "--document-tokens), which the file may not say, and for --tokenizer or --vocab-size."
+        )
+    if kind := _preferences(prepared):
+        return (
+            f"{prepared.path} holds preferences ({kind}): preference trainers read it with "
+            "batchloom.store.preferences, and batchloom train refuses it."
+        )
+    return ""
+
+
+def _uses(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
+    """The commands that use what is prepared: ids become a store, all else is trained on."""
+    return tuple(_use(one) for one in prepared if not one.faults and not _preferences(one))
+
+
+def _preferences(prepared: PreparedFacts) -> str:
+    return prepared.inspection.preferences if prepared.inspection else ""
+
+
 def _use(prepared: PreparedFacts) -> str:
-    """The command that uses what is prepared: ids become a store, a store is trained on."""
-    if prepared.kind != "store":
-        return f"batchloom import {quote(prepared.path)} --out {quote(prepared.path + '-store')}"
-    return f"batchloom train --data {quote(prepared.path)} --out run"
+    path = prepared.path
+    if prepared.kind == "ids":
+        asked = "--dtype DTYPE --eod ID --tokenizer TOKENIZER"
+        return f"batchloom import {quote(path)} --out {quote(path + '-store')} {asked}"
+    stem = path.removesuffix(".bin").removesuffix(".idx") if prepared.kind == "prefix" else path
+    return f"batchloom train --data {quote(stem)} --out run"
