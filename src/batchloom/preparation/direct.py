@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
+from batchloom.core.errors import InputError
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.encode import Encoded, encode_chats, encode_rows, encode_texts
 from batchloom.preparation.reading import Reading, texts_in
@@ -55,13 +56,18 @@ def encode_directly(
         world_size: see there; what is not of this rank is read and not encoded.
 
     Raises:
-        InputError: a source cannot be read, or ``how.refuse`` raises for a record.
+        InputError: a source cannot be read or holds preferences, or ``how.refuse`` raises for a record.
         TemplateError: the template cannot be used.
     """
     encoder = _Encoder(how)
     number = 0
     for source in sources:
         reading, consumed = how.reading(source), 0
+        if reading.preferences:
+            raise InputError(
+                f"{source.name} holds preferences ({reading.preferences}), of which one answer is not wanted; prepare "
+                "it (batchloom prepare), and read the store with batchloom.store.preferences."
+            )
         with PartReader(Part(source, 0, source.size), reading.rules) as reader:
             for found in reader:
                 how.seen(reader.consumed - consumed, found.seen)
