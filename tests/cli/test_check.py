@@ -61,6 +61,12 @@ def test_a_damaged_store_is_real_and_nothing_of_it_would_be_used(here, capsys):
     assert (found["data"], found["used"]) == ("real", "nothing, before what is faulty is mended")
 
 
+def test_a_manifest_is_no_file_of_text(here, capsys):
+    (here / "all.yaml").write_text("datasets:\n- path: raw.jsonl\n")
+    assert run(["check", "all.yaml"]) == 1
+    assert "look at it with batchloom doctor" in capsys.readouterr().err
+
+
 def test_what_is_there_and_cannot_be_told_is_an_error(here, capsys):
     (here / "half/.work").mkdir(parents=True)
     assert run(["check", "half", "--json"]) == 1

@@ -8,6 +8,8 @@ from batchloom.core.errors import BatchloomError, InputError, InputMissingError
 from batchloom.core.files import because, nearest_path
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES, parse_synthetic
+from batchloom.core.values import counted
+from batchloom.preparation.inputs import refuse_manifests
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import Readings, texts_in
 from batchloom.preparation.recipe import Recipe
@@ -59,6 +61,8 @@ def check(
         raise
     except OSError as error:
         raise InputError(f"{place} cannot be read: {because(error)}.") from error
+    if verdict is None:
+        refuse_manifests([given], "check")
     return verdict or _check_raw(given, text_field)
 
 
@@ -129,7 +133,7 @@ def _check_listed(listing: Listing, path: str, readings: Readings) -> Verdict:
     if not documents - empty:
         verdict.faults.append(f"{path}: holds no document.")
     verdict.used = (
-        f"batchloom prepare {path} --out STORE reads {documents - empty:,} documents of it"
+        f"batchloom prepare {path} --out STORE reads {counted(documents - empty, 'document')} of it"
         if documents - empty
         else "nothing"
     )
