@@ -11,8 +11,10 @@ if __name__ == "__main__":
         sys.exit(code)
     try:
         store = batchloom.open_store(path)
+        batch = batchloom.Loader(store, seq_len=128, global_batch_size=4, output="numpy")[0]
     except batchloom.StoreError:
         sys.exit(f"no batches yet: batchloom prepare {path} --out STORE makes a store of it")
-    batch = batchloom.Loader(store, seq_len=128, global_batch_size=4, output="numpy")[0]
+    except batchloom.BatchloomError as error:
+        sys.exit(f"no batches: {error}")
     trained = (batch["labels"] != -100).sum()
     print(f"first batch: {batch['input_ids'].shape}, {trained:,} trained tokens, {batch.origin}")

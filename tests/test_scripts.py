@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import batchloom
 from batchloom.testing.stores import write_store
 from sources.hub_server import hub_serving
 
@@ -81,10 +82,17 @@ def test_to_json_lines(tmp_path):
 
 @pytest.mark.parametrize(
     ("what", "code", "said"),
-    [("store", 1, "FAULT"), ("nowhere", 1, "nowhere"), ("in.txt", 1, "batchloom prepare in.txt")],
+    [
+        ("store", 1, "FAULT"),
+        ("nowhere", 1, "nowhere"),
+        ("in.txt", 1, "batchloom prepare in.txt"),
+        ("pairs", 1, "no batches: "),
+    ],
 )
 def test_checking_what_gives_no_batch(tmp_path, what, code, said):
     (tmp_path / "in.txt").write_text("words")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "pairs", tokenizer="bytes")
     write_store(tmp_path / "store", [[1, 2, 3]])
     (tmp_path / "store/train/shard_00000.bin").write_bytes(b"\0" * 6)
     done = script(tmp_path, "check_data_loading.py", what)
