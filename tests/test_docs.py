@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import batchloom
+import batchloom.compat
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -47,6 +50,14 @@ def test_links_between_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} -> {target}"
+
+
+def test_every_page_is_named_in_the_readme_and_every_public_name_in_the_reference():
+    readme, reference = (ROOT / "README.md").read_text(), (ROOT / "docs/reference.md").read_text()
+    unnamed = [page.name for page in ROOT.glob("docs/*.md") if f"(docs/{page.name})" not in readme]
+    assert unnamed == []
+    names = {*batchloom.__all__, *batchloom.compat.__all__}
+    assert {name for name in names if f"`{name}`" not in reference} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

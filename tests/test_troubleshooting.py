@@ -136,6 +136,8 @@ HERE = {
     "The state belongs to another plan": lambda _: another_plan(),
     "output='torch' needs torch, which is not installed": no_torch,
     "leaves ... of ... documents": lambda _: left_out(),
+    "No sequence can be made of ... documents": lambda _: next(iter(batchloom.Loader(
+        write_store("s", [[1] * 9]), seq_len=4, global_batch_size=1, overlong="drop"))),
 }  # fmt: skip
 HUB = {
     "Failed to download dataset": ("org/any", {"HF_HUB_OFFLINE": "1"}),

@@ -340,7 +340,8 @@ def test_columns_of_a_map_must_be_there():
     assert str(caught.value) == (
         "--map prompt=questoin: no column 'questoin'; did you mean 'question'?; "
         "--map response=answers.text[0]: no column 'answers.text[0]'; the records have 'question', 'answer': "
-        "name columns that every input has, or give inputs with other columns apart"
+        "name columns that every input has, give inputs with other columns apart, or each with a mapping of its own in "
+        "a YAML manifest"
     )
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+import batchloom
 from batchloom.cli import commands
 from batchloom.cli import prepare as prepare_module
 from batchloom.cli.commands import familiar
@@ -158,6 +159,26 @@ def test_inspect_shows_the_store(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["longest"] == 300
 
 
+def test_inspect_says_what_a_loader_does_with_long_conversations(tmp_path, capsys):
+    rows = [{"question": "?" * n, "answer": "!"} for n in (1, 500)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
+    assert run(["inspect", str(tmp_path / "s"), "--seq-len", "128"]) == 0
+    assert "1 document is longer than 128 tokens: overlong='split' cuts, 'drop' (the default" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+    assert run(["inspect", str(tmp_path / "s")]) == 0
+    assert "no document is longer than 2,048 tokens" in capsys.readouterr().out
+
+
+def test_a_setting_is_named_as_it_was_typed(tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    words = ["prepare", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "s")]
+    assert run([*words, "--overlong", "split", "--train-on", "asistant"]) == 2
+    said = capsys.readouterr().err.removeprefix("batchloom: ").splitlines()
+    assert [line.partition(":")[0] for line in said] == ["--train-on", "--overlong"]
+
+
 def test_an_error_is_one_sentence_without_a_traceback(tmp_path):
     for words in (
         ["inspect", "no/such/store"],
@@ -271,7 +292,7 @@ def test_names_are_printed_as_they_are(tmp_path, capsys):
     assert run(["check", str(out)]) == 0
     assert f"{out}: sound" in capsys.readouterr().out
     assert run(["inspect", str(out)]) == 0
-    assert "document 0: ':smile: [bold]" in capsys.readouterr().out
+    assert "document 0 begins ':smile: [bold]" in capsys.readouterr().out
 
 
 def test_a_name_that_is_no_utf8_is_printed(tmp_path):

@@ -172,7 +172,7 @@ def test_shards_of_a_damaged_store_are_never_read_as_headerless(tmp_path, lost):
 def test_misuse_is_told_at_once():
     with pytest.raises(
         ValueError,
-        match=r"config.block_size: None.*config.batch_size: 'x'.*config.dtype: 'float32' is none of",
+        match=r"config.block_size: missing.*config.batch_size: 'x'.*config.dtype: 'float32' is none of",
     ):
         GPTDataLoader({"batch_size": "x", "dtype": "float32"}, "bytes")
     loader = GPTDataLoader(CONFIG, "bytes")

@@ -106,9 +106,27 @@ def test_a_store_is_shown_as_what_it_is(tmp_path):
     found = diagnose([prefix, path])
     assert [one.kind for one in found.prepared] == ["prefix"]
     assert found.sources[0].documents == 40
-    assert found.commands[1].startswith(f"batchloom import {prefix} --out")
+    assert found.commands[1] == f"batchloom train --data {prefix} --out run"
     (store / "train/shard_00000.bin").write_bytes(b"\0")
     assert not diagnose(store).sound
+
+
+def test_a_store_of_preferences_names_its_readers_and_no_training(tmp_path):
+    rows = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(9)]
+    path = jsonl(tmp_path / "in.jsonl", rows)
+    store = batchloom.prepare(path, out=tmp_path / "s", tokenizer="bytes", val_fraction=0).path
+    found = diagnose(store)
+    assert (found.sound, found.commands) == (True, ())
+    assert "batchloom.store.preferences" in found.notes[0]
+
+
+def test_nothing_is_proposed_that_would_fail(tmp_path):
+    pairs = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(9)]
+    mixed = [jsonl(tmp_path / "a.jsonl", pairs), jsonl(tmp_path / "b.jsonl", ASKED)]
+    unread = jsonl(tmp_path / "c.jsonl", [{"messages": [], "images": ["a.jpg"]}] * 3)
+    for inputs in (mixed, [unread]):
+        found = diagnose(inputs)
+        assert (found.sound, found.commands) == (False, ())
 
 
 def test_flat_ids_are_told_from_text(tmp_path):

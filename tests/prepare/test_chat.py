@@ -246,6 +246,10 @@ def test_the_content_of_a_template_file_is_part_of_the_recipe(tmp_path):
         ({"mapping": {"promt": "q"}}, "did you mean 'prompt'"),
         ({"mapping": {"text": "a"}, "text_field": "b"}, "goes with no mapping"),
         ({"max_tokens": 0}, "max_tokens: 0"),
+        (
+            {"overlong": "splt", "template": 1},
+            "did you mean 'split'.*; chat.template: 1 is no name",
+        ),
     ],
 )
 def test_settings_that_are_none(tmp_path, settings, sentence):
@@ -311,9 +315,7 @@ def test_a_tokenizer_learned_here_has_not_made_the_ids_there(tmp_path):
 
 
 def test_a_job_that_leaves_all_out_says_by_which_rule(tmp_path):
-    with pytest.raises(
-        InputError, match=r"0 are bad, 60 overlong, the rest is empty.*--max-tokens"
-    ):
+    with pytest.raises(InputError, match=r"of 60 records: 60 overlong\. .*--max-tokens"):
         make(tmp_path, ASKED, max_tokens=5)
 
 

@@ -75,6 +75,14 @@ def test_options_win_over_the_file_and_that_is_said(home, capsys):
     assert open_store(home / "run/data").tokenizer.name == "train:300"
 
 
+def test_what_is_too_long_can_be_kept_from_the_command_line(home, capsys):
+    words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
+    assert train(home, *words, "--overlong", "split") == 0
+    (line,) = said_by(capsys, "order")
+    assert line.endswith("--overlong split wins over filter_overlong, which says drop")
+    assert json.loads((home / "run/run.json").read_text())["order"]["overlong"] == "split"
+
+
 def test_unpacked_unshuffled_and_cut(home):
     text = (home / "sft.yaml").read_text()
     text = text.replace("packing: true", "shuffle: false\n  filter_overlong: false").replace(

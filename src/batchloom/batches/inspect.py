@@ -50,6 +50,7 @@ class Inspection:
         efficiencies: one a packing, at ``seq_len``.
         seq_len: tokens of a sequence.
         left_out: what ``overlong`` ``drop`` and ``truncate`` would leave out at ``seq_len``.
+        overlong: what a loader does with longer documents unless it is told.
         first: the beginning of the first documents, decoded (empty for a bare prefix).
         preferences: ``pairs`` or ``labels`` where the documents are preferences, else empty.
         sides: documents by side (``chosen``, ``rejected``, ``good``, ``bad``), of preferences.
@@ -69,6 +70,7 @@ class Inspection:
     efficiencies: tuple[Efficiency, ...]
     seq_len: int
     left_out: dict[Overlong, LeftOut]
+    overlong: Overlong
     first: tuple[str, ...]
     preferences: str = ""
     sides: dict[str, int] = field(default_factory=dict)
@@ -118,6 +120,7 @@ def inspect(
             overlong: Plan(store, replace(spec, overlong=overlong)).left_out()
             for overlong in _LEAVE_OUT
         },
+        overlong="drop" if store.conversations else "split",
         first=tuple(texts),
         preferences=store.preferences,
         sides=_sides(store),

@@ -63,8 +63,8 @@ def _refuse_absent(records: Sequence[Row], mapping: Mapping[str, str]) -> None:
             )
     if problems:
         sentence = (
-            f"{'; '.join(problems)}; the records have {listed(columns)}: name columns that every input has, or give "
-            "inputs with other columns apart"
+            f"{'; '.join(problems)}; the records have {listed(columns)}: name columns that every input has, give "
+            "inputs with other columns apart, or each with a mapping of its own in a YAML manifest"
         )
         raise SchemaError(sentence, list(columns))
 

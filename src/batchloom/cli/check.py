@@ -14,7 +14,10 @@ from batchloom.store.verify import Verdict
 
 def check(
     path: Annotated[
-        str, typer.Argument(help="A store, a Megatron prefix, or a raw file, folder or URL.")
+        str,
+        typer.Argument(
+            help="A store, a Megatron prefix, a raw file, folder or URL, or the name of synthetic data."
+        ),
     ],
     *,
     text_field: Annotated[

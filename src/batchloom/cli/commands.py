@@ -31,9 +31,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (prepare, doctor, check, inspect, train, convert, export, demo, datasets):
+# The order of the help: what most people need first.
+for command in (doctor, prepare, check, inspect, train, convert):
     app.command(cls=OnceCommand)(command)
 app.command("import", cls=OnceCommand)(import_)
+for last in (export, datasets, demo):
+    app.command(cls=OnceCommand)(last)
 
 # Options under the names that other tools' users have in their fingers.
 _ALIASES: dict[str, list[str]] = {
@@ -88,7 +91,7 @@ def familiar(arguments: Sequence[str]) -> list[str]:
 def as_typed(problem: str, arguments: Sequence[str]) -> str:
     """The problem of a setting, named by its option where that is on the command line."""
     name, colon, fault = problem.partition(":")
-    option = _OPTIONS.get(name) or f"--{name.replace('_', '-')}"
+    option = _OPTIONS.get(name) or f"--{name.rpartition('.')[2].replace('_', '-')}"
     typed = {word.partition("=")[0] for word in familiar(arguments)}
     return option + colon + fault if option in typed else problem
 

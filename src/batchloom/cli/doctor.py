@@ -210,7 +210,7 @@ def _print_prepared(console: Console, prepared: PreparedFacts) -> None:
 def _print_whole(console: Console, found: Diagnosis) -> None:
     about = "" if found.exact else "about "
     console.print(
-        f"all: {counted(found.files, 'file')}, {megabytes(found.bytes)}, {about}{found.documents:,} documents",
+        f"all: {counted(found.files, 'file')}, {megabytes(found.bytes)}, {about}{counted(found.documents, 'document')}",
         style="bold",
     )
     if not found.exact:

@@ -10,6 +10,8 @@ from typing import Annotated, final
 import typer
 
 from batchloom.cli.console import plain_console
+from batchloom.cli.prepare import megabytes
+from batchloom.core.values import counted
 from batchloom.store.export import export_store
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -49,8 +51,8 @@ def export(
         return
     console = plain_console()
     console.print(
-        f"{done.path}: {done.documents:,} documents, {done.tokens:,} tokens in {done.files:,} files, "
-        f"{done.bytes / 1e6:,.1f} MB.",
+        f"{done.path}: {done.documents:,} documents, {done.tokens:,} tokens in {counted(done.files, 'file')}, "
+        f"{megabytes(done.bytes)}.",
         markup=False,
     )
     for note in done.notes:

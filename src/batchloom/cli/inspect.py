@@ -18,7 +18,10 @@ _BAR = 40
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A store's folder or a Megatron prefix.")],
+    path: Annotated[
+        Path,
+        typer.Argument(help="A store's folder, a Megatron prefix, or the name of synthetic data."),
+    ],
     *,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
     seq_len: Annotated[
@@ -36,13 +39,13 @@ def inspect(
     _print_counts(console, found)
     _print_packing(console, found)
     for number, text in enumerate(found.first):
-        console.print(f"document {number}: {text!r}")
+        console.print(f"document {number} begins {text!r}")
 
 
 def _print_counts(console: Console, found: Inspection) -> None:
     split = f" [{found.split}]" if found.split else ""
     console.print(
-        f"{found.path}{split}: {found.documents:,} documents, {found.tokens:,} tokens ({found.dtype}) in "
+        f"{found.path}{split}: {counted(found.documents, 'document')}, {found.tokens:,} tokens ({found.dtype}) in "
         f"{counted(found.shards, 'shard')}",
     )
     if found.preferences:
@@ -68,8 +71,14 @@ def _print_packing(console: Console, found: Inspection) -> None:
         table.add_row(row.packing, f"{about}{row.sequences:,}", f"{row.fill:.3%}", f"{row.cut:.2%}")
     console.print(table)
     dropped, truncated = found.left_out["drop"], found.left_out["truncate"]
+    if not dropped.documents:
+        console.print(f"no document is longer than {found.seq_len:,} tokens")
+        return
+    default = {found.overlong: " (the default here)"}
+    longer = "document is" if dropped.documents == 1 else "documents are"
     console.print(
-        f"{dropped.documents:,} documents are longer than {found.seq_len:,} tokens: overlong='split' (default) cuts "
-        f"them, 'drop' leaves out their {dropped.tokens:,} tokens, 'truncate' the last {truncated.tokens:,} of those",
+        f"{dropped.documents:,} {longer} longer than {found.seq_len:,} tokens: overlong='split'"
+        f"{default.get('split', '')} cuts, 'drop'{default.get('drop', '')} leaves out their {dropped.tokens:,} tokens, "
+        f"'truncate' the last {truncated.tokens:,} of those",
         markup=False,
     )

@@ -71,7 +71,8 @@ def prepare(
             metavar="INPUT...",
             help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, also packed; URLs "
             r"(s3://, gs://, https://, hf://); a data set of the Hub (org/name\[:config]\[/split]\[@revision]) or its "
-            "short name (see batchloom datasets); a YAML manifest (.yaml, .yml) of such; - for standard input.",
+            "short name (see batchloom datasets); a YAML manifest (.yaml, .yml) of such; - for standard input; "
+            "synthetic data (dummy, distributed_dummy), alone.",
         ),
     ],
     *,
@@ -321,8 +322,12 @@ def print_result(console: Console, result: PrepareResult) -> None:
     console.print(table)
     if not result.already_done:
         rate = result.input_bytes / max(result.seconds, 1e-9)
-        done = f"{result.path}: done in {duration(result.seconds)} ({megabytes(rate)}/s)"
-        console.print(f"{done}, {result.tokenizer} by {result.engine}, {result.dtype}.")
+        speed = f" ({megabytes(rate)}/s)" if result.input_bytes else ""
+        name, engine = result.tokenizer, result.engine
+        # One that needs no engine is its own.
+        by = "" if engine.partition(" ")[0] == name else f", engine {engine}"
+        done = f"{result.path}: done in {duration(result.seconds)}{speed}"
+        console.print(f"{done}, tokenizer {name}{by}, {result.dtype}.")
 
 
 def megabytes(size: float) -> str:

@@ -63,6 +63,14 @@ def train(
         str | None,
         typer.Option(help="best_fit, wrap, first_fit, window_N or none.", rich_help_panel=_DATA),
     ] = None,
+    overlong: Annotated[
+        str | None,
+        typer.Option(
+            help="What becomes of a document longer than a sequence: split, drop, truncate or error; without it texts "
+            "are split, and conversations dropped.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     model_name: Annotated[
         str | None,
         typer.Option(
@@ -204,6 +212,7 @@ def train(
                 device=device,
                 changes={
                     "packing": packing,
+                    "overlong": overlong,
                     "seq_len": seq_len,
                     "global_batch_size": global_batch_size,
                     "batch_size": batch_size,

@@ -179,7 +179,9 @@ class _Settings:
         self.dtype = np.dtype(found.get("dtype", "uint32")).name if _is_dtype(found) else ""
         self.output = found.get("output", "torch")
         problems = [
-            f"config.{name}: {shown(found.get(name))} is no whole number above 0"
+            f"config.{name}: missing"
+            if found.get(name) is None
+            else f"config.{name}: {shown(found.get(name))} is no whole number above 0"
             for name, value in ((block, self.block_size), ("batch_size", self.batch_size))
             if value < 1
         ]

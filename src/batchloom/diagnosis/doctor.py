@@ -53,7 +53,7 @@ class Diagnosis:
         faults: why the input is faulty; none means sound.
         warnings: what people should know.
         notes: what was left out, and how inputs were understood.
-        commands: command lines that do the work, quoted for a shell.
+        commands: command lines that do the work, quoted for a shell; none where something is to be mended first.
     """
 
     inputs: tuple[str, ...]
@@ -115,11 +115,9 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
 
     Args:
         inputs: as for :func:`batchloom.prepare`; also stores and Megatron prefixes.
-        tokenizer: as for ``prepare``; None: its default, and where that cannot be had, all is
-            told that needs no tokenizer.
-        end_token, text_field, mapping, split_on, normalize, max_bad: see :class:`Recipe` and
-            :class:`ReadRecipe`.
-        template, train_on, max_tokens, overlong: see :class:`ChatRecipe`.
+        tokenizer: as for ``prepare``; None: its default, or none where that cannot be had.
+        end_token, text_field, mapping, split_on, normalize, max_bad, template, train_on, max_tokens,
+            overlong: see :class:`Recipe`, :class:`ReadRecipe` and :class:`ChatRecipe`.
         seq_len: tokens of a sequence, for packing.
         global_batch_size: sequences of a step, for the steps of an epoch.
         full: whether everything is read, whatever its size.
@@ -162,9 +160,8 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         tokenizer_optional=tokenizer is None,
     )
     packing = packing_facts(found.lengths, found.weights, seq_len, global_batch_size)
-    commands = _commands(recipe, reading, found, [name_of(one) for one in raw])
-    weights = weights_note(recipe.sources)
-    notes = (*chosen.notes, *found.notes, *([weights] if weights else []))
+    commands = _next(replace(recipe, reading=reading), [name_of(one) for one in raw], found)
+    notes = (*chosen.notes, *found.notes, *filter(None, [weights_note(recipe.sources)]))
     return _diagnosis(replace(found, notes=notes), prepared, packing, commands)
 
 
@@ -176,22 +173,15 @@ def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> N
         raise_problems([f"preview: {shown(preview)} is no number of documents"])
 
 
-def _commands(
-    recipe: Recipe, reading: ReadRecipe, found: Examination, names: Sequence[str]
-) -> list[str]:
-    named = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
-    # What a manifest says of its inputs stays there.
-    asked = replace(recipe, reading=reading)
+def _next(recipe: Recipe, names: Sequence[str], found: Examination) -> list[str]:
+    """The commands that prepare the inputs; none where a fault is left that no ``--map`` cures."""
+    tokenizer = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
+    # What a manifest says of its inputs is mended there.
     sources = () if recipe.sources else found.sources
-    return prepare_commands(asked, named, names, sources)
-
-
-def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> None:
-    batch_size = 1 if global_batch_size is None else global_batch_size
-    PlanSpec(seq_len=seq_len, global_batch_size=batch_size)
-    number = whole(preview)
-    if number is None or number < 0:
-        raise_problems([f"preview: {shown(preview)} is no number of documents"])
+    cured = {one.fault for one in sources if one.fault and one.suggestion}
+    if not cured >= {*found.faults}:
+        return []
+    return prepare_commands(recipe, tokenizer, names, sources)
 
 
 def _diagnosis(
@@ -234,7 +224,7 @@ def _diagnosis(
         faults=found.faults + tuple(fault for one in prepared for fault in one.faults),
         warnings=tuple(warnings),
         notes=found.notes,
-        commands=(*commands, *map(_use, prepared)),
+        commands=(*commands, *_uses(prepared)),
     )
 
 
@@ -278,23 +268,38 @@ def _of_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Di
         prepared=tuple(prepared),
         documents=sum(one.documents for one in found),
         tokens=sum(one.tokens for one in found),
-        notes=tuple(
-            f"{one.path} holds bare ids: import asks for --dtype and for where documents end (--eod or "
-            "--document-tokens), which the file may not say."
-            for one in prepared
-            if one.kind == "ids"
-        ),
-        commands=tuple(map(_use, prepared)),
+        notes=tuple(note for one in prepared if (note := _note(one))),
+        commands=_uses(prepared),
     )
 
 
-def _use(prepared: PreparedFacts) -> str:
-    """The command that uses what is prepared: ids become a store, a store is trained on.
+def _note(prepared: PreparedFacts) -> str:
+    if prepared.kind == "ids":
+        return (
+            f"{prepared.path} holds bare ids: import asks for --dtype and for where documents end (--eod or "
+            "--document-tokens), which the file may not say, and for --tokenizer or --vocab-size."
+        )
+    if kind := _preferences(prepared):
+        return (
+            f"{prepared.path} holds preferences ({kind}): preference trainers read it with "
+            "batchloom.store.preferences, and batchloom train refuses it."
+        )
+    return ""
 
-    One of preferences is read by other trainers than ours, of which ``check`` tells.
-    """
-    if prepared.kind != "store":
-        return f"batchloom import {quote(prepared.path)} --out {quote(prepared.path + '-store')}"
-    if prepared.inspection and prepared.inspection.preferences:
-        return f"batchloom check {quote(prepared.path)}"
-    return f"batchloom train --data {quote(prepared.path)} --out run"
+
+def _uses(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
+    """The commands that use what is prepared: ids become a store, all else is trained on."""
+    return tuple(_use(one) for one in prepared if not one.faults and not _preferences(one))
+
+
+def _preferences(prepared: PreparedFacts) -> str:
+    return prepared.inspection.preferences if prepared.inspection else ""
+
+
+def _use(prepared: PreparedFacts) -> str:
+    path = prepared.path
+    if prepared.kind == "ids":
+        asked = "--dtype DTYPE --eod ID --tokenizer TOKENIZER"
+        return f"batchloom import {quote(path)} --out {quote(path + '-store')} {asked}"
+    stem = path.removesuffix(".bin").removesuffix(".idx") if prepared.kind == "prefix" else path
+    return f"batchloom train --data {quote(stem)} --out run"

@@ -9,6 +9,7 @@ from batchloom.core.errors import BatchloomError, InputError, InputMissingError
 from batchloom.core.files import because, nearest_path
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES, parse_synthetic
+from batchloom.core.values import counted
 from batchloom.preparation.inputs import list_inputs, read_inputs
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import Readings, texts_in
@@ -132,7 +133,7 @@ def _check_listed(listing: Listing, path: str, readings: Readings) -> Verdict:
     if not documents - empty:
         verdict.faults.append(f"{path}: holds no document.")
     verdict.used = (
-        f"batchloom prepare {path} --out STORE reads {documents - empty:,} documents of it"
+        f"batchloom prepare {path} --out STORE reads {counted(documents - empty, 'document')} of it"
         if documents - empty
         else "nothing"
     )

@@ -65,8 +65,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     Args:
         inputs: one or several files, folders, globs, archives and URLs, also packed (``.gz``,
             ``.zst`` ...), data sets of the Hub, or ``-`` for standard input; YAML manifests and
-            :class:`DatasetConfig`, which name such; or one name of synthetic data
-            (docs/synthetic.md).
+            :class:`DatasetConfig`, which name such; or one name of synthetic data.
         out: the store's folder.
         tokenizer: see :class:`Recipe`; None for the one a manifest names, else ``gpt2``.
         end_token, tokens_per_shard, dtype, val_fraction, test_fraction, dedup, max_bad: see

@@ -28,5 +28,6 @@ def refuse_manifests(given: Sequence[str], what: str) -> None:
     for one in given:
         if is_manifest(one):
             raise InputError(
-                f"{one} is a manifest by its name, which {what} does not read; name the files it lists."
+                f"{one} is a manifest by its name, which {what} does not read; name the files it lists, or look at it "
+                "with batchloom doctor."
             )

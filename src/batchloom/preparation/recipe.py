@@ -12,11 +12,12 @@ import xxhash
 
 from batchloom.chat.choose import BUILT_IN
 from batchloom.chat.trained import TrainOn
+from batchloom.core.errors import SettingsError
 from batchloom.core.files import read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, shown, to_plain
 from batchloom.preparation.conversations import ChatRules
-from batchloom.preparation.overlong import Overlong
+from batchloom.preparation.overlong import OVERLONG, Overlong
 from batchloom.preparation.read_recipe import (
     ReadRecipe,
     SourceRecipe,
@@ -65,8 +66,12 @@ class ChatRecipe:
     prove: bool = False
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.overlong != "drop" and self.max_tokens is None:
+        problems: list[str] = []
+        try:
+            self.rules(completion=False)
+        except SettingsError as error:
+            problems += error.problems
+        if self.overlong in OVERLONG[1:] and self.max_tokens is None:
             problems.append(
                 f"chat.overlong: {shown(self.overlong)} is for conversations of more than max_tokens, which is not "
                 "given; add --max-tokens N, or leave --overlong out"
@@ -76,7 +81,6 @@ class ChatRecipe:
         if not is_switch(self.prove):
             problems.append(f"chat.prove: {shown(self.prove)} is neither True nor False")
         raise_problems(problems)
-        self.rules(completion=False)
 
     def rules(self, *, completion: bool) -> ChatRules:
         """The rules for one source, whose records have a completion or not."""

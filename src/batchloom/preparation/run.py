@@ -15,6 +15,7 @@ import msgspec
 
 from batchloom.core.errors import InputMissingError
 from batchloom.core.files import printable
+from batchloom.core.values import counted
 from batchloom.preparation.finish import Finished, finish_store, move_store
 from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
@@ -260,8 +261,14 @@ def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:
     for fact in facts:
         for part in fact.parts:
             left_out.update(part.dropped)
-    found = [f"{tally.quarantined:,} are bad", *(f"{n:,} {rule}" for rule, n in left_out.items())]
-    said = f"No document came of {tally.records:,} records: {', '.join(found)}, the rest is empty."
+    empty = tally.records - tally.quarantined - left_out.total()
+    found = [
+        (tally.quarantined, "bad"),
+        *((n, rule) for rule, n in left_out.items()),
+        (empty, "empty"),
+    ]
+    said = ", ".join(f"{n:,} {what}" for n, what in found if n > 0) or "the input has none"
+    said = f"No document came of {counted(tally.records, 'record')}: {said}."
     if tally.first:
         return f"{said} The first bad one: {tally.first}. Mend the input, or name another."
     if left_out:

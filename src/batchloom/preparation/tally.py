@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from batchloom.core.errors import TooManyBadRecordsError
+from batchloom.core.values import counted
 from batchloom.preparation.recipe import allowed_bad
 
 Phase = Literal["sample", "tokenize", "read", "write", "look", "convert"]
@@ -134,7 +135,9 @@ class Tally:
         self.quarantined += count
         expected = self.records * self._total / max(self._done, 1)
         if self.quarantined > allowed_bad(self._max_bad, int(_DENSITY_ERROR * expected)):
-            raise self._too_many(f"{self.quarantined:,} bad records in the first {self.records:,}")
+            raise self._too_many(
+                f"{counted(self.quarantined, 'bad record')} in the first {self.records:,}"
+            )
 
     def verdict(self) -> None:
         """The judgement over all records.

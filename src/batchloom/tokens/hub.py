@@ -131,8 +131,10 @@ def network_errors() -> tuple[type[Exception], ...]:
 
 
 def _unreachable(repo: str, filename: str, error: Exception) -> TokenizerError:
+    name = type(error).__name__
+    why = "HF_HUB_OFFLINE is set" if name == "OfflineModeIsEnabled" else name
     return TokenizerError(
         f"{filename} of {repo} is not in the local Hub cache and the Hub cannot be reached "
-        f"({type(error).__name__}); go online once, or give the path of a tokenizer.json, "
+        f"({why}); go online once, or give the path of a tokenizer.json, "
         "bytes, or train:8192"
     )

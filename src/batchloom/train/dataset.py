@@ -10,9 +10,13 @@ from batchloom.train.ranks import Ranks
 from batchloom.train.settings import TrainSettings
 
 # What a person typed or wrote, by the name of the setting.
-_OPTIONS = {"seq_len": "--seq-len", "packing": "--packing"}
-_WRITTEN = {"seq_len": "packing_length", "packing": "packing"}
-_OVERLONG = {"drop": "left out", "split": "cut"}
+_OPTIONS = {"seq_len": "--seq-len", "packing": "--packing", "overlong": "--overlong"}
+_WRITTEN = {
+    "seq_len": "packing_length",
+    "packing": "packing",
+    "overlong": "filter_overlong, which says",
+}
+_OVERLONG = {"drop": "left out", "split": "cut", "truncate": "cut short"}
 
 
 def dataset_store(
@@ -69,7 +73,7 @@ def order_line(
         return f"{said}, as the run was begun"
     if not stated:
         return f"{said}; {config.written.file} says nothing of it"
-    now = {"seq_len": settings.seq_len, "packing": order.packing}
+    now = {"seq_len": settings.seq_len, "packing": order.packing, "overlong": order.overlong}
     over = [
         f"{_OPTIONS[name]} {value} wins over {_WRITTEN[name]} {stated[name]}"
         for name, value in now.items()

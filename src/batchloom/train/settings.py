@@ -9,6 +9,7 @@ from typing import Any, Literal
 from batchloom import PlanSpec
 from batchloom.core.errors import InputMissingError, SettingsError
 from batchloom.core.spec import from_plain, nearest, raise_problems
+from batchloom.core.values import counted
 from batchloom.train.plain import parse_object, read_object
 
 # The largest a plan takes; a run's other counts of steps and rows follow them.
@@ -319,7 +320,7 @@ def accumulation(settings: TrainSettings, world_size: int) -> int:
     if share % rows:
         fitting = ", ".join(str(n) for n in range(1, share + 1) if share % n == 0)
         problem = (
-            f"a rank's {share} sequences a step ({total} over {world_size} ranks) cannot be cut "
+            f"a rank's {share} sequences a step ({total} over {counted(world_size, 'rank')}) cannot be cut "
             f"into passes of {rows}; --batch-size {fitting} can"
         )
         raise SettingsError([f"batch_size: {problem}"])
