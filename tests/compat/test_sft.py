@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import batchloom
 from batchloom.compat import SFTDataset
 from batchloom.compat.sft import _place
-from batchloom.core.errors import InputError, RecordError, SchemaError, TokenizerError
+from batchloom.core.errors import RecordError, SchemaError, TokenizerError
 from chat.conftest import folders  # noqa: F401
 from prepare.stores import jsonl
 from sources.hub_server import hub_serving
@@ -246,12 +246,6 @@ def test_a_bad_line_is_named(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 4 + "{no json}\n")
     with pytest.raises(json.JSONDecodeError, match="Invalid JSON on line 5 in in.jsonl"):
         SFTDataset(tmp_path / "in.jsonl", "bytes")
-
-
-def test_preferences_are_refused_with_what_reads_them(tmp_path):
-    rows = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(9)]
-    with pytest.raises(InputError, match=r"holds preferences \(pairs\).*store\.preferences"):
-        SFTDataset(jsonl(tmp_path / "in.jsonl", rows), "bytes")
 
 
 def test_real_conversations(real_data):
