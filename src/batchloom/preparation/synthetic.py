@@ -29,6 +29,7 @@ from batchloom.store.format import (
     SUBSETS,
     TOKEN_DTYPES,
     TOKENIZER_NAME,
+    UINT16_IDS,
     token_dtype,
 )
 from batchloom.store.manifest import Manifest, ShardEntry, manifest_bytes, read_manifest
@@ -38,7 +39,6 @@ from batchloom.store.writer import make_folder, write_file
 # The settings of a recipe that have a meaning for documents nobody reads.
 _MEANT = ("tokens_per_shard", "dtype", "val_fraction", "test_fraction")
 _STRETCH_DOCUMENTS, _STRETCH_TOKENS = 1 << 14, 1 << 20
-_UINT16_IDS = 1 << 16
 
 
 def synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
@@ -101,7 +101,7 @@ def _refuse_meaningless(spec: SyntheticSpec, recipe: Recipe) -> None:
         for name, value in given.items()
         if name not in _MEANT and value != usual[name]
     ]
-    if recipe.dtype == "uint16" and spec.vocab > _UINT16_IDS:
+    if recipe.dtype == "uint16" and spec.vocab > UINT16_IDS:
         problems.append(f"dtype: uint16 cannot hold the {spec.vocab:,} ids of {spec.place}")
     raise_problems(problems)
 
