@@ -132,6 +132,44 @@ def test_sizes_and_signatures():
     assert problems == []
 
 
+# The public doors, which list the fields of their specs as options of their own.
+DOORS = {
+    "batches/loader.py": {"__init__"},
+    "compat/hub.py": {"create_huggingface_dataset"},
+    "diagnosis/doctor.py": {"doctor"},
+    "preparation/convert.py": {"convert"},
+    "preparation/importing.py": {"import_tokens"},
+    "preparation/job.py": {"prepare"},
+}
+
+
+def many(path: Path) -> list[str]:
+    """Functions of more than 7 parameters, and settings of more than 12 fields."""
+    name, found = str(path.relative_to(SOURCE)), []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            positional = [a for a in node.args.posonlyargs + node.args.args if a.arg != "self"]
+            door = name.startswith("cli/") or node.name in DOORS.get(name, ())
+            options = [] if door else node.args.kwonlyargs
+            if len(positional) + len(options) > 7:
+                found.append(f"{name}:{node.lineno}: {node.name} has more than 7 parameters")
+        if isinstance(node, ast.ClassDef):
+            methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+            fields = [
+                one
+                for one in node.body
+                if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one.annotation)
+            ]
+            spec = methods & {"__post_init__", "problems", "_contradictions"}
+            if spec and len(fields) > 12:
+                found.append(f"{name}:{node.lineno}: {node.name} has {len(fields)} fields")
+    return found
+
+
+def test_parameters_and_fields_are_few():
+    assert [line for path in MODULES for line in many(path)] == []
+
+
 # Where numbers are drawn: of orders and of synthetic data by arithmetic on keys, of a model's first
 # weights and of the text a trained model gives by torch.
 MAKE_UP = {"core/synthetic.py", "plan/permute.py", "plan/pools.py"}

@@ -5,9 +5,12 @@ import pickle
 import numpy as np
 import pytest
 
-from batchloom.compat import IndexedDataset, PretrainingDataset
+import batchloom
+from batchloom.compat import GPTDataLoader, IndexedDataset, PretrainingDataset
+from batchloom.core.errors import InputError
 from batchloom.testing.stores import write_store
 from oracles import megatron, megatron_prefix
+from prepare.stores import jsonl
 
 DOCUMENTS = [[[1, 2, 3], [4]], [], [[5, 6]], [[7], [8, 9], [10, 11, 12, 13]], [[14, 15]]]
 
@@ -91,6 +94,15 @@ def test_masks_of_a_store_and_foreign_ids(tmp_path):
         PretrainingDataset(prefix, "bytes", 5)[0]
     with pytest.raises(ValueError, match="seq_length: 1 is no number above 1"):
         PretrainingDataset(prefix, "bytes", 1)
+
+
+def test_rejected_answers_are_no_rows(tmp_path):
+    jsonl(tmp_path / "in.jsonl", [{"chosen": "a good one", "rejected": "a bad one"}] * 3)
+    batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
+    with pytest.raises(InputError, match="holds preferences"):
+        PretrainingDataset(tmp_path / "s", "bytes", 8)
+    with pytest.raises(InputError, match="holds preferences"):
+        GPTDataLoader({"block_size": 4, "batch_size": 1}, "bytes", tmp_path / "s")
 
 
 def test_it_goes_into_a_dataloader_and_a_model(tmp_path):

@@ -430,3 +430,11 @@ def test_preferences_among_others_are_a_fault_as_they_are_for_prepare(tmp_path):
     assert found.sources[0].mapping["chosen"] == ("chosen",)
     with pytest.raises(batchloom.InputError, match="preference pairs"):
         batchloom.prepare(tmp_path, out=tmp_path.with_name("out"), tokenizer="bytes")
+
+
+def test_a_store_of_preferences_is_not_sent_to_the_trainer(tmp_path):
+    jsonl(tmp_path / "in.jsonl", [{"prompt": "q", "chosen": "yes", "rejected": "no"}] * 3)
+    batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
+    found = batchloom.doctor(str(tmp_path / "s"))
+    assert found.commands == (f"batchloom check {tmp_path / 's'}",)
+    assert "preference trainers read it" in batchloom.check(tmp_path / "s").used

@@ -575,6 +575,17 @@ def test_a_file_named_twice_with_other_settings_is_refused(folder):
     )
 
 
+def test_check_reads_what_prepare_would(folder):
+    path = write(folder / "m.yaml", MANIFEST)
+    verdict = batchloom.check(path)
+    records = prepare(path, folder / "out").counts.records
+    assert verdict.sound
+    assert verdict.facts["records"].startswith(f"{records:,} (")
+    write(path, "datasets: [{path: data/nowhere.jsonl}]")
+    with pytest.raises(InputMissingError, match=r"m.yaml, datasets\[0\]"):
+        batchloom.check(path)
+
+
 def test_other_readings_and_weights_are_another_job(folder):
     path = write(folder / "m.yaml", MANIFEST)
     first = read_manifest(prepare(path, folder / "out").path).recipe_fingerprint

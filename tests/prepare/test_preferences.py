@@ -211,6 +211,14 @@ def test_labels(tmp_path):
         Pairs(store)
 
 
+def test_no_labelled_answer_is_kept_without_its_prompt(tmp_path):
+    rows = [{"prompt": "long " * 30, "completion": "yes", "label": True}, *LABELLED]
+    result = prepare(tmp_path, rows, max_tokens=100, overlong="split")
+    assert result.counts.dropped == {"overlong": 1}
+    assert result.counts.documents == len(LABELLED)
+    assert batchloom.check(result.path).sound
+
+
 def test_a_labelled_conversation_is_judged_by_its_last_turn(tmp_path):
     turns = [*TALK, GOOD, *TALK, WRONG]
     rows = [{"messages": turns, "label": n % 2 == 0} for n in range(6)]

@@ -381,3 +381,13 @@ def test_another_reading_is_told_by_the_option_that_differs(tmp_path, inputs):
     make(inputs, tmp_path / "out")
     with pytest.raises(StoreConflictError, match=r"\(normalize: True -> False\)"):
         make(inputs, tmp_path / "out", normalize=False)
+
+
+def test_work_of_another_version_is_refused_in_a_sentence(tmp_path, inputs):
+    path = half_done(tmp_path, inputs) / "job.json"
+    job = json.loads(path.read_bytes())
+    job["work_version"] -= 1
+    del job["kinds"]
+    path.write_text(json.dumps(job))
+    with pytest.raises(StoreConflictError, match="another version of batchloom"):
+        make(inputs, tmp_path / "out", **SETTINGS)

@@ -177,6 +177,39 @@ def test_a_device_that_is_not_there():
         choose_device(f"cuda:{count}", 0)
 
 
+SLOW_FIRST = """
+import datetime, sys, time, torch, torch.distributed as dist
+from batchloom.train.ranks import Ranks
+rank, place, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+dist.init_process_group(
+    "gloo", f"file://{place}", datetime.timedelta(seconds=2), world_size=2, rank=rank
+)
+def work():
+    time.sleep(seconds)
+    if not seconds:
+        sys.exit(7)
+Ranks(rank, 2, rank, torch.device("cpu")).after_first(work)
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(4, "went on"), (0, "TrainError: Rank 1 waited for the others in vain")]
+)
+def test_others_wait_for_the_first_rank_as_long_as_it_works(tmp_path, seconds, said):
+    words = [str(tmp_path / "meet"), str(seconds)]
+    first, other = (
+        subprocess.Popen(
+            [sys.executable, "-c", SLOW_FIRST, str(rank), *words],
+            env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in (0, 1)
+    )  # fmt: skip
+    assert said in other.communicate(timeout=60)[0]
+    first.communicate(timeout=60)
+    assert first.returncode == (0 if seconds else 7)
+
+
 def test_half_of_torchruns_variables(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

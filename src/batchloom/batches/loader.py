@@ -121,7 +121,7 @@ class Loader:
             require_torch()
         self._rows = _share(self.plan.spec, self.spec)
         self.store = _store_of(self.plan)
-        _refuse_preferences(self.store)
+        refuse_preferences(self.store)
         self._share_of = 0 if self.store.replicated else self.spec.rank
         self._folders = table_folders(self.store)
         self._start = 0
@@ -306,7 +306,12 @@ def _store_of(plan: Plan) -> Store:
     return plan.store
 
 
-def _refuse_preferences(store: Store) -> None:
+def refuse_preferences(store: Store) -> None:
+    """Refuse a store of preferences, of which some answers are not to be imitated.
+
+    Raises:
+        InputError: it is one.
+    """
     if not store.preferences:
         return
     remedy = {

@@ -176,18 +176,28 @@ def train(
     require_packages()
     try:
         with _interrupted_once(), _told():
-            from batchloom.train.start import Request, start  # noqa: PLC0415 - torch takes seconds
+            # torch takes seconds
+            from batchloom.train.start import (  # noqa: PLC0415
+                DataRequest,
+                ModelRequest,
+                Request,
+                start,
+            )
 
             request = Request(
-                data=data,
-                input_file=input_file,
-                dataset_config=dataset_config,
-                tokenizer=tokenizer,
-                if_missing=if_missing,
-                model_name=model_name,
-                config_file=config_file,
-                init=init,
-                attn_implementation=attn_implementation,
+                data=DataRequest(
+                    data=data,
+                    input_file=input_file,
+                    dataset_config=dataset_config,
+                    tokenizer=tokenizer,
+                    if_missing=if_missing,
+                ),
+                model=ModelRequest(
+                    model_name=model_name,
+                    config_file=config_file,
+                    init=init,
+                    attn_implementation=attn_implementation,
+                ),
                 out=out,
                 resume=resume,
                 stop_at=stop_at,

@@ -9,6 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.loader import refuse_preferences
 from batchloom.batches.world import find_world
 from batchloom.compat.output import as_asked, check_output
 from batchloom.compat.tokenizer import tokenizer_of
@@ -55,7 +56,7 @@ class GPTDataLoader:
         SettingsError: settings that are missing or cannot be.
         StoreMissingError: ``No training shards found`` in the folder.
         StoreError: the shards are damaged.
-        InputError: a store, or shards of one, of which some tokens are not trained.
+        InputError: a store, or shards of one, of which some tokens are not trained; or of preferences.
     """
 
     def __init__(
@@ -249,6 +250,7 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
     if (folder / MANIFEST_NAME).is_file() and any(folder.glob("*/shard_*.idx")):
         train = open_store(folder)
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
+        refuse_preferences(train)
         if any(store.masked for store in stores):
             raise _masked(folder)
         if train.synthetic:

@@ -55,7 +55,7 @@ def create_huggingface_dataset(
     """A sequence of ``num_batches`` batches ``(inputs, labels)`` of this rank's documents.
 
     Nothing is read, and no network used, before the first batch is asked for. Document i of the data
-    set, counted over all that can be used, belongs to rank i mod ``world_size`` and to no other.
+    set, bad and empty records not counted, belongs to rank i mod ``world_size`` and to no other.
     Every rank reads everything and encodes its share; a prepared store spares both.
 
     Args:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.assemble import IGNORE
+from batchloom.batches.loader import refuse_preferences
 from batchloom.compat.output import as_asked, check_output
 from batchloom.compat.tokenizer import tokenizer_of
 from batchloom.core.errors import InputError, SettingsError
@@ -113,6 +114,7 @@ class PretrainingDataset:
 
     Raises:
         StoreMissingError, StoreError: as for :class:`IndexedDataset`.
+        InputError: a store of preferences, whose rejected answers are not to be imitated.
         TokenizerError: the tokenizer cannot be read or trusted.
     """
 
@@ -129,6 +131,7 @@ class PretrainingDataset:
             raise SettingsError([f"seq_length: {shown(seq_length)} is no number above 1"])
         check_output(output)
         self.store: Store = open_store(prefix, split)
+        refuse_preferences(self.store)
         chosen = tokenizer_of(tokenizer)
         self._end_id, self._vocab_size = chosen.end_id, chosen.vocab_size
         self._seq_length, self._output = seq_length, output

@@ -136,10 +136,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     done = [one for one in given if isinstance(one, str) and kind_of_prepared(one)]
     raw = [one for one in given if one not in done]
     reading = ReadRecipe(
-        text_field=text_field,
-        mapping=dict(mapping or {}),
-        split_on=split_on,
-        normalize=normalize,
+        text_field=text_field, mapping=dict(mapping or {}), split_on=split_on, normalize=normalize
     )
     chosen = read_inputs(raw or given, reading, tokenizer)
     recipe = Recipe(
@@ -153,10 +150,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
             template=template, train_on=train_on, max_tokens=max_tokens, overlong=overlong
         ),
     )
-    PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size or 1)
-    number = whole(preview)
-    if number is None or number < 0:
-        raise_problems([f"preview: {shown(preview)} is no number of documents"])
+    _check_sizes(seq_len, global_batch_size, preview)
     prepared = [prepared_facts(one, seq_len, preview, full=full) for one in done]
     if not raw:
         return _of_prepared(recipe.inputs, prepared)
@@ -168,15 +162,29 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         tokenizer_optional=tokenizer is None,
     )
     packing = packing_facts(found.lengths, found.weights, seq_len, global_batch_size)
-    named = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
-    # What a manifest says of its inputs stays there.
-    asked = replace(recipe, reading=reading)
-    sources = () if recipe.sources else found.sources
-    commands = prepare_commands(asked, named, [name_of(one) for one in raw], sources)
+    commands = _commands(recipe, reading, found, [name_of(one) for one in raw])
     weights = weights_note(recipe.sources)
     notes = (*chosen.notes, *found.notes, *([weights] if weights else []))
     found = replace(found, notes=notes)
     return _diagnosis(found, prepared, packing, commands)
+
+
+def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> None:
+    batch_size = 1 if global_batch_size is None else global_batch_size
+    PlanSpec(seq_len=seq_len, global_batch_size=batch_size)
+    number = whole(preview)
+    if number is None or number < 0:
+        raise_problems([f"preview: {shown(preview)} is no number of documents"])
+
+
+def _commands(
+    recipe: Recipe, reading: ReadRecipe, found: Examination, names: Sequence[str]
+) -> list[str]:
+    named = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
+    # What a manifest says of its inputs stays there.
+    asked = replace(recipe, reading=reading)
+    sources = () if recipe.sources else found.sources
+    return prepare_commands(asked, named, names, sources)
 
 
 def _diagnosis(
@@ -257,7 +265,12 @@ def _of_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Di
 
 
 def _use(prepared: PreparedFacts) -> str:
-    """The command that uses what is prepared: ids become a store, a store is trained on."""
+    """The command that uses what is prepared: ids become a store, a store is trained on.
+
+    One of preferences is read by other trainers than ours, of which ``check`` tells.
+    """
     if prepared.kind != "store":
         return f"batchloom import {quote(prepared.path)} --out {quote(prepared.path + '-store')}"
+    if prepared.inspection and prepared.inspection.preferences:
+        return f"batchloom check {quote(prepared.path)}"
     return f"batchloom train --data {quote(prepared.path)} --out run"

@@ -1,6 +1,7 @@
 """``check``: is a path sound? A store, a bare Megatron prefix, or raw input."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from batchloom.core.document import BadRecord
@@ -8,6 +9,7 @@ from batchloom.core.errors import BatchloomError, InputError, InputMissingError
 from batchloom.core.files import because, nearest_path
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES, parse_synthetic
+from batchloom.preparation.inputs import list_inputs, read_inputs
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import Readings, texts_in
 from batchloom.preparation.recipe import Recipe
@@ -17,7 +19,7 @@ from batchloom.sources.addresses import is_far, label_of, local_path
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.hub import hub_name
-from batchloom.sources.listing import Listing, list_sources
+from batchloom.sources.listing import Listing
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits, Part, ReadRules
 from batchloom.sources.spool import Spool
@@ -35,8 +37,8 @@ def check(
     """Verify a store, a bare Megatron prefix, or raw input of any kind, and say whether it is real data.
 
     A store: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
-    sample, that tokens are not uniform noise. Raw input: that every record can be read, as
-    ``prepare`` would.
+    sample, that tokens are not uniform noise. Raw input, also what a manifest names: that every
+    record can be read, as ``prepare`` would.
 
     Args:
         path: what to check.
@@ -46,8 +48,8 @@ def check(
 
     Raises:
         InputMissingError: there is nothing at ``path``: the data is absent.
-        InputError: it is of a kind that cannot be checked.
-        SettingsError: settings of synthetic data that are none.
+        InputError: it is of a kind that cannot be checked, or a manifest that names no data sets.
+        SettingsError: settings of synthetic data, or of a manifest, that are none.
     """
     given = local_path(os.fspath(path))
     place = Path(given)
@@ -86,12 +88,13 @@ def _check_prepared(place: Path, vocab_size: int | None) -> Verdict | None:
 
 
 def _check_raw(given: str, text_field: str | None) -> Verdict:
-    readings = Readings(
-        Recipe(inputs=(given,), reading=ReadRecipe(text_field=text_field)), Limits()
-    )
+    found = read_inputs(given, ReadRecipe(text_field=text_field), None)
+    recipe = Recipe(inputs=found.inputs, sources=found.sources, reading=found.reading)
     with Spool() as spool:
-        listing = list_sources([given], spool=spool)
-        return _check_listed(listing, label_of(given) if is_far(given) else given, readings)
+        listing = list_inputs(recipe, spool)
+        listing = replace(listing, notes=(*found.notes, *listing.notes))
+        path = label_of(given) if is_far(given) else given
+        return _check_listed(listing, path, Readings(recipe, Limits()))
 
 
 def _check_listed(listing: Listing, path: str, readings: Readings) -> Verdict:

@@ -1,7 +1,7 @@
 """Documents as ids without a store: read, rendered, tokenized and masked in the order of the input."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, final
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
 from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.encode import Encoded, encode_chats, encode_rows, encode_texts
+from batchloom.preparation.encode import Encoded
 from batchloom.preparation.reading import Reading, texts_in
+from batchloom.preparation.tokenize import encode_documents, tidy
 from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Part, Source
 from batchloom.store.lengths import StoreLengths
-from batchloom.text.normalize import normalize
 from batchloom.tokens import Tokenizer, verify_control, verify_engine
 
 DTYPE = np.dtype(np.uint32)
@@ -52,7 +52,8 @@ def encode_directly(
     Args:
         sources: the listed input.
         how: tokenizer, reading, template.
-        rank: document i of all that can be used is given where i mod ``world_size`` is this.
+        rank: document i is given where i mod ``world_size`` is this; what is bad or empty as it is
+            read is none.
         world_size: see there; what is not of this rank is read and not encoded.
 
     Raises:
@@ -71,6 +72,7 @@ def encode_directly(
                 reading.take_in(found)
                 for bad in found.bad:
                     how.refuse(source, bad)
+                tidy(found, reading.way, normalized=True)
                 first = (rank - number) % world_size
                 number += len(found.values)
                 mine = slice(first, None, world_size)
@@ -81,18 +83,19 @@ def encode_directly(
                 made = encoder.encode(reading, documents)
                 for left in made.faults:
                     at = left.number
-                    how.refuse(source, BadRecord(places[at], offsets[at], None, left.reason, ""))
+                    bad = BadRecord(places[at], offsets[at], None, left.reason, left.snippet)
+                    how.refuse(source, bad)
                 yield made
             reader.finish()
 
 
-def _refuse_preferences(source: Source, reading: Reading) -> None:
-    if reading.preferences:
-        raise InputError(
-            f"{source.name} holds preferences ({reading.detected}), of which the rejected are not to be imitated. "
-            "Prepare a store of it, which preference trainers read with batchloom.store.preferences; or keep the "
-            "wanted answers alone, in a column called response."
-        )
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What makes tokens; see ``Encoding``."""
+
+    tokenizer: Tokenizer
+    dtype: np.dtype[np.generic]
+    chat: ChatEncoder | None
 
 
 @final
@@ -101,22 +104,27 @@ class _Encoder:
 
     def __init__(self, how: Direct) -> None:
         self._how = how
-        self._tokenizer: Tokenizer | None = None
-        self._chat: ChatEncoder | None = None
+        self._ready: _Ready | None = None
 
     def encode(self, reading: Reading, documents: list[Any]) -> Encoded:
-        if self._tokenizer is None:
+        ready = self._ready
+        if ready is None:
             texts = [text for one in islice(documents, _COMPARED) for text in texts_in(one)]
-            self._tokenizer = verify_engine(self._how.tokenizer, texts)
-        if reading.way == "tokens":
-            return encode_rows(documents, self._tokenizer.vocab_size, DTYPE)
-        if reading.chat is None:
-            texts = [text for text in map(normalize, documents) if text and not text.isspace()]
-            return encode_texts(texts, self._tokenizer, DTYPE)
-        if self._chat is None:
-            exact = verify_control(self._tokenizer, ())
-            self._chat = ChatEncoder(exact, self._how.template)
-        return encode_chats(documents, self._chat, reading.chat, DTYPE)
+            ready = _Ready(verify_engine(self._how.tokenizer, texts), DTYPE, None)
+        if ready.chat is None and reading.templated:
+            exact = verify_control(ready.tokenizer, ())
+            ready = replace(ready, chat=ChatEncoder(exact, self._how.template))
+        self._ready = ready
+        return encode_documents(ready, reading, documents)
+
+
+def _refuse_preferences(source: Source, reading: Reading) -> None:
+    if reading.preferences:
+        raise InputError(
+            f"{source.name} holds preferences ({reading.detected}), and rows of it would train the answers that are "
+            "not wanted, too. Say what is to be trained: a formatter of SFTDataset that returns the prompt and the "
+            "wanted answer, or batchloom prepare with --map prompt=prompt,completion=chosen."
+        )
 
 
 @final

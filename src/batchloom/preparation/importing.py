@@ -1,6 +1,5 @@
 """``import``: a store around files of token ids that are there already."""
 
-import logging
 import os
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from batchloom.preparation.import_spec import How, ImportSpec, import_plain
 from batchloom.preparation.recipe import make_inputs
 from batchloom.preparation.rerun import ReportedSource, check_folder, read_report, remove_leftover
 from batchloom.preparation.result import PrepareResult, result_of
-from batchloom.preparation.tally import Listener, Note, Progress
+from batchloom.preparation.tally import Listener, Note, Progress, log_notes
 from batchloom.preparation.token_files import Cutting, Found, find_inputs, open_tokens
 from batchloom.preparation.token_pass import IdCheck, Stretch
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
@@ -50,7 +49,6 @@ from batchloom.store.manifest import (
 from batchloom.store.writer import make_folder, write_file
 from batchloom.tokens import NoTokenizer, Tokenizer, parse_train_spec, resolve_tokenizer
 
-_LOG = logging.getLogger("batchloom")
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -113,7 +111,7 @@ def import_tokens(
         tokens_per_shard=tokens_per_shard,
         how=how,
     )
-    return run_import(spec, Path(out), progress or _log_notes)
+    return run_import(spec, Path(out), progress or log_notes)
 
 
 def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult:
@@ -131,11 +129,6 @@ def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult
     with WorkFolder(out) as work:
         job = _Import(work, spec, found, first_val, tokenizer, listener)
         return job.run(began)
-
-
-def _log_notes(event: Note | Progress) -> None:
-    if isinstance(event, Note):
-        _LOG.warning(event.text)
 
 
 def _tokenizer(spec: ImportSpec) -> Tokenizer | None:

@@ -1,6 +1,5 @@
 """``prepare``: from input files to a store, through three phases that can stop and go on."""
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +23,13 @@ from batchloom.preparation.rerun import (
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.run import Job
 from batchloom.preparation.synthetic import synthetic_input, write_synthetic
-from batchloom.preparation.tally import Listener, Note, Progress
+from batchloom.preparation.tally import Listener, Note, Progress, log_notes
 from batchloom.preparation.units import UNIT_BYTES
 from batchloom.preparation.work import SPOOL_NAME, WorkFolder
 from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Limits
 from batchloom.sources.spool import Spool
 from batchloom.store.format import WORK_NAME
-
-_LOG = logging.getLogger("batchloom")
 
 
 def prepare(  # noqa: D417 - the fields of the recipes, told there
@@ -90,10 +87,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         OutputError: ``out`` cannot be written.
     """
     reading = ReadRecipe(
-        text_field=text_field,
-        mapping=dict(mapping or {}),
-        split_on=split_on,
-        normalize=normalize,
+        text_field=text_field, mapping=dict(mapping or {}), split_on=split_on, normalize=normalize
     )
     given = read_inputs(inputs, reading, tokenizer)
     recipe = Recipe(
@@ -118,7 +112,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     )
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
-    listener = progress or _log_notes
+    listener = progress or log_notes
     return run_recipe(recipe, Path(folder), listener, told=given.notes, streaming=streaming)
 
 
@@ -171,8 +165,3 @@ def _done_before(recipe: Recipe, out: Path, listing: Listing, began: float) -> P
     note = report.engine_note if report else ""
     seconds = time.perf_counter() - began
     return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)
-
-
-def _log_notes(event: Note | Progress) -> None:
-    if isinstance(event, Note):
-        _LOG.warning(event.text)

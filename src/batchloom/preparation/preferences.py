@@ -127,7 +127,8 @@ def encode_labels(
     out = _Outcome(faults=_reasons(made.faults), dropped=_reasons(made.dropped))
     for number, answers in _answers(made).items():
         answer = answers[0]
-        if len(answers) != 1:
+        if len(answers) != 1 or number in out.dropped:
+            # Of a conversation that was cut a piece without an answer is left out, and none is kept.
             out.dropped[number] = _PIECES
         elif answer is None:
             out.faults[number] = _FLAGS

@@ -149,7 +149,7 @@ def begin_or_go_on(
         differences += _tokenizer_differences(recipe, str(state.get("fingerprint")))
     if found.sources != job.sources:
         differences += _listed_differences(found.sources, job.sources)
-    else:
+    elif found.work_version == job.work_version:
         differences += _kind_differences(found.kinds, listing.sources)
     if (found.work_version, found.constants) != (job.work_version, job.constants):
         differences.append("it was begun by another version of batchloom")

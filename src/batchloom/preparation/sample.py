@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from batchloom.core.errors import UnusableRecordError
 from batchloom.core.fingerprint import key128
 from batchloom.preparation.probes import Probe, probes
 from batchloom.preparation.reading import Reading, Readings, texts_in
@@ -86,15 +85,9 @@ class _Look:
         reading = self.readings.of(part.source) if self.readings else Reading(self.rules)
         with PartReader(part, reading.rules) as reader:
             for found in reader:
-                if reading.read is None:
-                    yield from found.values
-                    continue
-                for row in found.values:
-                    try:
-                        document = reading.read(row)
-                    except UnusableRecordError:
-                        # It is told when it is read for good.
-                        continue
+                # What is wrong with a record is told when it is read for good.
+                reading.take_in(found)
+                for document in found.values:
                     yield from texts_in(document)
 
 

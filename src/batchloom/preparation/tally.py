@@ -1,5 +1,6 @@
 """What has come in so far: progress as plain events, and the budget of bad records."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, final
@@ -46,6 +47,14 @@ class Progress:
 
 
 Listener = Callable[[Note | Progress], None]
+
+_LOG = logging.getLogger("batchloom")
+
+
+def log_notes(event: Note | Progress) -> None:
+    """The listener of a job that nobody listens to: notes go to the log ``batchloom``."""
+    if isinstance(event, Note):
+        _LOG.warning(event.text)
 
 
 @final

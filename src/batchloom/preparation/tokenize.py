@@ -4,7 +4,7 @@ from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import msgspec
 import numpy as np
@@ -123,7 +123,23 @@ def tidy(found: Records, way: Way, *, normalized: bool) -> None:
         found.offsets = [found.offsets[at] for at in kept]
 
 
-def encode_documents(task: Task, reading: Reading, documents: list[Any]) -> Encoded:
+class Encoding(Protocol):
+    """What makes tokens of documents: a tokenizer, with a template where there are conversations."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Turns text into ids."""
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The dtype of a token."""
+
+    @property
+    def chat(self) -> ChatEncoder | None:
+        """Tokenizer and template; None where no source has conversations."""
+
+
+def encode_documents(task: Encoding, reading: Reading, documents: list[Any]) -> Encoded:
     """Tokenize documents of one reading."""
     if reading.way == "tokens":
         made = encode_rows(documents, task.tokenizer.vocab_size, task.dtype)

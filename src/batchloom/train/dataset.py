@@ -30,11 +30,13 @@ def dataset_store(
     Raises:
         BatchloomError: whatever prepare finds wrong.
     """
-    if ranks.first:
+
+    def prepare() -> None:
         done = batchloom.prepare(config, out=folder, tokenizer=tokenizer)
         state = "is prepared already" if done.already_done else "was prepared"
         say(f"input  {config.written.file} {state} in {folder}, by tokenizer {done.tokenizer}")
-    ranks.wait()
+
+    ranks.after_first(prepare)
     return folder
 
 

@@ -1,9 +1,10 @@
 """Who this process is among the ranks of a run, and the little they say to each other."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from batchloom.core.errors import BatchloomError, InputError, TrainError
 
 _PATH_BYTES = 4096
+# Longer than data is prepared.
+_LONG = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,23 @@ class Ranks:
     def wait(self) -> None:
         """Return when every rank has come here."""
         self.total(0.0)
+
+    def after_first(self, work: Callable[[], object]) -> None:
+        """Do work on the first rank alone; the others wait for it, however long it takes.
+
+        Raises:
+            TrainError: another rank stopped.
+        """
+        if self.world_size == 1:
+            work()
+            return
+        with self.talking():
+            # What ranks say to each other elsewhere ends after minutes, lest one that hangs goes unseen.
+            group = dist.new_group(backend="gloo", timeout=_LONG)
+        if self.first:
+            work()
+        with self.talking():
+            dist.barrier(group)
 
     def path_of_first_neighbour(self, path: str) -> str:
         """What the first rank of this machine gave as ``path``; the others give anything."""

@@ -37,8 +37,8 @@ IF_MISSING = ("error", "synthetic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What was asked for on the command line.
+class DataRequest:
+    """What a run is to read; what is wrong with it is told by the request that holds it.
 
     Attributes:
         data: a store's folder, a bare Megatron prefix, or a name of synthetic data.
@@ -48,16 +48,6 @@ class Request:
         tokenizer: of what is prepared, as prepare takes it; None for its default.
         if_missing: what becomes of a run whose data is absent: ``error``, or ``synthetic`` data
             stands in for it.
-        model_name: a configuration that ships with the package.
-        config_file: a configuration; excludes ``model_name``.
-        init: the folder of a Hugging Face model to finetune; excludes ``model_name``.
-        attn_implementation: of that model; None for its default.
-        out: the run's folder; None for ``runs/`` and the configuration's name.
-        resume: go on with the run in ``out``, by its own settings where nothing else is asked.
-        stop_at: save and stop after this step.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        changes: fields of TrainSettings (and ``lr``) to set over the configuration, None for
-            those that stay.
     """
 
     data: Path | None = None
@@ -65,29 +55,15 @@ class Request:
     dataset_config: Path | None = None
     tokenizer: str | None = None
     if_missing: str = "error"
-    model_name: str | None = None
-    config_file: Path | None = None
-    init: Path | None = None
-    attn_implementation: str | None = None
-    out: Path | None = None
-    resume: bool = False
-    stop_at: int | None = None
-    device: str = "auto"
-    changes: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        excluding = (
+    def problems(self) -> list[str]:
+        """What is wrong with it, by the names of the options."""
+        problems = _exclusive(
+            self,
             ("data", "input_file"),
             ("data", "dataset_config"),
             ("input_file", "dataset_config"),
-            ("model_name", "config_file"),
-            ("model_name", "init"),
         )
-        for pair in excluding:
-            if all(getattr(self, name) is not None for name in pair):
-                first, second = (f"--{name.replace('_', '-')}" for name in pair)
-                problems.append(f"{first} and {second} exclude each other: give one")
         if self.data is self.input_file is self.dataset_config is None:
             problems.append(
                 "--data: missing; the folder of a store (batchloom prepare makes one), or "
@@ -103,6 +79,66 @@ class Request:
             problems.append(f"--if-missing: {shown(self.if_missing)} is none of {words}{hint}")
         elif self.if_missing != "error" and self.dataset_config is not None:
             problems.append("--if-missing: goes with --data and --input-file only; leave it out")
+        return problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """Which model a run is to train; what is wrong with it is told by the request that holds it.
+
+    Attributes:
+        model_name: a configuration that ships with the package.
+        config_file: a configuration; excludes ``model_name``.
+        init: the folder of a Hugging Face model to finetune; excludes ``model_name``.
+        attn_implementation: of that model; None for its default.
+    """
+
+    model_name: str | None = None
+    config_file: Path | None = None
+    init: Path | None = None
+    attn_implementation: str | None = None
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of the model to finetune, named so that any place can find it."""
+        return None if self.init is None else str(self.init.resolve())
+
+    @property
+    def stem(self) -> str:
+        """What a run of it is called where nobody names it."""
+        named = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
+        return self.init.resolve().name if self.init else named
+
+    def problems(self) -> list[str]:
+        """What is wrong with it, by the names of the options."""
+        return _exclusive(self, ("model_name", "config_file"), ("model_name", "init"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked for on the command line.
+
+    Attributes:
+        data: what is read.
+        model: what is trained.
+        out: the run's folder; None for ``runs/`` and the configuration's name.
+        resume: go on with the run in ``out``, by its own settings where nothing else is asked.
+        stop_at: save and stop after this step.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        changes: fields of TrainSettings (and ``lr``) to set over the configuration, None for
+            those that stay.
+    """
+
+    data: DataRequest
+    model: ModelRequest = field(default_factory=ModelRequest)
+    out: Path | None = None
+    resume: bool = False
+    stop_at: int | None = None
+    device: str = "auto"
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problems = self.data.problems() + self.model.problems()
         bounds: Bounds = {"stop_at": (1, MOST_STEPS)}
         problems += [problem.replace("stop_at", "--stop-at") for problem in outside(bounds, self)]
         try:
@@ -117,21 +153,19 @@ class Request:
     @property
     def folder(self) -> RunFolder:
         """Where the run is written."""
-        named = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
-        stem = self.init.resolve().name if self.init else named
-        prepares = self.dataset_config is not None
-        return RunFolder(self.out or Path("runs") / stem, prepares=prepares)
+        prepares = self.data.dataset_config is not None
+        return RunFolder(self.out or Path("runs") / self.model.stem, prepares=prepares)
 
     @property
     def goes_on(self) -> bool:
         """Whether the settings are those of the run in the folder."""
-        return self.resume and self.config_file is None and self.model_name is None
+        return self.resume and self.model.config_file is None and self.model.model_name is None
 
     def stated(self, dataset: DatasetConfig | None) -> dict[str, Any]:
         """The settings that the data sets' file states; a run that goes on keeps its own."""
         if dataset is None or self.goes_on:
             return {}
-        init = None if self.init is None else str(self.init.resolve())
+        init = self.model.folder
         longest = longest_row(read_model_config(PretrainedSettings(init))) if init else None
         return dataset.plan_settings(longest)
 
@@ -145,24 +179,28 @@ class Request:
             SettingsError: whatever is wrong with it, all at once.
             InputError: the folder of a model to finetune cannot be used.
         """
-        file = self.config_file
+        file = self.model.config_file
         if self.goes_on:
             return self._before()
         path = "" if file is None else str(file)
         if file is not None:
             plain = read_config(file)
-        elif self.init is not None:
+        elif self.model.init is not None:
             plain = {"model": {}}
         else:
-            plain = named_config(self.model_name or DEFAULT_MODEL)
+            plain = named_config(self.model.model_name or DEFAULT_MODEL)
         shape = plain.get("model")
-        if self.init is not None and isinstance(shape, dict) and not shape.keys() <= PRETRAINED:
+        if (
+            self.model.init is not None
+            and isinstance(shape, dict)
+            and not shape.keys() <= PRETRAINED
+        ):
             problem = f"model: the shape in {path} and --init exclude each other: give one"
             raise SettingsError([problem])
         named = self._changes.get("init") or (
             shape.get("init") if isinstance(shape, dict) else None
         )
-        if named is None and self.attn_implementation is not None:
+        if named is None and self.model.attn_implementation is not None:
             raise SettingsError(["--attn-implementation: goes with --init; the GPT has its own"])
         if isinstance(named, str):
             plain = finetuning(plain, longest_row(read_model_config(PretrainedSettings(named))))
@@ -171,9 +209,9 @@ class Request:
 
     @property
     def _changes(self) -> dict[str, Any]:
-        """What is set over a configuration; a folder is named so that any place can find it."""
-        init = None if self.init is None else str(self.init.resolve())
-        return {**self.changes, "init": init, "attn_implementation": self.attn_implementation}
+        """What is set over a configuration."""
+        attention = self.model.attn_implementation
+        return {**self.changes, "init": self.model.folder, "attn_implementation": attention}
 
     def _before(self) -> TrainSettings:
         """The settings of the run in the folder, with what was asked for over them."""
@@ -187,6 +225,15 @@ class Request:
         return settings_from(before, self._changes)
 
 
+def _exclusive(asked: DataRequest | ModelRequest, *pairs: tuple[str, str]) -> list[str]:
+    """A sentence for each pair of options of which both are given."""
+    return [
+        f"--{first.replace('_', '-')} and --{second.replace('_', '-')} exclude each other: give one"
+        for first, second in pairs
+        if getattr(asked, first) is not None and getattr(asked, second) is not None
+    ]
+
+
 def start(request: Request, say: Say) -> Outcome:
     """Train as asked.
 
@@ -198,7 +245,9 @@ def start(request: Request, say: Say) -> Outcome:
         BatchloomError: whatever prepare, the loader or the loop finds wrong.
         KeyboardInterrupt: Ctrl-C, once the run began; says what is left, and how to go on.
     """
-    dataset = DatasetConfig.load(request.dataset_config) if request.dataset_config else None
+    dataset = (
+        DatasetConfig.load(request.data.dataset_config) if request.data.dataset_config else None
+    )
     stated, folder = request.stated(dataset), request.folder
     settings = request.settings(stated)
     if not request.resume:
@@ -227,18 +276,18 @@ def _data(
     say: Say,
 ) -> Iterator[Path]:
     if dataset is not None:
-        tokenizer = tokenizer_for(dataset, request.tokenizer, request.init)
+        tokenizer = tokenizer_for(dataset, request.data.tokenizer, request.model.init)
         yield dataset_store(dataset, request.folder.data, tokenizer, ranks, say)
         return
-    if request.if_missing == "synthetic":
-        found = stand_in(request.data, request.input_file, settings, ranks)
+    if request.data.if_missing == "synthetic":
+        found = stand_in(request.data.data, request.data.input_file, settings, ranks)
         if found is not None:
             yield found
             return
-    if request.input_file is None:
-        yield request.data or Path()
+    if request.data.input_file is None:
+        yield request.data.data or Path()
         return
-    with temporary_store(request.input_file, request.tokenizer, ranks, say) as store:
+    with temporary_store(request.data.input_file, request.data.tokenizer, ranks, say) as store:
         yield store
 
 
@@ -246,7 +295,7 @@ def _stopped(request: Request) -> tuple[str, ...]:
     """What is left of an interrupted run, and how to go on; empty where nothing is."""
     folder = request.folder
     if not folder.begun:
-        if request.dataset_config is None or not folder.data.exists():
+        if request.data.dataset_config is None or not folder.data.exists():
             return ()
         return (
             f"Stopped before the run began; its data in {folder.data} stays, and the same command goes on with it.",
