@@ -368,3 +368,37 @@ def test_settings_of_reading_are_named_by_their_option(tmp_path, capsys):
     told = capsys.readouterr().err
     assert "--text-field: '' is not a word" in told
     assert "--split-on: 'lines' is not known" in told
+
+
+def test_nothing_in_a_name_or_a_template_reaches_the_terminal_as_a_command(tmp_path, capsys):
+    evil = tmp_path / "\x1b[31mevil\u202e"
+    evil.mkdir()
+    (evil / "in.jsonl").write_text('{"prompt": "q", "response": "a"}\n' * 20 + "no\n")
+    (evil / "t.jinja").write_text("{{ raise_exception('no \x1b[31mway\x07') }}")
+    (evil / "cut.csv").write_text('text\n"open')
+    inputs, words = str(evil / "in.jsonl"), ["--tokenizer", "bytes"]
+    store = str(evil / "out")
+    assert run(["prepare", inputs, "--out", store, *words]) == 0
+    assert run(["prepare", inputs, "--out", store, *words]) == 0
+    for line in (["check", store], ["inspect", store], ["check", inputs]):
+        run(line)
+    assert (
+        run(
+            [
+                "prepare",
+                inputs,
+                "--out",
+                str(evil / "2"),
+                *words,
+                "--template",
+                str(evil / "t.jinja"),
+            ]
+        )
+        == 1
+    )
+    for name in ("cut.csv", "gone.jsonl"):
+        assert run(["prepare", str(evil / name), "--out", str(evil / "3"), *words]) == 1
+    assert run(["doctor", inputs, "--map", "\x1b[31m=x"]) == 2
+    told = "".join(capsys.readouterr())
+    assert r"\x1b[31mevil\u202e" in told
+    assert not {"\x1b", "\u202e", "\x07"}.intersection(told)

@@ -338,6 +338,28 @@ def test_records_larger_than_a_probe_are_found(tmp_path):
     assert found.sources[0].preview[0].tokens == 300_001
 
 
+def test_a_sample_without_any_whole_record_says_so(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"text": "' + b"x" * (30 << 20) + b'"}\n{"text": "b"}\n')
+    assert look(path).faults == (
+        "No whole record lies in the sample, for the first are too long: --full reads everything.",
+    )
+    assert not look(path, full=True).faults
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_sample_of_a_json_file_that_is_cut_short_is_faulty(tmp_path, wrapped):
+    rows = [{"text": f"row {n} " + "x" * 99} for n in range(9000)]
+    whole = json.dumps({"data": rows} if wrapped else rows) + " \n"
+    path = tmp_path / "in.json"
+    path.write_text(whole)
+    assert look(path).faults == ()
+    for stop in (len(whole) // 2, len(whole) // 3, len(whole.rstrip()) - 1):
+        path.write_text(whole[:stop])
+        (fault,) = look(path).faults
+        assert "cut short" in fault or "ends inside" in fault
+
+
 def test_a_url_is_sampled_where_it_lies_and_its_secrets_are_kept(tmp_path):
     path, rows = big(tmp_path, "jsonl")
     with serving() as web:

@@ -8,7 +8,7 @@ import typer
 import batchloom
 from batchloom.cli.console import plain_console
 from batchloom.core.errors import InputMissingError
-from batchloom.core.values import counted
+from batchloom.core.values import counted, visible
 from batchloom.store.verify import Verdict
 
 
@@ -47,14 +47,14 @@ def check(
     console = plain_console()
     console.print(f"{'data:':12} {verdict.data}")
     for name, fact in verdict.facts.items():
-        console.print(f"{name + ':':12} {fact}")
+        console.print(f"{visible(name) + ':':12} {visible(str(fact))}")
     if verdict.sample:
         console.print(f"{'sample:':12} {verdict.sample!r}")
-    console.print(f"{'used:':12} {verdict.used}")
+    console.print(f"{'used:':12} {visible(verdict.used)}")
     for fault in verdict.faults:
-        console.print(f"FAULT: {fault}", style="red")
+        console.print(f"FAULT: {visible(fault)}", style="red")
     console.print(
-        f"{verdict.path}: {'sound' if verdict.sound else counted(len(verdict.faults), 'fault')}"
+        f"{visible(verdict.path)}: {'sound' if verdict.sound else counted(len(verdict.faults), 'fault')}"
     )
     return 0 if verdict.sound else 1
 

@@ -12,7 +12,7 @@ from rich.table import Table
 import batchloom
 from batchloom.batches.inspect import Inspection
 from batchloom.cli.console import plain_console
-from batchloom.core.values import counted
+from batchloom.core.values import counted, visible
 
 _BAR = 40
 
@@ -45,7 +45,7 @@ def inspect(
 def _print_counts(console: Console, found: Inspection) -> None:
     split = f" [{found.split}]" if found.split else ""
     console.print(
-        f"{found.path}{split}: {counted(found.documents, 'document')}, {found.tokens:,} tokens ({found.dtype}) in "
+        f"{visible(str(found.path))}{split}: {counted(found.documents, 'document')}, {found.tokens:,} tokens ({found.dtype}) in "
         f"{counted(found.shards, 'shard')}",
     )
     if found.preferences:

@@ -101,5 +101,9 @@ def run(arguments: "Sequence[str]") -> int:
 
 
 def _fail(sentence: str, code: int) -> int:
-    print(f"batchloom: {sentence}", file=sys.stderr)
+    from batchloom.core.values import visible  # noqa: PLC0415
+
+    # Names of files and columns, and what templates say, may hold commands for the terminal.
+    seen = "\n".join(map(visible, sentence.split("\n")))
+    print(f"batchloom: {seen}", file=sys.stderr)
     return code

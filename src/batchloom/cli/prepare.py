@@ -17,7 +17,7 @@ from batchloom.chat.mapping import parse_mapping
 from batchloom.cli.console import plain_console
 from batchloom.core.files import printable
 from batchloom.core.spec import shown
-from batchloom.core.values import counted
+from batchloom.core.values import counted, visible
 from batchloom.preparation.inputs import read_inputs
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.read_recipe import ReadRecipe
@@ -248,7 +248,7 @@ class Display:
     def show(self, event: Note | Progress) -> None:
         """Take one event of the job."""
         if isinstance(event, Note):
-            self._console.print(event.text)
+            self._console.print(visible(event.text))
             return
         if event.phase != self._phase:
             # The first word of a phase comes when some of its work is done already.
@@ -296,8 +296,9 @@ class Display:
 
 def print_result(console: Console, result: PrepareResult) -> None:
     """Print what came of a job: what was read, dropped and kept, and the subsets."""
+    path = visible(str(result.path))
     if result.already_done:
-        console.print(f"{result.path} is finished already; nothing to do.")
+        console.print(f"{path} is finished already; nothing to do.")
     counts = result.counts
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(justify="left")
@@ -308,7 +309,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
     table.add_row("records read", f"{counts.records:,}")
     for reason, count in counts.dropped.items():
         table.add_row(f"dropped: {reason}", f"{count:,}")
-    where = f" (see {result.path / QUARANTINE_NAME})" if counts.quarantined else ""
+    where = f" (see {visible(str(result.path / QUARANTINE_NAME))})" if counts.quarantined else ""
     table.add_row(f"quarantined{where}", f"{counts.quarantined:,}")
     table.add_row("documents kept", f"{counts.documents:,}")
     table.add_row("tokens", f"{counts.tokens:,}")
@@ -326,7 +327,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
         name, engine = result.tokenizer, result.engine
         # One that needs no engine is its own.
         by = "" if engine.partition(" ")[0] == name else f", engine {engine}"
-        done = f"{result.path}: done in {duration(result.seconds)}{speed}"
+        done = f"{path}: done in {duration(result.seconds)}{speed}"
         console.print(f"{done}, tokenizer {name}{by}, {result.dtype}.")
 
 

@@ -28,16 +28,18 @@ from batchloom.preparation.tally import Listener
 from batchloom.preparation.tokenize import Task
 from batchloom.preparation.tokenizer_of import dtype_name, job_template, job_tokenizer
 from batchloom.preparation.walk import walk
-from batchloom.sources.addresses import shown
+from batchloom.sources.addresses import is_url, shown
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Limits, Part, Source
 from batchloom.sources.spool import Spool
+from batchloom.sources.streams import open_source
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.tokens import parse_train_spec
 
 _SHOWN = 10
 _PREVIEWED = 5
+_END = 64 << 10
 # Where a sample holds no record at all, the beginnings of so many sources are read on.
 _HEADS, _HEAD_CHARACTERS = 8, 4 << 20
 
@@ -121,6 +123,8 @@ def _examine(
         compared = DuplicateFacts(duplicates.documents, repeated, share, looks.whole)
     case.task = run.task
     case.faults += run.faults
+    if not looks.whole and not run.faults:
+        case.faults += filter(None, map(_unclosed, good))
     spread(groups, listing.sources, looks)
     previews = _previews(case, preview)
     _judge_bad(case)
@@ -254,6 +258,19 @@ def _read(run: Examiner, looks: Looks, readings: Readings, good: Sequence[Source
         run.end()
 
 
+def _unclosed(source: Source) -> str:
+    """Why a plain JSON file is cut short, told by its ends; empty where it is not."""
+    if source.kind != "json" or source.compression or source.member or is_url(source.path):
+        return ""
+    with open_source(source) as file:
+        begin = file.read(_END).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        file.seek(max(0, source.size - _END))
+        end = file.read().rstrip()[-1:]
+    if not begin or not end or begin + end in (b"[]", b"{}"):
+        return ""
+    return f"{source.name} ends inside its list: it is cut short; fetch or write it anew, or leave it out."
+
+
 def _previews(case: _Case, count: int) -> list[tuple[Preview, ...]]:
     found: list[tuple[Preview, ...]] = []
     for group in case.groups:
@@ -271,7 +288,12 @@ def _judge(case: _Case) -> None:
     """What is wrong with the input as a whole, and what people should know of it."""
     groups, about = case.groups, case.about
     if not case.faults and not any(group.documents for group in groups):
-        case.faults.append("No document comes of the input: name other inputs, or leave fewer out.")
+        unseen = not case.whole and not any(group.records for group in groups)
+        case.faults.append(
+            "No whole record lies in the sample, for the first are too long: --full reads everything."
+            if unseen
+            else "No document comes of the input: name other inputs, or leave fewer out."
+        )
     strict = case.recipe.chat.overlong == "error"
     for rule, count in _summed(groups, [group.dropped for group in groups]).items():
         said = (
