@@ -44,9 +44,9 @@ def inspect(
 
 def _print_counts(console: Console, found: Inspection) -> None:
     split = f" [{found.split}]" if found.split else ""
+    documents, shards = counted(found.documents, "document"), counted(found.shards, "shard")
     console.print(
-        f"{visible(str(found.path))}{split}: {counted(found.documents, 'document')}, {found.tokens:,} tokens ({found.dtype}) in "
-        f"{counted(found.shards, 'shard')}",
+        f"{visible(str(found.path))}{split}: {documents}, {found.tokens:,} tokens ({found.dtype}) in {shards}",
     )
     if found.preferences:
         sides = ", ".join(f"{count:,} {side}" for side, count in found.sides.items())
