@@ -95,11 +95,15 @@ def write_synthetic(
 
 def _refuse_meaningless(spec: SyntheticSpec, recipe: Recipe) -> None:
     usual = Recipe(inputs=recipe.inputs)
+    # The settings of reading and of conversations are told by their own names.
+    groups = ((recipe, usual), (recipe.reading, usual.reading), (recipe.chat, usual.chat))
     problems = [
-        f"{field.name}: {shown(getattr(recipe, field.name))} has no meaning for synthetic data, which is ids alone; "
+        f"{field.name}: {shown(getattr(given, field.name))} has no meaning for synthetic data, which is ids alone; "
         f"its vocabulary is a setting of its own ({spec.name}:vocab=50257)"
-        for field in dataclasses.fields(Recipe)
-        if field.name not in _MEANT and getattr(recipe, field.name) != getattr(usual, field.name)
+        for given, default in groups
+        for field in dataclasses.fields(given)
+        if field.name not in {*_MEANT, "reading", "chat"}
+        and getattr(given, field.name) != getattr(default, field.name)
     ]
     if recipe.dtype == "uint16" and spec.vocab > _UINT16_IDS:
         problems.append(f"dtype: uint16 cannot hold the {spec.vocab:,} ids of {spec.place}")
