@@ -515,7 +515,7 @@ def test_a_stopped_job_over_standard_input_goes_on_with_the_same_bytes(tmp_path,
             "hf://datasets/a/b@",
             "hf://datasets/a b/c/d.jsonl",
         ),
-        *("s3://", "s3://B_AD bucket/x.jsonl", "http://", "data://x", "reference://"),
+        *("s3://", "s3://B_AD bucket/x.jsonl", "http://", "data://x", "reference://", "dir://x"),
     ],
 )
 def test_an_address_its_library_does_not_take_is_named(url):
@@ -523,6 +523,12 @@ def test_an_address_its_library_does_not_take_is_named(url):
         list_sources([url])
     assert url in str(told.value)
     assert "address is n" in str(told.value)
+
+
+def test_a_slash_too_many_shows_no_password():
+    with pytest.raises(InputError, match="http://host.invalid/x") as told:
+        list_sources(["http:///user:secret@host.invalid/x"])
+    assert "secret" not in str(told.value)
 
 
 def test_a_scheme_may_be_written_in_capitals(web):

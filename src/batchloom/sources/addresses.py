@@ -44,7 +44,8 @@ def shown(place: str) -> str:
         return place
     address = place[len(scheme) + 3 :]
     if scheme not in _WITHOUT_QUERY:
-        address = re.split(r"[?#]", address, maxsplit=1)[0]
+        # A slash too many is no reason to show a password.
+        address = re.split(r"[?#]", address, maxsplit=1)[0].lstrip("/")
     host, slash, rest = address.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{rest}"
 

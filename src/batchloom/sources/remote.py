@@ -196,7 +196,8 @@ def reach(url: str) -> tuple[Any, str]:
         raise MissingDependencyError(
             f"{shown(url)} needs a library that is not installed: {wanted}, or name local files."
         ) from None
-    except (ValueError, TypeError):
+    # dir:// takes its missing file system for a string.
+    except (ValueError, TypeError, AttributeError):
         raise InputError(
             f"{shown(url)} is no URL that can be read: {scheme}:// is not known to fsspec, or the address "
             "is not complete; s3, gs, https, hf and file are known."
