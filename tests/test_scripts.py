@@ -40,7 +40,7 @@ def test_from_texts_to_a_trained_model(tmp_path):
     assert done.returncode == 0, done.stderr
     recipe = json.loads((tmp_path / "store/dataset_metadata.json").read_text())["recipe"]
     assert (recipe["inputs"], recipe["tokens_per_shard"]) == (["a.txt", "b.txt"], 4000)
-    assert (recipe["dedup"], recipe["normalize"]) == ("none", False)
+    assert (recipe["dedup"], recipe["reading"]["normalize"]) == ("none", False)
 
     done = script(tmp_path, "check_data_loading.py", "store")
     assert done.returncode == 0, done.stderr

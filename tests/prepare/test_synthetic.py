@@ -89,6 +89,7 @@ def test_a_stopped_job_begins_anew_to_the_same_bytes(tmp_path):
         ([NAME, "--tokenizer", "bytes"], "--tokenizer: 'bytes' has no meaning for synthetic data"),
         ([NAME, "--text-field", "t"], "--text-field: 't' has no meaning"),
         ([NAME, "--split-on", "line"], "--split-on: 'line' has no meaning"),
+        ([NAME, "--template", "chatml"], "--template: 'chatml' has no meaning"),
         (["dummy:vocab=70000", "--dtype", "uint16"], "uint16 cannot hold the 70,000 ids"),
         (["dummy:vocb=3"], "did you mean 'vocab'?"),
     ],

@@ -188,7 +188,7 @@ def work():
     time.sleep(seconds)
     if not seconds:
         sys.exit(7)
-Ranks(rank, 2, rank, torch.device("cpu")).after_first(work)
+Ranks(rank, 2, rank, torch.device("cpu")).patiently(None if rank else work)
 print("went on")
 """
 

@@ -9,6 +9,7 @@ from batchloom.chat.detect import detect_schema
 from batchloom.chat.records import record_reader
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.values import kind_of
+from batchloom.preparation.columns import as_row
 from batchloom.preparation.reading import Reading, first_rows, reading_of
 from batchloom.preparation.recipe import ChatRecipe
 from batchloom.sources.rules import ReadRules, Source
@@ -43,7 +44,7 @@ class Formatted:
 
     def reading(self, source: Source) -> Reading:
         """How the records of a source are read."""
-        rows = [_row(row) for row in first_rows(source, _RULES)[0]]
+        rows = [as_row(row) for row in first_rows(source, _RULES)[0]]
         call = self.call
         chat, mapping = ChatRecipe(template=self.template), dict(self.mapping or {})
         if call is None:
@@ -53,7 +54,7 @@ class Formatted:
         made = _sample(call, rows)
         found = reading_of(source, made, _RULES, mapping, chat)
         read = record_reader(detect_schema(made, mapping))
-        return replace(found, rules=_RULES, read=lambda row: read(_made(call(_row(row)))))
+        return replace(found, rules=_RULES, read=lambda row: read(_made(call(as_row(row)))))
 
 
 def formatted(formatter: str | Formatter | None) -> Formatted:
@@ -71,10 +72,6 @@ def formatted(formatter: str | Formatter | None) -> Formatted:
     if name in SCHEMAS:
         return Formatted(mapping=SCHEMAS[name])
     return Formatted(template=formatter)
-
-
-def _row(value: Any) -> Row:
-    return {"text": value} if isinstance(value, str) else value
 
 
 def _sample(call: Formatter, rows: Sequence[Row]) -> list[Row]:

@@ -11,6 +11,11 @@ Row = dict[str, Any]
 Choose = Callable[[Row], Row]
 
 
+def as_row(value: Any) -> Row:
+    """What a reader gives as a row: a text is a row of one column."""
+    return {"text": value} if isinstance(value, str) else value
+
+
 def chooser(mapping: Mapping[str, str], columns: Sequence[str] | None) -> Choose | None:
     """What makes a row of the output of a row of the input; None where rows stay as they are.
 

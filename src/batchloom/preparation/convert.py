@@ -22,6 +22,7 @@ from batchloom.core.files import refuse_url
 from batchloom.core.spec import is_switch, raise_problems, shown
 from batchloom.preparation.columns import (
     Choose,
+    as_row,
     chooser,
     column_problems,
     missing_columns,
@@ -207,7 +208,7 @@ def _checked_columns(
     if not mapping and columns is None:
         return mapping
     firsts = [(source, first_rows(source, rules)[0]) for source in listing.sources]
-    rows = [_row(value) for _, found in firsts for value in found]
+    rows = [as_row(value) for _, found in firsts for value in found]
     known = tuple(dict.fromkeys(name for row in rows for name in row))
     mapping = as_found(mapping, known)
     alone = f"{listing.sources[0].name}: " if len(listing.sources) == 1 else ""
@@ -226,10 +227,6 @@ def _refuse_unmapped(source: Source, rows: Sequence[Row], mapping: Mapping[str, 
     for option, column in missing_columns(mapping, None, rows):
         error = unknown_column(option, column, names)
         raise SchemaError(f"{source.name}: {error}; or convert this file apart", names)
-
-
-def _row(value: Any) -> Row:
-    return {"text": value} if isinstance(value, str) else value
 
 
 @final
@@ -326,7 +323,7 @@ class _Job:
             tally.read(source.size - done, 0)
 
     def _make_rows(self, found: Records) -> None:
-        found.values = list(map(_row, found.values))
+        found.values = list(map(as_row, found.values))
         if self._choose is None:
             return
         kept = Records(bad=found.bad, seen=found.seen)

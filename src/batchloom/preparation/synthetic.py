@@ -30,6 +30,7 @@ from batchloom.store.format import (
     SUBSETS,
     TOKEN_DTYPES,
     TOKENIZER_NAME,
+    UINT16_IDS,
     token_dtype,
 )
 from batchloom.store.manifest import Manifest, ShardEntry, manifest_bytes, read_manifest
@@ -39,7 +40,6 @@ from batchloom.store.writer import make_folder, write_file
 # The settings of a recipe that have a meaning for documents nobody reads.
 _MEANT = ("tokens_per_shard", "dtype", "val_fraction", "test_fraction")
 _STRETCH_DOCUMENTS, _STRETCH_TOKENS = 1 << 14, 1 << 20
-_UINT16_IDS = 1 << 16
 
 
 def synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
@@ -95,13 +95,16 @@ def write_synthetic(
 
 def _refuse_meaningless(spec: SyntheticSpec, recipe: Recipe) -> None:
     usual = Recipe(inputs=recipe.inputs)
+    groups = (recipe, usual), (recipe.reading, usual.reading), (recipe.chat, usual.chat)
     problems = [
-        f"{field.name}: {shown(getattr(recipe, field.name))} has no meaning for synthetic data, which is ids alone; "
-        f"its vocabulary is a setting of its own ({spec.name}:vocab=50257)"
-        for field in dataclasses.fields(Recipe)
-        if field.name not in _MEANT and getattr(recipe, field.name) != getattr(usual, field.name)
+        f"{field.name}: {shown(value)} has no meaning for synthetic data, which is ids alone; its vocabulary is a "
+        f"setting of its own ({spec.name}:vocab=50257)"
+        for asked, default in groups
+        for field in dataclasses.fields(asked)
+        if field.name not in (*_MEANT, "reading", "chat")
+        and (value := getattr(asked, field.name)) != getattr(default, field.name)
     ]
-    if recipe.dtype == "uint16" and spec.vocab > _UINT16_IDS:
+    if recipe.dtype == "uint16" and spec.vocab > UINT16_IDS:
         problems.append(f"dtype: uint16 cannot hold the {spec.vocab:,} ids of {spec.place}")
     raise_problems(problems)
 

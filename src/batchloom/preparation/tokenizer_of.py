@@ -17,7 +17,7 @@ from batchloom.preparation.sample import (
     sample_texts,
 )
 from batchloom.sources.rules import Source
-from batchloom.store.format import token_dtype
+from batchloom.store.format import UINT16_IDS, token_dtype
 from batchloom.tokens import (
     Tokenizer,
     parse_train_spec,
@@ -29,8 +29,6 @@ from batchloom.tokens import (
 )
 
 Tell = Callable[[str], None]
-
-_UINT16_IDS = 1 << 16
 
 
 def job_tokenizer(
@@ -122,9 +120,9 @@ def dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
     Raises:
         InputError: the recipe's is too small for the vocabulary.
     """
-    if recipe.dtype == "uint16" and tokenizer.vocab_size > _UINT16_IDS:
+    if recipe.dtype == "uint16" and tokenizer.vocab_size > UINT16_IDS:
         raise InputError(
-            f"--dtype uint16 holds ids up to {_UINT16_IDS - 1:,}, tokenizer {tokenizer.name!r} has "
+            f"--dtype uint16 holds ids up to {UINT16_IDS - 1:,}, tokenizer {tokenizer.name!r} has "
             f"{tokenizer.vocab_size:,}; leave --dtype out, or give int32."
         )
     return token_dtype(recipe.dtype, tokenizer.vocab_size)

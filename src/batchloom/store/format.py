@@ -36,6 +36,8 @@ TOKEN_DTYPES: dict[str, np.dtype[np.generic]] = {
 }
 # The highest vocabulary that Megatron itself stores in 16 bits (DType.optimal_dtype).
 UINT16_VOCABULARY = 65_500
+# The highest vocabulary whose ids 16 bits hold.
+UINT16_IDS = 1 << 16
 
 
 def token_dtype(name: str, vocab_size: int) -> str:

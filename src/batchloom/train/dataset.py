@@ -36,7 +36,7 @@ def dataset_store(
         state = "is prepared already" if done.already_done else "was prepared"
         say(f"input  {config.written.file} {state} in {folder}, by tokenizer {done.tokenizer}")
 
-    ranks.after_first(prepare)
+    ranks.patiently(prepare if ranks.first else None)
     return folder
 
 

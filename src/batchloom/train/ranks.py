@@ -67,19 +67,23 @@ class Ranks:
         """Return when every rank has come here."""
         self.total(0.0)
 
-    def after_first(self, work: Callable[[], object]) -> None:
-        """Do work on the first rank alone; the others wait for it, however long it takes.
+    def patiently(self, work: Callable[[], object] | None) -> None:
+        """Do what some ranks have to do alone; all wait for each other, however long it takes.
+
+        Args:
+            work: of this rank; None where it has none.
 
         Raises:
             TrainError: another rank stopped.
         """
         if self.world_size == 1:
-            work()
+            if work is not None:
+                work()
             return
         with self.talking():
             # What ranks say to each other elsewhere ends after minutes, lest one that hangs goes unseen.
             group = dist.new_group(backend="gloo", timeout=_LONG)
-        if self.first:
+        if work is not None:
             work()
         with self.talking():
             dist.barrier(group)

@@ -48,6 +48,7 @@ def temporary_store(inputs: Path, tokenizer: str | None, ranks: Ranks, say: Say)
             f"--input-file: {inputs} is a manifest by its name; give it as --dataset-config {inputs}"
         )
     if ranks.local_rank:
+        ranks.patiently(None)
         yield Path(ranks.path_of_first_neighbour(""))
         return
     home = _MEMORY if _fits(inputs) else None
@@ -56,7 +57,7 @@ def temporary_store(inputs: Path, tokenizer: str | None, ranks: Ranks, say: Say)
         store = Path(folder) / (inputs.name.split(".")[0] or "input")
         if ranks.first:
             say(f"input  {inputs} is prepared in {store}, which is removed at the end")
-        batchloom.prepare(inputs, out=store, tokenizer=tokenizer)
+        ranks.patiently(lambda: batchloom.prepare(inputs, out=store, tokenizer=tokenizer))
         yield Path(ranks.path_of_first_neighbour(str(store)))
 
 
