@@ -387,6 +387,15 @@ datasets:
     ]
 
 
+def test_a_file_url_is_a_path_written_in_full(folder):
+    text = f"datasets: [{{path: 'file://{folder}/data/sums.jsonl', mapping: {{prompt: q, response: a}}}}]"
+    path = write(folder / "m.yaml", text)
+    assert prepare(f"file://{path}", folder / "out").counts.documents == 40
+    text = f"datasets: [{{path: ../x.jsonl, data_folder: 'file://{folder}/data'}}]"
+    with pytest.raises(InputError, match="lies outside of its data_folder"):
+        prepare(write(folder / "n.yaml", text), folder / "out2")
+
+
 def test_a_link_that_stays_is_followed(folder):
     (folder / "again.jsonl").symlink_to(folder / "data/sums.jsonl")
     assert len(placed(write(folder / "m.yaml", "datasets: [{path: again.jsonl}]"))) == 1

@@ -347,6 +347,16 @@ def test_a_prefix_without_documents_is_a_fault(tmp_path):
         batchloom.inspect(tmp_path / "empty")
 
 
+def test_a_tokenizer_that_is_none_is_named_with_its_file(folder):
+    path = folder / "tokenizer_state.json"
+    path.write_text("null")
+    assert f"{path}: this is no state of a tokenizer" in " ".join(verify_store(folder).faults)
+    path.unlink()
+    (fault,) = verify_store(folder).faults
+    assert fault.startswith(f"{path} cannot be read: ")
+    assert fault.endswith("; restore it from where the store was made.")
+
+
 @pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", None])
 def test_a_tokenizer_that_cannot_be_read(folder, data):
     path = folder / "tokenizer_state.json"

@@ -12,7 +12,7 @@ from batchloom.preparation.dataset_config import FORM_OF, DatasetConfig, Dataset
 from batchloom.preparation.dataset_file import Written
 from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.read_recipe import SourceRecipe
-from batchloom.sources.addresses import STANDARD_INPUT, is_url
+from batchloom.sources.addresses import STANDARD_INPUT, is_url, local_path
 from batchloom.sources.addresses import shown as address
 from batchloom.sources.hub import hub_name
 from batchloom.sources.listing import fixed_part, not_found
@@ -49,7 +49,7 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
             inputs.append(one)
             sources.append(SourceRecipe())
             continue
-        config = DatasetConfig.load(one) if isinstance(one, str) else one
+        config = DatasetConfig.load(local_path(one)) if isinstance(one, str) else one
         notes += config.notes
         if config.tokenizer is not None:
             named.setdefault(config.tokenizer, str(config.written.file or "a DatasetConfig"))
@@ -213,13 +213,13 @@ class _Places:
         """The path of a data set of this machine."""
         here = "" if self.written.file is None else str(self.written.file.parent)
         # What is written out in full may lie anywhere; what is relative stays below where it begins.
-        folder = os.path.expanduser(entry.data_folder or "")  # noqa: PTH111
+        folder = os.path.expanduser(local_path(entry.data_folder or ""))  # noqa: PTH111
         if folder and not os.path.isabs(folder):  # noqa: PTH117
             full = os.path.join(here, folder)  # noqa: PTH118
             if self.written.file is not None:
                 self._stay(full, here, place, entry.data_folder or "", "the folder of the manifest")
             folder = full
-        path = os.path.expanduser(entry.path)  # noqa: PTH111
+        path = os.path.expanduser(local_path(entry.path))  # noqa: PTH111
         root = folder or here
         full = os.path.normpath(os.path.join(root, path))  # noqa: PTH118
         if folder:

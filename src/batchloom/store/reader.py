@@ -12,7 +12,7 @@ from typing import NoReturn, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, StoreError
+from batchloom.core.errors import InputError, StoreError, TokenizerError
 from batchloom.core.files import because, read_regular, refuse_url
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import shown, whole
@@ -38,6 +38,7 @@ from batchloom.store.synthetic import SUBSET, Generated, SyntheticLengths, is_sy
 from batchloom.tokens import Tokenizer, tokenizer_from_state
 
 _EDGE = 1 << 20
+_RESTORE = "restore it from where the store was made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,7 @@ class Store:
 
         Raises:
             StoreError: there is none (a bare prefix), or it is not the manifest's.
+            TokenizerError: what lies there is no state of a tokenizer, or is damaged.
         """
         if self._generated is not None:
             return self._generated.tokenizer
@@ -264,12 +266,13 @@ class Store:
         try:
             state = json.loads(read_regular(path))
         except OSError as error:
-            raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+            raise StoreError(f"{path} cannot be read: {because(error)}; {_RESTORE}.") from error
         except (ValueError, RecursionError) as error:
-            raise StoreError(
-                f"{path} cannot be read: {error}; restore it from where the store was made."
-            ) from error
-        tokenizer = tokenizer_from_state(state)
+            raise StoreError(f"{path} cannot be read: {error}; {_RESTORE}.") from error
+        try:
+            tokenizer = tokenizer_from_state(state)
+        except TokenizerError as error:
+            raise TokenizerError(f"{path}: {error}") from error
         entry = self.manifest.tokenizer
         if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (
             entry.vocab_size,
