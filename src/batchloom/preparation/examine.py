@@ -1,6 +1,7 @@
 """Looking at inputs before any work: what they hold, what is wrong, what would become of them."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -108,6 +109,7 @@ def _examine(
         refuse_mixed(good, readings)
     except InputError as error:
         case.faults.append(str(error))
+    began = time.perf_counter()
     try:
         case.task = _task(recipe, good, readings, case)
     except (TokenizerError, MissingDependencyError) as error:
@@ -115,6 +117,7 @@ def _examine(
             raise
         case.tokenizer_missing = True
         case.warnings.append(f"Nothing is told in tokens, for there is no tokenizer: {error}")
+    case.ready = time.perf_counter() - began
     with Duplicates() as duplicates:
         run = Examiner(groups, looks, case.task, duplicates, listener, listing.bytes)
         _read(run, looks, readings, good)
@@ -142,6 +145,8 @@ class _Case:
     whole: bool
     task: Task | None = None
     tokenizer_missing: bool = False
+    # Seconds until the tokenizer was there; prepare takes them, too.
+    ready: float = 0.0
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -177,7 +182,7 @@ def _told(
         bad_seen=sum(group.bad for group in groups),
         lengths=lengths if task else np.zeros(0, np.int64),
         weights=weights if task else np.zeros(0, np.float64),
-        seconds=sum(group.seconds * group.scale for group in groups) if task else None,
+        seconds=case.ready + sum(group.seconds * group.scale for group in groups) if task else None,
         store_bytes=round(size) if task else None,
         faults=_few(case.faults),
         warnings=tuple(dict.fromkeys(case.warnings)),
