@@ -113,7 +113,7 @@ def test_manifests(folder, name):
 def test_counts_are_of_pairs(folder):
     edit_manifest(folder, lambda m: m["counts"].update(records=16))
     faults = verify_store(folder).faults
-    assert any("its documents, quarantined and dropped records together are 8" in f for f in faults)
+    assert any("its pairs, quarantined and dropped records together are 8" in f for f in faults)
 
 
 def test_a_file_of_pairs_that_no_manifest_knows(tmp_path):

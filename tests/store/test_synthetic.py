@@ -234,7 +234,7 @@ def test_check_tells_the_three_apart(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "words"}\n')
     raw = batchloom.check(tmp_path / "a.jsonl")
     assert (raw.data, raw.kind) == ("real", "file")
-    assert raw.used.endswith("--out STORE reads 1 documents of it")
+    assert raw.used.endswith("--out STORE reads 1 document of it")
     with pytest.raises(FileNotFoundError, match="There is nothing at .*nowhere"):
         batchloom.check(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="did you mean 'dummy'"):
