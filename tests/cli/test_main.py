@@ -157,6 +157,8 @@ def test_inspect_shows_the_store(tmp_path, capsys):
     assert "it was the best of times" in out
     assert run(["inspect", str(tmp_path / "s"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["longest"] == 300
+    assert run(["inspect", str(tmp_path / "s"), "--first", "-1"]) == 2
+    assert "--first: -1 is no number of documents" in capsys.readouterr().err
 
 
 def test_inspect_says_what_a_loader_does_with_long_conversations(tmp_path, capsys):

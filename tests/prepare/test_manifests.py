@@ -231,6 +231,10 @@ dataset:
     [
         ({}, "dataset_path: missing"),
         ({"datasets": []}, "datasets: there are none"),
+        (
+            {"datasets": [{"path": "x", "name": "a"}, {"path": "y", "name": "a"}]},
+            "datasets: two are called 'a'",
+        ),
         ({"dataset_path": "x", "datasets": [{"path": "y"}]}, "dataset_path: goes with no datasets"),
         (
             {"dataset_path": "x", "dataset_type": "vision"},

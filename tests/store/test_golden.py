@@ -12,7 +12,7 @@ from batchloom.core.errors import InputError, StoreError
 from batchloom.store.format import shard_name, token_dtype
 from batchloom.store.index import index_bytes, map_index
 from batchloom.store.mask import MaskBits, map_mask
-from batchloom.store.origins import Origins, join_origins, map_origins
+from batchloom.store.origins import Origins, map_origins
 from batchloom.store.pairs import Sides, map_sides, pair_numbers
 from batchloom.testing.stores import write_store
 from oracles import megatron
@@ -47,9 +47,6 @@ def test_docs_bytes(tmp_path):
     (tmp_path / "x.docs").write_bytes(expected)
     again = map_origins(tmp_path / "x.docs")
     assert again.to_bytes() == expected
-    assert join_origins([again, origins]).to_bytes()[:24] == b"BLMDOCS\x00" + struct.pack(
-        "<QQ", 1, 4
-    )
     assert origins.take(np.array([1])).records.tolist() == [6]
 
 

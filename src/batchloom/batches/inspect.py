@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
+from batchloom.core.spec import raise_problems, shown, whole
 from batchloom.plan.plan import Plan
 from batchloom.plan.pools import LeftOut
 from batchloom.plan.spec import Overlong, PlanSpec
@@ -93,6 +94,9 @@ def inspect(
         InputError: no such subset, or nothing in it.
     """
     spec = PlanSpec(seq_len=seq_len, global_batch_size=1)
+    number = whole(first)
+    if number is None or number < 0:
+        raise_problems([f"first: {shown(first)} is no number of documents"])
     store = open_store(path, split)
     if not len(store):
         raise InputError(f"{path} holds no documents; there is nothing to inspect.")

@@ -4,6 +4,7 @@ Its names and defaults are those of the data set blocks that people bring from o
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -317,11 +318,23 @@ class DatasetConfig(_Settings):
             return ["dataset_path: goes with no datasets; write the one or the other"]
         if isinstance(listed, (list, tuple)) and not listed:
             return ["datasets: there are none; write at least one"]
+        if (twice := _named_twice(listed or ())) is not None:
+            return [f"datasets: two are called {twice!r}; a name is one data set's alone"]
         # The preset of that name is meant.
         alone = kind == "fineweb_edu" and form in (None, "hf_dataset")
         if path is None and listed is None and not alone:
             return ["dataset_path: missing; write it, or a list under datasets"]
         return []
+
+
+def _named_twice(listed: object) -> str | None:
+    """The first name that two data sets have, whatever else is wrong with them."""
+    names = [
+        one.get("name") if isinstance(one, Mapping) else getattr(one, "name", None)
+        for one in (listed if isinstance(listed, (list, tuple)) else ())
+    ]
+    counts = Counter(name for name in names if isinstance(name, str))
+    return next((name for name, count in counts.items() if count > 1), None)
 
 
 def _sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:

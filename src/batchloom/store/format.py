@@ -1,7 +1,6 @@
 """Names, numbers and dtypes of the store format; ``docs/format.md`` is the normative page."""
 
 import re
-from typing import Literal
 
 import numpy as np
 import xxhash
@@ -17,7 +16,6 @@ WORK_NAME = ".work"
 SUBSETS = ("train", "val", "test")
 SHARD_NAME = re.compile(r"shard_\d{5,9}")
 
-DtypeName = Literal["uint16", "int32"]
 
 # Megatron's IndexedDataset dtype codes (megatron/core/datasets/indexed_dataset.py, DType).
 DTYPE_CODES: dict[int, np.dtype[np.generic]] = {

@@ -66,16 +66,6 @@ def origins_pieces(count: int, columns: Sequence[Iterable[NDArray[np.generic]]])
             yield piece.astype(dtype).tobytes()
 
 
-def join_origins(pieces: list[Origins]) -> Origins:
-    """The rows of all ``pieces`` (at least one), one after the other."""
-    return Origins(
-        np.concatenate([piece.hashes for piece in pieces]),
-        np.concatenate([piece.records for piece in pieces]),
-        np.concatenate([piece.offsets for piece in pieces]),
-        np.concatenate([piece.parts for piece in pieces]),
-    )
-
-
 def map_origins(path: Path) -> Origins:
     """Map a ``.docs`` file; its columns are views of the file.
 
