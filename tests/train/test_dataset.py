@@ -57,8 +57,20 @@ def test_from_a_file_to_a_trained_model(home, capsys):
     assert run(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
     out = capsys.readouterr().out
     assert "is prepared already" in out
-    assert "as the run was begun" in out
+    assert "as the run was begun\n" in out
     assert len(steps_of(home / "run")) == 3
+
+
+def test_a_run_that_goes_on_tells_where_its_file_says_otherwise_now(home, capsys):
+    words = ["--dataset-config", home / "sft.yaml", "--out", home / "run"]
+    assert train(home, *words, "--stop-at", 1) == 0
+    capsys.readouterr()
+    with (home / "sft.yaml").open("a") as file:
+        file.write("  packing_strategy: wrap\n")
+    assert run(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
+    (line,) = said_by(capsys, "order")
+    assert "packing first_fit of 256 tokens" in line
+    assert line.endswith(f"as the run was begun, not as {home / 'sft.yaml'} says now: packing wrap")
 
 
 def test_options_win_over_the_file_and_that_is_said(home, capsys):

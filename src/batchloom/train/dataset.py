@@ -69,11 +69,17 @@ def order_line(
         facts.append(f"longer documents are {_OVERLONG[order.overlong]}")
     facts.append("shuffled" if order.shuffle else "in their order")
     said = f"order  {', '.join(facts)}"
+    now = {"seq_len": settings.seq_len, "packing": order.packing, "overlong": order.overlong}
     if goes_on:
-        return f"{said}, as the run was begun"
+        other = [
+            f"{_WRITTEN[name]} {value}"
+            for name, value in config.plan_settings(settings.seq_len).items()
+            if name in now and value != now[name]
+        ]
+        differs = f", not as {config.written.file} says now: {', '.join(other)}" if other else ""
+        return f"{said}, as the run was begun{differs}"
     if not stated:
         return f"{said}; {config.written.file} says nothing of it"
-    now = {"seq_len": settings.seq_len, "packing": order.packing, "overlong": order.overlong}
     over = [
         f"{_OPTIONS[name]} {value} wins over {_WRITTEN[name]} {stated[name]}"
         for name, value in now.items()
