@@ -46,7 +46,17 @@ def main() -> None:
     finally:
         if heeded:
             signal.signal(signal.SIGINT, _leave)
+    _let_go()
     sys.exit(code)
+
+
+def _let_go() -> None:
+    """Leave nothing behind that the interpreter would try to print on its way out, and fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # A full disk, or a reader that left: that was told.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed() -> None:
@@ -86,7 +96,6 @@ def run(arguments: "Sequence[str]") -> int:
         return _fail(without_secrets(str(error), arguments), 1)
     except BrokenPipeError:
         # The reader of our output left (`| head`): not an error, but nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except MemoryError:
         command = next((word for word in arguments if not word.startswith("-")), "")
