@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchloom.core.errors import AccessError, InputError
-from batchloom.sources import blocks, kept, remote
+from batchloom.sources import blocks, kept
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.listing import list_sources
 from batchloom.sources.parts import PartReader
@@ -18,21 +18,8 @@ from batchloom.sources.rules import Part, ReadRules
 from prepare.stores import make, tree
 from sources.reading import Read
 from sources.test_tables import FORMS, write
-from sources.web import serving
 
 SECRET = "SECRET"
-
-
-@pytest.fixture
-def web():
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(blocks, "patience", lambda tries: 0)
-    monkeypatch.setattr(remote, "patience", lambda tries: 0)
 
 
 def served(web, path):

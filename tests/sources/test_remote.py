@@ -24,7 +24,7 @@ from batchloom.core.errors import (
     MissingDependencyError,
 )
 from batchloom.preparation.check import check
-from batchloom.sources import blocks, remote
+from batchloom.sources import remote
 from batchloom.sources.addresses import has_wildcard, is_url, shown
 from batchloom.sources.blocks import open_blocks
 from batchloom.sources.listing import input_labels, list_sources
@@ -34,7 +34,6 @@ from sources.reading import Read
 from sources.test_archives import NAMES
 from sources.test_archives import make as pack
 from sources.test_tables import FORMS, write
-from sources.web import serving
 
 SECRET = "SECRET"
 LINES = b"".join(
@@ -42,19 +41,6 @@ LINES = b"".join(
     for number in range(3000)
 )
 PACKED = gzip.compress(LINES, mtime=0)
-
-
-@pytest.fixture
-def web():
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    """Waits between tries are left out; how long they are is a test of its own."""
-    monkeypatch.setattr(blocks, "patience", lambda tries: 0)
-    monkeypatch.setattr(remote, "patience", lambda tries: 0)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ i div 8, 1 where it is trained; what is left of the last byte is 0. A shard with
 is trained as a whole.
 """
 
-import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import final
@@ -15,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.index import map_file
+from batchloom.store.headed import CHECK, HEADER, map_headed
 
 MAGIC = b"BLMMASK\x00"
-HEADER = struct.Struct("<8sQQQ")
 
 
 @final
@@ -102,20 +100,9 @@ def map_mask(path: Path, tokens: int) -> Mask:
     Raises:
         StoreError: the file is missing, of another kind or version, or not of so many tokens.
     """
-    view = map_file(path)
-    if len(view) < HEADER.size:
-        raise StoreError(
-            f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}. "
-            "Run batchloom check on the store."
-        )
-    magic, version, stated, trained = HEADER.unpack_from(view)
-    if magic != MAGIC or version != 1:
-        raise StoreError(
-            f"{path} is not a .mask file of version 1. Run batchloom check on the store."
-        )
+    view, stated, trained = map_headed(path, MAGIC)
     if stated != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
         raise StoreError(
-            f"{path} says {stated:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. "
-            "Run batchloom check on the store."
+            f"{path} says {stated:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK}"
         )
     return Mask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))

@@ -5,7 +5,6 @@ the columns hash u64 [D, 2] (low half, high half), record u64 [D], offset u64 [D
 Every column begins at a multiple of 8 bytes.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.index import map_file
+from batchloom.store.headed import HEADER, map_headed, unlike
 
 MAGIC = b"BLMDOCS\x00"
-HEADER = struct.Struct("<8sQQQ")
 ROW_BYTES = 36
 
 
@@ -73,14 +71,9 @@ def map_origins(path: Path) -> Origins:
         StoreError: the file is missing, of another kind or version, or its count does not
             fit its size.
     """
-    view = map_file(path)
-    if len(view) < HEADER.size:
-        raise StoreError(
-            f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}."
-        )
-    magic, version, count, zero = HEADER.unpack_from(view)
-    if magic != MAGIC or version != 1 or zero:
-        raise StoreError(f"{path} is not a .docs file of version 1.")
+    view, count, zero = map_headed(path, MAGIC)
+    if zero:
+        raise unlike(path)
     if len(view) != HEADER.size + ROW_BYTES * count:
         raise StoreError(f"{path} says {count} documents, which do not fit its {len(view)} bytes.")
     at = HEADER.size

@@ -7,7 +7,6 @@ Of pairs every even document is a chosen answer and the one behind it the reject
 pair; of labelled answers each is a pair of its own. Pairs stand in ascending order.
 """
 
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.store.index import map_file
+from batchloom.store.headed import HEADER, map_headed, unlike
 
 Preferences = Literal["", "pairs", "labels"]
 PREFERENCES: tuple[str, ...] = get_args(Preferences)
@@ -25,7 +24,6 @@ CHOSEN, REJECTED, GOOD, BAD = 1, 2, 3, 4
 SIDE_NAMES = ("", "chosen", "rejected", "good", "bad")
 
 MAGIC = b"BLMPAIR\x00"
-HEADER = struct.Struct("<8sQQQ")
 _RECORD_BITS = 40
 _MOST_PARTS = 1 << 23
 _REMEDY = "The store is damaged: run batchloom check on it."
@@ -103,14 +101,9 @@ def map_sides(path: Path, documents: int, preferences: Preferences) -> Sides:
         StoreError: the file is missing, of another kind or version, not of so many documents, or a
             document lacks its other side.
     """
-    view = map_file(path)
-    if len(view) < HEADER.size:
-        raise StoreError(
-            f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}. {_REMEDY}"
-        )
-    magic, version, count, zero = HEADER.unpack_from(view)
-    if magic != MAGIC or version != 1 or zero:
-        raise StoreError(f"{path} is not a .pairs file of version 1. {_REMEDY}")
+    view, count, zero = map_headed(path, MAGIC)
+    if zero:
+        raise unlike(path)
     if count != documents or len(view) != HEADER.size + 9 * documents:
         raise StoreError(
             f"{path} says {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {_REMEDY}"

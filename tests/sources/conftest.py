@@ -1,0 +1,19 @@
+"""A server of the web on loopback, and no waiting between tries."""
+
+import pytest
+
+from batchloom.sources import blocks, remote
+from sources.web import serving
+
+
+@pytest.fixture
+def web():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Waits between tries are left out; how long they are is a test of its own."""
+    monkeypatch.setattr(blocks, "patience", lambda tries: 0)
+    monkeypatch.setattr(remote, "patience", lambda tries: 0)
