@@ -17,11 +17,15 @@ MAY = {
     "core": set(),
     "sources": {"core"},
     "text": {"core"},
+    "execution": {"core"},
+    "dedup": {"core"},
     "chat": {"core"},
     "tokens": {"core"},
     "store": {"core", "tokens"},
     "plan": {"core"},
-    "preparation": {"core", "sources", "text", "chat", "tokens", "store", "plan"},
+    "preparation": {
+        *("core", "sources", "text", "chat", "tokens", "store", "plan", "execution", "dedup")
+    },
     "batches": {"core", "store", "plan"},
     "diagnosis": {"core", "chat", "preparation", "store", "plan", "batches"},
     "adapters": {"core", "batches", "plan", "store"},

@@ -9,6 +9,7 @@ from batchloom.chat.mapping import mapping_problems
 from batchloom.core.spec import is_switch, is_text, nearest, shown
 from batchloom.sources.forms import FORMS, Asked, Form
 from batchloom.sources.rules import SPLIT_WORDS, Limits, ReadRules
+from batchloom.text.steps import CleanStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +26,14 @@ class ReadRecipe:
             1 MiB is cut into documents of about 64 KiB), ``file``, ``line``, ``paragraph``, or
             a marker: any other string, at which texts are cut and which is removed.
         normalize: whether text is brought to Unicode NFC with ``\n`` newlines.
+        clean: the steps of cleaning, in the order they are taken.
     """
 
     text_field: str | None = None
     mapping: Mapping[str, str] = field(default_factory=dict)
     split_on: str = "auto"
     normalize: bool = True
+    clean: tuple[CleanStep, ...] = ()
 
     def rules(self, limits: Limits) -> ReadRules:
         """What the sources need to know of it."""

@@ -1,0 +1,1 @@
+"""Finding duplicates in bounded memory: keys are sorted and kept in files."""

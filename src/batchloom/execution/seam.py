@@ -1,0 +1,74 @@
+"""The seam of execution: a crew is given orders, and says what came of each, in any order.
+
+What an order does is a function of the order alone, so a crew may give it to any worker, and
+to another one when the first is gone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+# Told by a worker on its way; what is told before a worker dies arrives.
+Tell = Callable[[Any], None]
+# Does one order; made once in every worker process by a setup.
+Work = Callable[[Any, Tell], Any]
+# Picklable; makes the function that does orders, in the process that will do them.
+Setup = Callable[[], Work]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Something that the worker of an order said before it was done."""
+
+    number: int
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An order is done, and this came of it."""
+
+    number: int
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The worker of an order is gone: nothing came of it, and nothing more will.
+
+    Attributes:
+        number: of the order.
+        reason: what became of the worker, in the middle of a sentence.
+    """
+
+    number: int
+    reason: str
+
+
+class Crew(Protocol):
+    """Workers that take orders; use as a context manager, which ends them."""
+
+    @property
+    def workers(self) -> int:
+        """How many orders are done at the same time, at most."""
+        ...
+
+    @property
+    def unfinished(self) -> int:
+        """Orders that were given, and of which neither Done nor Lost was said."""
+        ...
+
+    def give(self, number: int, order: Any) -> None:
+        """Take an order; it waits until a worker is free."""
+        ...
+
+    def next(self, seconds: float) -> Told | Done | Lost | None:
+        """The next thing that happened; None where nothing did for so long.
+
+        What a worker raises is raised here.
+        """
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...

@@ -1,0 +1,56 @@
+"""The settings of deduplication."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from batchloom.core.spec import nearest, shown, whole
+
+Dedup = Literal["none", "exact", "lines", "paragraphs", "near"]
+
+DEDUPS = ("none", "exact", "lines", "paragraphs", "near")
+_MOST_HASHES = 4096
+_MOST_SHINGLE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DedupRecipe:
+    """Which duplicates are left out; the first in input order stays.
+
+    What is wrong with one is told by the recipe that holds it, with all else that is wrong.
+
+    Attributes:
+        mode: ``none``; ``exact``: documents of the same text; ``lines`` and ``paragraphs``: lines
+            (paragraphs) of the same text, then documents; ``near``: documents of the same text,
+            then those that MinHash finds alike.
+        bands: of MinHash: groups of hashes; documents that agree in all of one are alike.
+        rows: hashes of a band. A pair of similarity s is found with the probability
+            1 - (1 - s^rows)^bands.
+        shingle: neighbouring tokens that are hashed together.
+    """
+
+    mode: Dedup = "exact"
+    bands: int = 14
+    rows: int = 8
+    shingle: int = 5
+
+    def problems(self) -> list[str]:
+        """What is wrong with these values, by the names ``prepare`` takes them under."""
+        problems = []
+        if self.mode not in DEDUPS:
+            hint = nearest(self.mode, DEDUPS) if isinstance(self.mode, str) else ""
+            problems.append(f"dedup: {shown(self.mode)} is none of {', '.join(DEDUPS)}{hint}")
+        for name, most in (
+            ("bands", _MOST_HASHES),
+            ("rows", _MOST_HASHES),
+            ("shingle", _MOST_SHINGLE),
+        ):
+            value = whole(getattr(self, name))
+            if value is None or not 1 <= value <= most:
+                given = shown(getattr(self, name))
+                problems.append(f"dedup.{name}: {given} is not a whole number from 1 to {most:,}")
+        if not problems and self.bands * self.rows > _MOST_HASHES:
+            problems.append(
+                f"dedup.bands: {self.bands} of {self.rows} rows are {self.bands * self.rows:,} hashes a document; "
+                f"choose at most {_MOST_HASHES:,}"
+            )
+        return problems
