@@ -7,6 +7,7 @@ from pathlib import Path
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.run_settings import RunSettings
 from batchloom.sources.rules import Limits
 from batchloom.store.manifest import read_manifest
 from batchloom.store.reader import open_store
@@ -31,8 +32,7 @@ def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **setti
         recipe_of(inputs=tuple(map(str, inputs)), **settings),
         Path(out),
         listener or (lambda event: None),
-        limits=limits,
-        unit_bytes=unit_bytes,
+        settings=RunSettings(limits=limits or Limits(), unit_bytes=unit_bytes),
     )
 
 

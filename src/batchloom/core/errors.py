@@ -173,6 +173,10 @@ class OutputError(BatchloomError, OSError):
     """The output cannot be written: no room, no permission, not a folder."""
 
 
+class WorkerError(BatchloomError, RuntimeError):
+    """Workers cannot be started, reached or kept, or what one raised cannot be sent on."""
+
+
 class PlanError(BatchloomError, ValueError):
     """A plan cannot be made or asked so: sizes, positions, ranks that do not fit."""
 

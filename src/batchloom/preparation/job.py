@@ -22,12 +22,11 @@ from batchloom.preparation.rerun import (
 )
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.run import Job
+from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.synthetic import synthetic_input, write_synthetic
 from batchloom.preparation.tally import Listener, Note, Progress, log_notes
-from batchloom.preparation.units import UNIT_BYTES
 from batchloom.preparation.work import SPOOL_NAME, WorkFolder
 from batchloom.sources.listing import Listing
-from batchloom.sources.rules import Limits
 from batchloom.sources.spool import Spool
 from batchloom.store.format import WORK_NAME
 
@@ -122,8 +121,7 @@ def run_recipe(
     *,
     told: tuple[str, ...] = (),
     streaming: bool | None = None,
-    limits: Limits | None = None,
-    unit_bytes: int = UNIT_BYTES,
+    settings: RunSettings | None = None,
 ) -> PrepareResult:
     """Carry out a recipe into ``out``; see :func:`prepare`.
 
@@ -133,8 +131,7 @@ def run_recipe(
         listener: is told of notes and progress.
         told: notes that come before all others.
         streaming: see :func:`prepare`.
-        limits: the constants that decide documents; others than the default only in tests.
-        unit_bytes: the size of a unit; another than the default only in tests.
+        settings: how the job is run.
     """
     began = time.perf_counter()
     if made_up := synthetic_input(recipe.inputs):
@@ -146,10 +143,9 @@ def run_recipe(
         done = _done_before(recipe, out, listing, began)
         if done is not None:
             return done
-        limits = limits or Limits()
         with WorkFolder(out) as work:
             spool.sweep()
-            job = Job(work, recipe, listing, listener, limits, unit_bytes, began)
+            job = Job(work, recipe, listing, listener, settings or RunSettings(), began)
             return job.run()
 
 

@@ -27,11 +27,11 @@ from batchloom.preparation.read_recipe import (
 from batchloom.sources.listing import input_labels
 
 Dtype = Literal["auto", "uint16", "int32"]
-Dedup = Literal["none"]
+Dedup = Literal["none", "exact"]
 
 _DTYPES = ("auto", "uint16", "int32")
-_DEDUPS = ("none",)
-_LATER_DEDUPS = ("exact", "lines", "near")
+_DEDUPS = ("none", "exact")
+_LATER_DEDUPS = ("lines", "near")
 # Bounds what a shard's index and origins take in memory, whatever the documents' lengths.
 SHARD_DOCUMENTS = 1 << 20
 # Far above any shard and any input; numbers of tokens are kept in 64 bits.
@@ -231,7 +231,7 @@ def _problems(recipe: Recipe) -> list[str]:
         )
     if recipe.dedup not in _DEDUPS:
         later = " yet" if recipe.dedup in _LATER_DEDUPS else ""
-        problems.append(f"dedup: {shown(recipe.dedup)} is not known{later}; 'none' is")
+        problems.append(f"dedup: {shown(recipe.dedup)} is not known{later}; 'none' and 'exact' are")
     tokens = recipe.tokens_per_shard
     if not _is_count(tokens) or not 1 <= tokens <= MOST_SHARD_TOKENS:
         problems.append(

@@ -123,9 +123,16 @@ def check_folder(out: Path) -> None:
 
 
 def begin_or_go_on(
-    work: WorkFolder, recipe: Recipe, listing: Listing, constants: list[int]
+    work: WorkFolder,
+    recipe: Recipe,
+    listing: Listing,
+    constants: list[int],
+    *,
+    restart: bool = False,
 ) -> None:
     """Begin the job in its work folder, or make sure that what is there is of this very job.
+
+    With ``restart`` what is there of another job gives way, but for units that are the same.
 
     Raises:
         StoreConflictError: it holds the work of another recipe, of other inputs or of another
@@ -153,11 +160,14 @@ def begin_or_go_on(
         differences += _kind_differences(found.kinds, listing.sources)
     if (found.work_version, found.constants) != (job.work_version, job.constants):
         differences.append("it was begun by another version of batchloom")
-    if differences:
+    if differences and not restart:
         raise StoreConflictError(
-            f"{work.out} holds unfinished work of another job ({_shown(differences)}); delete {work.path} to "
-            "begin anew, or choose another --out."
+            f"{work.out} holds unfinished work of another job ({_shown(differences)}); give --restart to begin anew "
+            "(units that are the same stay), or choose another --out."
         )
+    if differences:
+        work.clear(keep_units=True)
+        work.begin(job)
 
 
 def remove_leftover(out: Path) -> None:

@@ -16,7 +16,12 @@ import msgspec
 from batchloom.core.errors import InputMissingError
 from batchloom.core.files import printable
 from batchloom.core.values import counted
+from batchloom.execution.seam import Crew
+from batchloom.preparation.crews import crew_for
 from batchloom.preparation.finish import Finished, finish_store, move_store
+from batchloom.preparation.hand import Hand, doing
+from batchloom.preparation.orders import UnitOrder
+from batchloom.preparation.phases import Phases, Shards
 from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
@@ -25,21 +30,25 @@ from batchloom.preparation.rerun import (
     report_sources,
 )
 from batchloom.preparation.result import PrepareResult, result_of
-from batchloom.preparation.shards import ShardTask, decide, decided_membership, write_unit
-from batchloom.preparation.subsets import Membership
+from batchloom.preparation.run_settings import RunSettings
+from batchloom.preparation.settle import Sharding
 from batchloom.preparation.tally import Listener, Note, Progress, Tally
-from batchloom.preparation.tokenize import Task, tokenize_unit
 from batchloom.preparation.tokenizer_of import dtype_name, job_template, job_tokenizer
-from batchloom.preparation.units import Unit, plan_units
-from batchloom.preparation.work import Decision, UnitFacts, WorkFolder
+from batchloom.preparation.tokenizing import Tokenizing, tokenize_all
+from batchloom.preparation.units import plan_units, unit_identity
+from batchloom.preparation.work import (
+    WORK_VERSION,
+    Decision,
+    UnitFacts,
+    UnitKept,
+    UnitWork,
+    WorkFolder,
+)
 from batchloom.sources.beginnings import read_ahead
-from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import Listing
-from batchloom.sources.places import error_of
-from batchloom.sources.rules import Limits
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.manifest import Manifest, read_manifest
-from batchloom.tokens import Tokenizer, parse_train_spec
+from batchloom.tokens import Tokenizer, engine_choice, parse_train_spec
 
 
 @final
@@ -52,13 +61,13 @@ class Job:
         recipe: Recipe,
         listing: Listing,
         listener: Listener,
-        limits: Limits,
-        unit_bytes: int,
+        settings: RunSettings,
         began: float,
     ) -> None:
         self._work, self._recipe, self._listing = work, recipe, listing
-        self._listener, self._began = listener, began
+        self._listener, self._settings, self._began = listener, settings, began
         self._started = datetime.now(UTC)
+        limits, unit_bytes = settings.limits, settings.unit_bytes
         self._constants = [*dataclasses.astuple(limits)[:-1], unit_bytes]
         self._rules = recipe.reading.rules(limits)
         self._readings = Readings(recipe, limits)
@@ -66,6 +75,8 @@ class Job:
         self._notes: list[str] = []
         self._resumed = 0
         self._seconds: dict[str, float] = {}
+        # Two runs never use the same: what one left behind is in nobody's way.
+        self._attempt = f"{os.getpid():x}.{time.time_ns():x}"
 
     def run(self) -> PrepareResult:
         """Do what is left to do."""
@@ -75,7 +86,14 @@ class Job:
             self._note(weights)
         self._tell_schemas()
         refuse_mixed(self._listing.sources, self._readings)
-        begin_or_go_on(self._work, self._recipe, self._listing, self._constants)
+        begin_or_go_on(
+            self._work,
+            self._recipe,
+            self._listing,
+            self._constants,
+            restart=self._settings.restart,
+        )
+        self._work.sweep()
         note = ""
         if self._work.complete:
             self._note("Going on: the store was complete and only had to be moved to its place.")
@@ -94,48 +112,79 @@ class Job:
         )
 
     def _make(self) -> tuple[Manifest, str]:
+        recipe, sources = self._recipe, self._listing.sources
         tokenizer = self._timed("sample", self._tokenizer)
-        dtype = dtype_name(self._recipe, tokenizer)
-        membership = Membership(self._recipe.val_fraction, self._recipe.test_fraction)
-        task = Task(
-            self._rules,
-            self._readings,
-            RecordBounds(self._rules),
-            self._recipe.reading.normalize,
-            tokenizer,
-            TOKEN_DTYPES[dtype],
-            membership,
-            job_template(
-                self._recipe, self._listing.sources, self._readings, tokenizer, self._note
-            ),
+        dtype = dtype_name(recipe, tokenizer)
+        chat = job_template(recipe, sources, self._readings, tokenizer, self._note)
+        hand = Hand(
+            recipe,
+            self._settings.limits,
+            self._work.tokenizer_path,
+            engine_choice(tokenizer),
+            dtype,
+            chat is not None,
+            overlap=True,
         )
-        facts = self._timed("tokenize", lambda: self._tokenize(task))
-        decision = self._work.decision() or decide(
-            self._work, self._units, facts, membership, self._recipe.tokens_per_shard
+        folders = self._folders(tokenizer)
+        found = [self._work.unit_facts(folder.name) for folder in folders]
+        self._resumed = sum(one is not None for one in found)
+        if self._resumed:
+            self._note(
+                f"Going on: {self._resumed:,} of {len(self._units):,} units were finished by an earlier run."
+            )
+        tally = Tally(self._listener, recipe.max_bad, self._listing.bytes)
+        tokenizing = Tokenizing(self._units, found, self._rules, tally, self._note)
+        here = hand.task_of(tokenizer, self._readings, chat)
+        crew = crew_for(
+            self._settings.execution,
+            hand,
+            lambda: doing(lambda: here),
+            len(found) - self._resumed,
+            tokenizing.hear,
         )
-        for text in membership.empty_notes(decision.shards):
-            self._note(text)
-        shard_task = ShardTask(
-            self._work.store,
-            task.dtype,
-            membership,
-            decided_membership(decision, membership),
-            self._recipe.tokens_per_shard,
-        )
-        shards = self._timed("write", lambda: self._write(shard_task, facts, decision))
+        with crew:
+            facts = self._timed(
+                "tokenize", lambda: self._tokenize(tokenizing, folders, tally, crew)
+            )
+            units = [UnitWork(*one) for one in zip(self._units, folders, facts, strict=True)]
+            sharding = Sharding(here.membership, recipe.tokens_per_shard)
+            phases = Phases(self._work, units, sharding, dtype, self._attempt)
+            kept = self._timed("settle", lambda: phases.settle(crew))
+            decision = phases.decide(kept)
+            for text in here.membership.empty_notes(decision.shards):
+                self._note(text)
+            shards = self._timed("write", lambda: self._write(phases, crew, kept, decision, dtype))
         done = Finished(
-            self._recipe,
+            recipe,
             self._rules,
             self._readings,
-            self._listing.sources,
-            self._units,
-            facts,
+            sources,
+            units,
+            kept,
             shards,
             decision,
             tokenizer,
             dtype,
         )
         return finish_store(self._work, done, self._report(tokenizer)), tokenizer.engine.note
+
+    def _folders(self, tokenizer: Tokenizer) -> list[Path]:
+        """Where the temporary files of each unit are."""
+        decided_by = {
+            "version": WORK_VERSION,
+            "recipe": recipe_fingerprint(self._recipe),
+            "constants": self._constants,
+            "tokenizer": [
+                tokenizer.fingerprint,
+                tokenizer.engine.name,
+                tokenizer.engine.version,
+                tokenizer.engine.note,
+            ],
+        }
+        content = dict(self._settings.content)
+        return [
+            self._work.unit(unit_identity(unit, decided_by, content)[:32]) for unit in self._units
+        ]
 
     def _tokenizer(self) -> Tokenizer:
         """The job's tokenizer: kept by an earlier run, learned, or found; its engine compared."""
@@ -162,70 +211,39 @@ class Job:
             more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
             self._note(f"Detected {detected} in {found[0]}{more}.")
 
-    def _tokenize(self, task: Task) -> list[UnitFacts]:
+    def _tokenize(
+        self, tokenizing: Tokenizing, folders: list[Path], tally: Tally, crew: Crew
+    ) -> list[UnitFacts]:
         """Phase A over all units, and the verdict on bad records."""
-        tally = Tally(self._listener, self._recipe.max_bad, self._listing.bytes)
-        facts: list[UnitFacts | None] = [self._work.unit_facts(unit.number) for unit in self._units]
-        self._resumed = sum(one is not None for one in facts)
-        if self._resumed:
-            self._note(
-                f"Going on: {self._resumed:,} of {len(self._units):,} units were finished by an earlier run."
-            )
-        before: dict[str, int] = {}
-        done: list[UnitFacts] = []
-        for unit, found in zip(self._units, facts, strict=True):
-            if found is None:
-                folder = self._work.unit(unit.number)
-                done.append(tokenize_unit(unit, folder, task, tally, before))
-            else:
-                self._count_found(unit, found, tally, before)
-                done.append(found)
+        orders = {
+            unit.number: UnitOrder(unit, folder, self._attempt)
+            for unit, folder, found in zip(self._units, folders, tokenizing.facts, strict=True)
+            if found is None
+        }
+        facts = tokenize_all(tokenizing, crew, orders)
+        tally.first = tokenizing.first_bad()
         tally.verdict()
         if not tally.documents:
             self._work.clear()
-            raise InputMissingError(_no_documents(tally, done))
-        return done
+            raise InputMissingError(_no_documents(tally, facts))
+        return facts
 
-    def _count_found(
-        self, unit: Unit, found: UnitFacts, tally: Tally, before: dict[str, int]
-    ) -> None:
-        if found.first_bad and not tally.first:
-            number, bad = found.first_bad
-            source = unit.parts[number].source
-            earlier = before.get(source.path, 0)
-            earlier += sum(
-                counts.records
-                for part, counts in zip(unit.parts[:number], found.parts[:number], strict=True)
-                if part.source.path == source.path
-            )
-            tally.first = str(error_of(source, self._rules, earlier, bad))
-        for part, counts in zip(unit.parts, found.parts, strict=True):
-            before[part.source.path] = before.get(part.source.path, 0) + counts.records
-        tally.found_done(
-            unit.bytes,
-            sum(part.records for part in found.parts),
-            found.documents,
-            found.tokens,
-            sum(part.bad for part in found.parts),
-        )
-
-    def _write(self, task: ShardTask, facts: list[UnitFacts], decision: Decision) -> list[Any]:
+    def _write(
+        self, phases: Phases, crew: Crew, kept: list[UnitKept], decision: Decision, dtype: str
+    ) -> list[Shards]:
         """Phase C over all units."""
-        total = sum(fact.tokens for fact in facts) * task.dtype.itemsize
-        documents = tokens = bad = found_bytes = 0
-        shards = []
-        for unit, fact, numbers in zip(self._units, facts, decision.shards, strict=True):
-            found = self._work.shards(unit.number)
-            if found is None:
-                found = write_unit(unit, self._work.unit(unit.number), task, fact, numbers)
-            else:
-                found_bytes += fact.tokens * task.dtype.itemsize
-            shards.append(found)
-            documents, tokens = documents + fact.documents, tokens + fact.tokens
-            bad += sum(part.bad for part in fact.parts)
-            done = tokens * task.dtype.itemsize
-            self._listener(Progress("write", done, total, found_bytes, documents, tokens, bad))
-        return shards
+        size = TOKEN_DTYPES[dtype].itemsize
+        total = sum(unit.tokens for unit in kept) * size
+        done = [0, 0, 0]
+
+        def tell(number: int, *, found: bool) -> None:
+            unit = kept[number]
+            done[0] += unit.tokens * size
+            done[1] += unit.tokens * size if found else 0
+            done[2] += unit.documents
+            self._listener(Progress("write", done[0], total, done[1], done[2], done[0] // size, 0))
+
+        return phases.write(crew, kept, decision, tell)
 
     def _report(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The sidecar: what may differ between two runs that write the same store."""

@@ -82,7 +82,6 @@ class Tally:
         self._done = self._found = 0
         self.records = self.documents = self.tokens = self.quarantined = 0
         self.first = ""
-        self._altered: set[str] = set()
 
     def found_done(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
         """Count a unit that an earlier run finished."""
@@ -97,6 +96,14 @@ class Tally:
         """Count input that was read: bytes as listed, and its records."""
         self._done += size
         self.records += records
+
+    def forget(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
+        """Take back what was counted of work that was lost and is done again."""
+        self._done -= size
+        self.records -= records
+        self.documents -= documents
+        self.tokens -= tokens
+        self.quarantined -= bad
 
     def kept(self, documents: int, tokens: int) -> None:
         """Count documents that were tokenized, and tell the listener."""
@@ -113,17 +120,6 @@ class Tally:
                 self.quarantined,
             )
         )
-
-    def altered(self, template: str, what: str, source: str) -> None:
-        """Tell, once, what a template does to conversations beside rendering them."""
-        if what not in self._altered:
-            self._altered.add(what)
-            self._listener(
-                Note(
-                    f"Template {template} {what}, first in {source}: batchloom doctor counts such conversations, and "
-                    "shows them as a model sees them."
-                )
-            )
 
     def bad(self, first: str, count: int) -> None:
         """Count bad records, of which ``first`` says what is wrong with the first.

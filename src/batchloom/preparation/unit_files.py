@@ -12,7 +12,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
+from batchloom.dedup.exact import write_keys
 from batchloom.store.format import SUBSETS
+from batchloom.store.pairs import BAD
 from batchloom.store.writer import writing
 from batchloom.tokens import Tokenizer
 
@@ -21,8 +23,12 @@ _T = TypeVar("_T", bound=np.generic)
 ROWS_NAME = "documents.rows"
 BAD_NAME = "bad.jsonl"
 FACTS_NAME = "unit.json"
+KEPT_NAME = "kept.json"
+DROPPED_NAME = "dropped.rows"
 SHARDS_NAME = "shards.json"
 _STRETCH = 1 << 20
+# Keys of one file: they are sorted in memory.
+_MOST_KEYS = 1 << 20
 
 # One document; `part` counts inside the unit, `side` is 0 where it is no preference.
 ROW = np.dtype(
@@ -35,6 +41,30 @@ ROW = np.dtype(
         ("side", "u1"),
     ]
 )
+
+
+_WAITING = np.dtype([("hash", "<u8", (2,)), ("number", "<u4"), ("part", "<u4")])
+# Two answers of one text with other labels are no duplicates: the lesser label is folded into the key.
+_BAD_LABEL = np.uint64(0x9E3779B97F4A7C15)
+
+
+def first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray[np.bool_]:
+    """Whether each row is the first document of its record.
+
+    Args:
+        rows: documents in order.
+        before: part and record of the document before them.
+    """
+    parts = np.concatenate([[before[0]], rows["part"].astype(np.int64)])
+    records = np.concatenate([[before[1]], rows["record"].astype(np.int64)])
+    return np.not_equal(parts[1:], parts[:-1]) | np.not_equal(records[1:], records[:-1])
+
+
+def keys_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """What duplicates share: the hash of the content, with the label of a labelled answer, uint64 [D, 2]."""
+    keys = rows["hash"].copy()
+    keys[rows["side"] == BAD, 0] ^= _BAD_LABEL
+    return keys
 
 
 def hash_texts(texts: list[str]) -> NDArray[np.uint64]:
@@ -74,6 +104,11 @@ def tokens_name(subset: str) -> str:
     return f"tokens.{subset}.bin"
 
 
+def keys_name(number: int) -> str:
+    """Name of a unit's file of keys: hash and number of each document, sorted."""
+    return f"keys.{number:04d}"
+
+
 def trained_name(subset: str) -> str:
     """Name of the file that says of each token of a unit's subset whether it is trained, a byte each.
 
@@ -84,10 +119,22 @@ def trained_name(subset: str) -> str:
 
 @final
 class UnitFiles:
-    """The temporary files of a unit while they are written."""
+    """The temporary files of a unit while they are written.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        folder: where they go.
+        keyed: whether keys are written, by which duplicates are found.
+
+    Attributes:
+        keys: files of keys so far.
+    """
+
+    def __init__(self, folder: Path, *, keyed: bool) -> None:
+        self._folder, self._keyed = folder, keyed
+        self.keys = 0
+        self._waiting: list[NDArray[np.void]] = []
+        self._waiting_keys = self._rows = 0
+        self._last = (-1, -1)
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
@@ -130,6 +177,28 @@ class UnitFiles:
                 self._tokens[name] += taken.size
         with writing(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
+        if self._keyed and len(rows):
+            self._key(rows)
+
+    def _key(self, rows: NDArray[np.void]) -> None:
+        """Keep the keys of documents: one of each record, whose documents stay or go together."""
+        fresh = first_of_records(rows, self._last)
+        self._last = int(rows["part"][-1]), int(rows["record"][-1])
+        found = np.empty(int(fresh.sum()), _WAITING)
+        found["hash"], found["part"] = keys_of(rows[fresh]), rows["part"][fresh]
+        found["number"] = self._rows + np.flatnonzero(fresh)
+        self._rows += len(rows)
+        self._waiting.append(found)
+        self._waiting_keys += len(found)
+        if self._waiting_keys >= _MOST_KEYS:
+            self._write_keys()
+
+    def _write_keys(self) -> None:
+        waiting, self._waiting, self._waiting_keys = np.concatenate(self._waiting), [], 0
+        path = self._folder / keys_name(self.keys)
+        with writing(path):
+            write_keys(path, waiting["hash"], waiting["number"], waiting["part"])
+        self.keys += 1
 
     def _flag(self, subset: str, flags: NDArray[np.generic]) -> None:
         """Append flags of tokens; what came before the first of them is trained."""
@@ -148,7 +217,9 @@ class UnitFiles:
                 self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
 
     def sync(self) -> None:
-        """Make what was written outlast a power cut."""
+        """Write what waits, and make what was written outlast a power cut."""
+        if self._waiting:
+            self._write_keys()
         for file in self._open.values():
             with writing(self._folder):
                 file.flush()

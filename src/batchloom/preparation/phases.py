@@ -1,0 +1,180 @@
+"""Phases B and C over all units: who is told to do what, and what is found done already."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from batchloom.core.errors import WorkerError
+from batchloom.dedup.exact import partitions_for
+from batchloom.execution.seam import Crew, Done, Lost
+from batchloom.preparation.exact import FindOrder
+from batchloom.preparation.settle import SettleOrder, Sharding, decide, decided_membership
+from batchloom.preparation.shards import ShardTask, WriteOrder
+from batchloom.preparation.unit_files import keys_name
+from batchloom.preparation.work import Decision, UnitKept, UnitWork, WorkFolder
+from batchloom.store.format import TOKEN_DTYPES
+from batchloom.store.manifest import ShardEntry
+
+# Nothing in these phases depends on single documents: who dies of them dies of the machine.
+_MOST_DEATHS = 3
+
+Shards = dict[str, list[ShardEntry]]
+
+
+class Wrote(Protocol):
+    """Is told of a unit whose shards are there, and whether an earlier run wrote them."""
+
+    def __call__(self, number: int, *, found: bool) -> None: ...
+
+
+@final
+class Phases:
+    """What follows when every unit is tokenized.
+
+    Args:
+        work: the job's folder.
+        units: all units in order.
+        sharding: decides where documents go.
+        dtype: name of the dtype on disk.
+        attempt: sets the files of this run apart from those of another one.
+    """
+
+    def __init__(
+        self,
+        work: WorkFolder,
+        units: Sequence[UnitWork],
+        sharding: Sharding,
+        dtype: str,
+        attempt: str,
+    ) -> None:
+        self._work, self._units, self._sharding = work, units, sharding
+        self._dtype, self._attempt = dtype, attempt
+        counts = [0, *accumulate(one.facts.keys for one in units)]
+        self._files = list(pairwise(counts))
+
+    def settle(self, crew: Crew) -> list[UnitKept]:
+        """Find duplicates, and what is left of every unit."""
+        kept = {one.unit.number: self._work.unit_kept(one.unit.number) for one in self._units}
+        todo = [one for one in self._units if kept[one.unit.number] is None]
+        found = self._find(crew) if todo else ()
+        orders = {
+            one.unit.number: SettleOrder(
+                parts=len(one.unit.parts),
+                folder=one.folder,
+                place=self._work.kept(one.unit.number),
+                attempt=self._attempt,
+                found=found,
+                files=self._files[one.unit.number],
+                sharding=self._sharding,
+            )
+            for one in todo
+        }
+        kept |= have_done(crew, orders)
+        return [one for number in sorted(kept) if (one := kept[number]) is not None]
+
+    def _find(self, crew: Crew) -> tuple[Path, ...]:
+        """Look for duplicates in all partitions; the files that name them."""
+        files = tuple(
+            one.folder / keys_name(number)
+            for one in self._units
+            for number in range(one.facts.keys)
+        )
+        if not files:
+            return ()
+        partitions = partitions_for(sum(one.facts.documents for one in self._units))
+        folder = self._work.duplicates
+        places = tuple(folder / f"{number:05d}.rows" for number in range(partitions))
+        orders = {
+            number: FindOrder(files, 0, number, partitions, place)
+            for number, place in enumerate(places)
+            if not place.exists()
+        }
+        have_done(crew, orders)
+        return places
+
+    def decide(self, kept: Sequence[UnitKept]) -> Decision:
+        """The subsets of single hashes and the numbers of all shards: decided once."""
+        decision = self._work.decision()
+        if decision is None:
+            folders = [(one.folder, self._work.kept(one.unit.number)) for one in self._units]
+            decision = decide(kept, folders, self._sharding)
+            self._work.decide(decision)
+        return decision
+
+    def write(
+        self,
+        crew: Crew,
+        kept: Sequence[UnitKept],
+        decision: Decision,
+        tell: Wrote,
+    ) -> list[Shards]:
+        """Have every unit write its shards.
+
+        Args:
+            crew: does it.
+            kept: what is left of each unit.
+            decision: the numbers of the shards.
+            tell: is told of each unit whose shards are there, and whether an earlier run wrote them.
+        """
+        membership = self._sharding.membership
+        task = ShardTask(
+            self._work.store,
+            TOKEN_DTYPES[self._dtype],
+            membership,
+            decided_membership(decision, membership),
+            self._sharding.most,
+        )
+        shards: dict[int, Shards] = {}
+        orders: dict[int, WriteOrder] = {}
+        for one, left, numbers in zip(self._units, kept, decision.shards, strict=True):
+            number = one.unit.number
+            found = self._work.unit_shards(number)
+            if found is not None:
+                shards[number] = found
+                tell(number, found=True)
+                continue
+            moved = any(set(decision.overrides).intersection(v) for v in left.smallest.values())
+            orders[number] = WriteOrder(
+                first_part=one.unit.first_part,
+                folder=one.folder,
+                place=self._work.kept(number),
+                shards=self._work.shards(number),
+                attempt=self._attempt,
+                checksums=one.facts.checksums,
+                whole=not left.dropped and not moved,
+                numbers=numbers,
+                task=task,
+            )
+        shards |= have_done(crew, orders, lambda number: tell(number, found=False))
+        return [shards[number] for number in sorted(shards)]
+
+
+def have_done(
+    crew: Crew,
+    orders: Mapping[int, Any],
+    tell: Callable[[int], None] = lambda _: None,
+) -> dict[int, Any]:
+    """What came of orders, by number; those whose workers are lost are given again.
+
+    Raises:
+        WorkerError: workers die of an order again and again.
+    """
+    deaths: dict[int, int] = {}
+    made: dict[int, Any] = {}
+    for number, order in orders.items():
+        crew.give(number, order)
+    while crew.unfinished:
+        event = crew.next(1.0)
+        if isinstance(event, Done):
+            made[event.number] = event.result
+            tell(event.number)
+        elif isinstance(event, Lost):
+            deaths[event.number] = deaths.get(event.number, 0) + 1
+            if deaths[event.number] > _MOST_DEATHS:
+                raise WorkerError(
+                    f"A worker {event.reason}, {deaths[event.number]} times at the same work. Give workers more memory "
+                    "(fewer of them: --workers 1), then give the same command again: it goes on."
+                )
+            crew.give(event.number, orders[event.number])
+    return made
