@@ -144,6 +144,9 @@ class SettingsError(BatchloomError, ValueError):
         super().__init__("; ".join(problems))
         self.problems = tuple(problems)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
 
 class MissingDependencyError(BatchloomError, ImportError):
     """An optional package is needed and not installed."""
@@ -171,6 +174,10 @@ class StoreConflictError(StoreError, FileExistsError):
 
 class OutputError(BatchloomError, OSError):
     """The output cannot be written: no room, no permission, not a folder."""
+
+
+class WorkerError(BatchloomError, RuntimeError):
+    """Workers cannot be started, reached or kept, or what one raised cannot be sent on."""
 
 
 class PlanError(BatchloomError, ValueError):
