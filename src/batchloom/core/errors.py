@@ -144,6 +144,9 @@ class SettingsError(BatchloomError, ValueError):
         super().__init__("; ".join(problems))
         self.problems = tuple(problems)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
 
 class MissingDependencyError(BatchloomError, ImportError):
     """An optional package is needed and not installed."""
