@@ -5,6 +5,8 @@ from typing import Literal
 
 from batchloom.core.spec import nearest, raise_problems, shown, whole
 from batchloom.execution.here import Here
+from batchloom.execution.machine import cores, free_memory, workers_for
+from batchloom.execution.pool import Pool
 from batchloom.execution.seam import Crew, Setup, Tell
 
 EngineName = Literal["pool", "ray"]
@@ -46,14 +48,24 @@ class Execution:
         raise_problems(problems)
 
 
-def crew_for(execution: Execution, setup: Setup, here: Setup, units: int, listener: Tell) -> Crew:
+def workers_of(execution: Execution, units: int) -> int:
+    """How many units are done at the same time on this machine."""
+    if execution.workers != "auto":
+        return min(execution.workers, max(1, units))
+    free = free_memory() if units > 1 else None
+    return workers_for("auto", units, cores=cores(), free=free, memory=execution.memory)
+
+
+def crew_for(execution: Execution, setup: Setup, here: Setup, workers: int, listener: Tell) -> Crew:
     """The crew of a job.
 
     Args:
         execution: what was asked for.
         setup: makes what does orders, in another process.
         here: makes it in this one, where more of it may be at hand.
-        units: how many units there are to do.
+        workers: how many units are done at the same time.
         listener: is told at once what orders tell in this process.
     """
-    return Here(here, listener)
+    if workers == 1 and execution.memory is None:
+        return Here(here, listener)
+    return Pool(setup, workers, execution.memory)

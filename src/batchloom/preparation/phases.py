@@ -7,7 +7,8 @@ from typing import Any, Protocol, final
 
 from batchloom.core.errors import WorkerError
 from batchloom.dedup.exact import partitions_for
-from batchloom.execution.seam import Crew, Done, Lost
+from batchloom.execution.retry import carry_out
+from batchloom.execution.seam import Crew, Done
 from batchloom.preparation.exact import FindOrder
 from batchloom.preparation.settle import SettleOrder, Sharding, decide, decided_membership
 from batchloom.preparation.shards import ShardTask, WriteOrder
@@ -161,20 +162,19 @@ def have_done(
         WorkerError: workers die of an order again and again.
     """
     deaths: dict[int, int] = {}
+
+    def lost(number: int, order: Any, reason: str) -> Any:
+        deaths[number] = deaths.get(number, 0) + 1
+        if deaths[number] > _MOST_DEATHS:
+            raise WorkerError(
+                f"A worker {reason}, {deaths[number]} times at the same work. Give workers more memory (fewer of them: "
+                "--workers 1), then give the same command again: it goes on."
+            )
+        return order
+
     made: dict[int, Any] = {}
-    for number, order in orders.items():
-        crew.give(number, order)
-    while crew.unfinished:
-        event = crew.next(1.0)
+    for event in carry_out(crew, orders.items(), lost):
         if isinstance(event, Done):
             made[event.number] = event.result
             tell(event.number)
-        elif isinstance(event, Lost):
-            deaths[event.number] = deaths.get(event.number, 0) + 1
-            if deaths[event.number] > _MOST_DEATHS:
-                raise WorkerError(
-                    f"A worker {event.reason}, {deaths[event.number]} times at the same work. Give workers more memory "
-                    "(fewer of them: --workers 1), then give the same command again: it goes on."
-                )
-            crew.give(event.number, orders[event.number])
     return made

@@ -16,8 +16,9 @@ import msgspec
 from batchloom.core.errors import InputMissingError
 from batchloom.core.files import printable
 from batchloom.core.values import counted
+from batchloom.execution.machine import cores
 from batchloom.execution.seam import Crew
-from batchloom.preparation.crews import crew_for
+from batchloom.preparation.crews import crew_for, workers_of
 from batchloom.preparation.finish import Finished, finish_store, move_store
 from batchloom.preparation.hand import Hand, doing
 from batchloom.preparation.orders import UnitOrder
@@ -116,15 +117,6 @@ class Job:
         tokenizer = self._timed("sample", self._tokenizer)
         dtype = dtype_name(recipe, tokenizer)
         chat = job_template(recipe, sources, self._readings, tokenizer, self._note)
-        hand = Hand(
-            recipe,
-            self._settings.limits,
-            self._work.tokenizer_path,
-            engine_choice(tokenizer),
-            dtype,
-            chat is not None,
-            overlap=True,
-        )
         folders = self._folders(tokenizer)
         found = [self._work.unit_facts(folder.name) for folder in folders]
         self._resumed = sum(one is not None for one in found)
@@ -134,12 +126,22 @@ class Job:
             )
         tally = Tally(self._listener, recipe.max_bad, self._listing.bytes)
         tokenizing = Tokenizing(self._units, found, self._rules, tally, self._note)
+        workers = workers_of(self._settings.execution, len(found) - self._resumed)
+        hand = Hand(
+            recipe,
+            self._settings.limits,
+            self._work.tokenizer_path,
+            engine_choice(tokenizer),
+            dtype,
+            chat is not None,
+            overlap=cores() >= 2 * workers,
+        )
         here = hand.task_of(tokenizer, self._readings, chat)
         crew = crew_for(
             self._settings.execution,
             hand,
             lambda: doing(lambda: here),
-            len(found) - self._resumed,
+            workers,
             tokenizing.hear,
         )
         with crew:

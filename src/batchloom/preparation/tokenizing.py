@@ -6,7 +6,8 @@ from typing import Any, final
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import WorkerError
-from batchloom.execution.seam import Crew, Done, Lost, Told
+from batchloom.execution.retry import carry_out
+from batchloom.execution.seam import Crew, Told
 from batchloom.preparation.orders import At, Heard, Place, UnitOrder, UnusableError
 from batchloom.preparation.suspects import MOST_DEATHS, Deaths, after_death
 from batchloom.preparation.tally import Tally
@@ -167,19 +168,12 @@ def tokenize_all(work: Tokenizing, crew: Crew, orders: dict[int, UnitOrder]) -> 
         WorkerError: workers die for ever, or there are none.
         OutputError: the files cannot be written.
     """
-    given = dict(orders)
-    for number, order in given.items():
-        crew.give(number, order)
-    while crew.unfinished:
-        try:
-            event = crew.next(1.0)
-        except UnusableError as error:
-            raise work.unusable(error.unit, error) from None
-        if isinstance(event, Told):
-            work.hear(event)
-        elif isinstance(event, Done):
-            work.done(event.number, event.result)
-        elif isinstance(event, Lost):
-            given[event.number] = work.lost(event.number, given[event.number], event.reason)
-            crew.give(event.number, given[event.number])
+    try:
+        for event in carry_out(crew, orders.items(), work.lost):
+            if isinstance(event, Told):
+                work.hear(event)
+            else:
+                work.done(event.number, event.result)
+    except UnusableError as error:
+        raise work.unusable(error.unit, error) from None
     return [facts for facts in work.facts if facts is not None]
