@@ -10,8 +10,7 @@ from typing import Annotated, final
 import typer
 
 from batchloom.cli.console import plain_console
-from batchloom.cli.prepare import megabytes
-from batchloom.core.values import counted
+from batchloom.core.values import counted, megabytes
 from batchloom.store.export import export_store
 
 _SECONDS_BETWEEN_LINES = 5.0

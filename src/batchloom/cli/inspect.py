@@ -13,6 +13,7 @@ import batchloom
 from batchloom.batches.inspect import Inspection
 from batchloom.cli.console import plain_console
 from batchloom.core.values import counted, visible
+from batchloom.store.format import PAGE_NAME
 
 _BAR = 40
 
@@ -38,6 +39,8 @@ def inspect(
     console = plain_console()
     _print_counts(console, found)
     _print_packing(console, found)
+    if (page := path / PAGE_NAME).is_file():
+        console.print(f"report: {visible(str(page))}")
     for number, text in enumerate(found.first):
         console.print(f"document {number} begins {text!r}")
 

@@ -15,13 +15,15 @@ from rich.table import Table
 
 from batchloom.chat.mapping import parse_mapping
 from batchloom.cli.console import plain_console
+from batchloom.cli.profile import print_profile
 from batchloom.core.files import printable
 from batchloom.core.spec import shown
-from batchloom.core.values import counted, visible
+from batchloom.core.values import counted, duration, megabytes, visible
 from batchloom.preparation.inputs import read_inputs
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe
+from batchloom.preparation.report import read_facts
 from batchloom.preparation.result import PrepareResult
 from batchloom.preparation.tally import Note, Progress
 from batchloom.store.format import QUARANTINE_NAME
@@ -178,6 +180,9 @@ def prepare(
             "10 GB are read where they lie.",
         ),
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Say at the end where the time went.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.")
     ] = False,
@@ -219,6 +224,8 @@ def prepare(
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:
         print_result(plain_console(), result)
+    if profile:
+        print_profile(plain_console(stderr=as_json), read_facts(out))
     return 0
 
 
@@ -329,20 +336,3 @@ def print_result(console: Console, result: PrepareResult) -> None:
         by = "" if engine.partition(" ")[0] == name else f", engine {engine}"
         done = f"{path}: done in {duration(result.seconds)}{speed}"
         console.print(f"{done}, tokenizer {name}{by}, {result.dtype}.")
-
-
-def megabytes(size: float) -> str:
-    """A number of bytes in the unit people would say it in."""
-    if size < 10**3:
-        return f"{size:,.0f} bytes"
-    if size < 10**5:
-        return f"{size / 1e3:,.1f} kB"
-    return f"{size / 1e6:,.1f} MB" if size < 10**10 else f"{size / 1e9:,.1f} GB"
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit people would say it in."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

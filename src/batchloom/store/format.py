@@ -10,6 +10,7 @@ MANIFEST_NAME = "dataset_metadata.json"
 TOKENIZER_NAME = "tokenizer_state.json"
 QUARANTINE_NAME = "quarantine.jsonl"
 REPORT_NAME = "report.json"
+PAGE_NAME = "report.html"
 LENGTHS_NAME = "lengths.u32"
 # A folder with it is a store that is not finished.
 WORK_NAME = ".work"
