@@ -9,7 +9,7 @@ from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.sources.rules import Limits
 from batchloom.store.manifest import read_manifest
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 
 SMALL = Limits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 

@@ -8,7 +8,7 @@ from batchloom.batches.tables import load_table, lock_table, table_folders, writ
 from batchloom.core.spec import from_plain
 from batchloom.plan.plan import Plan
 from batchloom.plan.spec import PlanSpec
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 
 
 def main() -> None:

@@ -11,8 +11,9 @@ from batchloom.core.spec import raise_problems, shown, whole
 from batchloom.plan.plan import Plan
 from batchloom.plan.pools import LeftOut
 from batchloom.plan.spec import Overlong, PlanSpec
+from batchloom.store.opening import open_store
 from batchloom.store.pairs import SIDE_NAMES
-from batchloom.store.reader import Store, open_store
+from batchloom.store.reader import Store
 
 PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
 _SAMPLED_POOLS = 4

@@ -15,7 +15,8 @@ from batchloom.core.errors import InputError, StoreConflictError
 from batchloom.core.spec import nearest, raise_problems
 from batchloom.store.export_mds import export_mds
 from batchloom.store.export_tokens import export_flat, export_merged, export_shards
-from batchloom.store.reader import Store, open_store
+from batchloom.store.opening import open_store
+from batchloom.store.reader import Store
 from batchloom.store.writer import ASIDE, make_folder, sync_folder, writing
 
 Target = Literal["megatron", "flat", "parquet", "hf", "mds"]

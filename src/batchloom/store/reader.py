@@ -1,7 +1,6 @@
-"""Opening a store, a bare Megatron prefix or synthetic data, and reading what a plan names."""
+"""Reading what a plan names: the documents of an open store, a bare Megatron prefix or synthetic data."""
 
 import json
-import os
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
@@ -12,29 +11,23 @@ from typing import NoReturn, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, StoreError, TokenizerError
-from batchloom.core.files import because, read_regular, refuse_url
+from batchloom.core.errors import StoreError, TokenizerError
+from batchloom.core.files import because, read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import shown, whole
-from batchloom.core.synthetic import parse_synthetic
 from batchloom.store.format import (
     FORMAT_VERSION,
-    LENGTHS_NAME,
-    SUBSETS,
-    TOKEN_DTYPES,
     TOKENIZER_NAME,
     checksum,
 )
 from batchloom.store.index import map_file
 from batchloom.store.lengths import StoreLengths
-from batchloom.store.lone import refuse_lone_shard
-from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
+from batchloom.store.manifest import Manifest, SourceEntry
 from batchloom.store.mask import Mask, map_mask
-from batchloom.store.missing import no_store
 from batchloom.store.origins import Origins, map_origins
 from batchloom.store.pairs import Preferences, Sides, map_sides
-from batchloom.store.shards import Place, Shard, map_prefix, map_shard, mapped_limit
-from batchloom.store.synthetic import SUBSET, Generated, SyntheticLengths, is_synthetic
+from batchloom.store.shards import Place, Shard, map_shard, mapped_limit
+from batchloom.store.synthetic import Generated, SyntheticLengths, is_synthetic
 from batchloom.tokens import Tokenizer, tokenizer_from_state
 
 _EDGE = 1 << 20
@@ -81,7 +74,7 @@ class StoredDocument:
 
 @final
 class Store:
-    """One subset of a store (or a bare prefix, or synthetic data), open for reading. Use :func:`open_store`.
+    """One subset of a store (or a bare prefix, or synthetic data), open for reading. Use :func:`batchloom.open_store`.
 
     Files are mapped when a document of theirs is first read; a bounded number stays mapped.
     Safe to share between threads and to use after a fork.
@@ -126,6 +119,9 @@ class Store:
         return self.lengths.size
 
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        # Whoever opens knows what it opens; this is the one way back.
+        from batchloom.store.opening import open_store  # noqa: PLC0415
+
         return open_store, (str(self.path), self.split)
 
     def __repr__(self) -> str:
@@ -479,91 +475,6 @@ class Store:
             if len(self._mapped) > self._most:
                 self._open[self._mapped.popleft()] = None
         return opened
-
-
-def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
-    """Open one subset of a store, a bare Megatron prefix, or synthetic data that is asked for by name.
-
-    Args:
-        path: a store's folder; or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's, of
-            any integer dtype), also given with one of the two endings. A ``name.mask`` beside it
-            says which tokens are trained. Where there is nothing of that name, ``dummy`` and
-            ``distributed_dummy``, also with settings (``dummy:documents=1000,kind=text``): documents
-            that are made up as they are read, by docs/synthetic.md.
-        split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
-
-    Raises:
-        StoreMissingError: there is neither a store nor a prefix at ``path``.
-        StoreError: the store is damaged, of another format, or names files outside itself.
-        InputError: the subset does not exist or is empty, ``path`` is a URL, or a shard of a store of synthetic
-            documents or preferences.
-        SettingsError: settings of synthetic data that are none.
-    """
-    refuse_url(path, "The store")
-    # Files are mapped when they are first read, perhaps after the process has changed its folder.
-    folder = Path(path).absolute()
-    stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder
-    try:
-        is_folder = folder.is_dir()
-        is_prefix = not is_folder and stem.with_name(stem.name + ".idx").is_file()
-        is_there = os.path.lexists(folder)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
-    if is_folder:
-        return _open_folder(folder, split)
-    if is_prefix:
-        return _open_prefix(stem)
-    if not is_there and (spec := parse_synthetic(os.fspath(path))):
-        return _open_synthetic(Generated(spec), split)
-    raise no_store(Path(path))
-
-
-def _open_folder(folder: Path, split: str) -> Store:
-    manifest = read_manifest(folder)
-    if split not in manifest.subsets or not manifest.subsets[split].documents:
-        have = [
-            name
-            for name in SUBSETS
-            if name in manifest.subsets and manifest.subsets[name].documents
-        ]
-        raise InputError(
-            f"{folder} has no documents in subset {split!r}; it has: {', '.join(have) or 'none'}."
-        )
-    entry = manifest.subsets[split]
-    path = folder / split / LENGTHS_NAME
-    view = map_file(path)
-    if len(view) != 4 * entry.documents:
-        raise StoreError(
-            f"{path} has {len(view)} bytes; {entry.documents} documents take {4 * entry.documents}."
-        )
-    return Store(
-        folder,
-        split,
-        manifest,
-        StoreLengths(np.frombuffer(view, "<u4")),
-        [
-            Place(folder / split / shard.name, shard.documents, shard.bytes)
-            for shard in entry.shards
-        ],
-        TOKEN_DTYPES[manifest.dtype],
-    )
-
-
-def _open_synthetic(made: Generated, split: str) -> Store:
-    if split != SUBSET:
-        raise InputError(
-            f"{made.spec.place} has no subset {split!r}; it has: {SUBSET}. Another seed is other data: {made.spec.name}"
-            f":seed={made.spec.seed + 1}"
-        )
-    path = Path(made.spec.place)
-    return Store(path, split, made.manifest, made.lengths, [], made.dtype, made)
-
-
-def _open_prefix(stem: Path) -> Store:
-    refuse_lone_shard(stem)
-    shard, lengths = map_prefix(stem)
-    place = Place(stem, lengths.size, shard.tokens.nbytes, shard)
-    return Store(stem, "", None, StoreLengths(lengths), [place], shard.tokens.dtype)
 
 
 def _prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:

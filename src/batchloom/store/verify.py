@@ -16,9 +16,10 @@ from batchloom.store.format import LENGTHS_NAME, TOKEN_DTYPES
 from batchloom.store.index import map_file, map_index
 from batchloom.store.manifest import Manifest, ShardEntry, SubsetEntry, read_manifest
 from batchloom.store.mask import map_mask
+from batchloom.store.opening import open_store
 from batchloom.store.origins import map_origins
 from batchloom.store.pairs import map_sides, pair_numbers
-from batchloom.store.reader import Store, open_store
+from batchloom.store.reader import Store
 from batchloom.store.synthetic import is_synthetic
 
 _BLOCK = 8 << 20
@@ -105,7 +106,7 @@ def verify_synthetic(name: str) -> Verdict:
     """Say what synthetic data is made of; there is nothing to verify.
 
     Args:
-        name: as :func:`~batchloom.store.reader.open_store` takes it.
+        name: as :func:`~batchloom.store.opening.open_store` takes it.
     """
     store = open_store(name)
     verdict = Verdict(name, "synthetic", data="synthetic")

@@ -27,8 +27,9 @@ from batchloom.store.manifest import (
     manifest_bytes,
     tokenizer_entry,
 )
+from batchloom.store.opening import open_store
 from batchloom.store.origins import Origins
-from batchloom.store.reader import Store, open_store
+from batchloom.store.reader import Store
 from batchloom.store.writer import LengthsWriter, ShardWriter, make_folder, write_file
 from batchloom.tokens import Tokenizer, resolve_tokenizer
 
