@@ -136,7 +136,7 @@ class PretrainingDataset:
         self._end_id, self._vocab_size = chosen.end_id, chosen.vocab_size
         self._seq_length, self._output = seq_length, output
         lengths = self.store.lengths.slice(0, len(self.store))
-        self._documents = np.flatnonzero(lengths > 1)
+        self._documents = np.setdiff1d(np.flatnonzero(lengths > 1), self.store.removed)
 
     def __len__(self) -> int:
         return int(self._documents.size)

@@ -4,7 +4,7 @@ import json
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NoReturn, final
 
@@ -16,16 +16,16 @@ from batchloom.core.files import because, read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import shown, whole
 from batchloom.store.format import (
-    FORMAT_VERSION,
     TOKENIZER_NAME,
     checksum,
 )
 from batchloom.store.index import map_file
 from batchloom.store.lengths import StoreLengths
-from batchloom.store.manifest import Manifest, SourceEntry
+from batchloom.store.manifest import Manifest, SourceEntry, subset_fingerprint
 from batchloom.store.mask import Mask, map_mask
 from batchloom.store.origins import Origins, map_origins
 from batchloom.store.pairs import Preferences, Sides, map_sides
+from batchloom.store.removed import are_removed, map_removed
 from batchloom.store.shards import Place, Shard, map_shard, mapped_limit
 from batchloom.store.synthetic import Generated, SyntheticLengths, is_synthetic
 from batchloom.tokens import Tokenizer, tokenizer_from_state
@@ -87,6 +87,8 @@ class Store:
         lengths: lengths of the subset's documents.
         fingerprint: 32 hex digits that name the content.
         tokens: tokens in the subset.
+        removed: numbers of the documents that were removed, ascending, int64: they read as end tokens
+            that are not trained, so that lengths and plans survive.
     """
 
     def __init__(
@@ -110,6 +112,8 @@ class Store:
         self._shift = dtype.itemsize.bit_length() - 1
         self._open = [place.mapped for place in places]
         self._mapped: deque[int] = deque()
+        entry = manifest.subsets.get(split) if manifest else None
+        self.removed = map_removed(path / split, entry) if entry else np.empty(0, np.int64)
         self._masked = _masked_shards(manifest, split, places)
         self._masks: dict[int, Mask] = {}
         self._most = mapped_limit(len(places), 3 if self._masked else 2)
@@ -119,10 +123,15 @@ class Store:
         return self.lengths.size
 
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
-        # Whoever opens knows what it opens; this is the one way back.
+        # Opening makes stores; this is the one way back. What is open stays of its generation.
         from batchloom.store.opening import open_store  # noqa: PLC0415
 
-        return open_store, (str(self.path), self.split)
+        opened = (
+            open_store
+            if self.generation is None
+            else partial(open_store, generation=self.generation)
+        )
+        return opened, (str(self.path), self.split)
 
     def __repr__(self) -> str:
         split = f", split={self.split!r}" if self.split else ""
@@ -135,21 +144,12 @@ class Store:
             return self._generated.fingerprint
         if self.manifest is None:
             return _prefix_fingerprint(self._places[0].stem, self.dtype, masked=self.masked)
-        shards = self.manifest.subsets[self.split].shards
-        return fingerprint(
-            {
-                "format_version": FORMAT_VERSION,
-                "dtype": self.manifest.dtype,
-                "tokenizer": self.manifest.tokenizer.fingerprint,
-                "subset": self.split,
-                "shards": [
-                    [s.documents, s.tokens, s.bin, s.idx]
-                    + ([s.mask] if s.mask else [])
-                    + ([f"pairs:{s.pairs}"] if s.pairs else [])
-                    for s in shards
-                ],
-            }
-        )
+        return subset_fingerprint(self.manifest, self.split)
+
+    @property
+    def generation(self) -> int | None:
+        """Number of the generation that is open; None for what has none."""
+        return self.manifest.generation if self.manifest and self.on_disk else None
 
     @property
     def shards(self) -> int:
@@ -222,7 +222,7 @@ class Store:
     @property
     def masked(self) -> bool:
         """Whether some tokens of the subset are not trained; then :meth:`mask` says which."""
-        return bool(self._masked)
+        return bool(self._masked) or bool(self.removed.size)
 
     @property
     def trained_tokens(self) -> int:
@@ -231,8 +231,19 @@ class Store:
             return self._mask_of(0).count() if self._masked else self.tokens
         if self._generated is not None:
             return self.tokens
-        shards = self.manifest.subsets[self.split].shards
-        return sum(s.tokens if s.trained is None else s.trained for s in shards)
+        entry = self.manifest.subsets[self.split]
+        trained = sum(s.tokens if s.trained is None else s.trained for s in entry.shards)
+        return trained - (entry.removed.trained if entry.removed else 0)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Documents and tokens of the subset without what is removed."""
+        entry = self.manifest.subsets.get(self.split) if self.manifest else None
+        gone = entry.removed if entry else None
+        return (
+            len(self) - (gone.documents if gone else 0),
+            self.tokens - (gone.tokens if gone else 0),
+        )
 
     @property
     def end_id(self) -> int:
@@ -295,7 +306,10 @@ class Store:
         shard, local = self._place(number)
         pointers, tokens = self._open[shard] or self._shard(shard)
         begin = pointers[local] >> self._shift
-        return StoredDocument(number, tokens[begin : begin + length], self)
+        ids = tokens[begin : begin + length]
+        if are_removed(self.removed, np.array([number]))[0]:
+            ids = np.full(length, self.end_id, self.dtype)
+        return StoredDocument(number, ids, self)
 
     def read(
         self,
@@ -337,6 +351,8 @@ class Store:
             pointers, tokens = found
             begin = pointers[local] >> shift
             views.append(tokens[begin + start : begin + stop])
+        for gone in self._removed_among(documents):
+            views[gone] = np.full(views[gone].size, self.end_id, self.dtype)
         return views
 
     def mask(
@@ -350,7 +366,7 @@ class Store:
         Raises:
             StoreError: a shard or its mask is missing, damaged, or contradicts the manifest.
         """
-        if not self._masked:
+        if not self.masked:
             return [np.ones(length, bool) for length in lengths.tolist()]
         shards = self._bounds.searchsorted(documents, side="right")
         locals_ = documents - self._starts[shards]
@@ -364,7 +380,15 @@ class Store:
             pointers, _ = self._open[shard] or self._shard(shard)
             begin = (pointers[local] >> self._shift) + start
             found.append(self._mask_of(shard).slice(begin, begin + length))
+        for gone in self._removed_among(documents):
+            found[gone] = np.zeros(found[gone].size, bool)
         return found
+
+    def _removed_among(self, documents: NDArray[np.int64]) -> list[int]:
+        """Places of the removed documents among these."""
+        if not self.removed.size:
+            return []
+        return np.flatnonzero(are_removed(self.removed, documents)).tolist()
 
     def _mask_of(self, shard: int) -> Mask:
         mask = self._masks.get(shard)
