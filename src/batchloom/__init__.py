@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from batchloom.preparation.job import prepare
     from batchloom.preparation.recipe import Recipe
     from batchloom.sources.presets import list_datasets
-    from batchloom.store.reader import Store, open_store
+    from batchloom.store.opening import open_store
+    from batchloom.store.reader import Store
 
 __version__ = "0.1.0"
 
@@ -54,7 +55,7 @@ _HOMES = {
     "doctor": "batchloom.diagnosis.doctor",
     "inspect": "batchloom.batches.inspect",
     "list_datasets": "batchloom.sources.presets",
-    "open_store": "batchloom.store.reader",
+    "open_store": "batchloom.store.opening",
     "prepare": "batchloom.preparation.job",
 }
 

@@ -10,7 +10,7 @@ from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.sources.rules import Limits
 from batchloom.store.manifest import read_manifest
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 
 SMALL = Limits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 

@@ -22,7 +22,7 @@ from batchloom.core.errors import (
     TooManyBadRecordsError,
 )
 from batchloom.preparation.recipe import Recipe, allowed_bad
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 from prepare.stores import jsonl, make, recipe_of, texts
 
 

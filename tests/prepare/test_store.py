@@ -18,7 +18,7 @@ from batchloom.preparation.subsets import Membership, unit_interval
 from batchloom.preparation.unit_files import hash_texts, with_control
 from batchloom.store.index import map_index
 from batchloom.store.manifest import read_manifest
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 from batchloom.text.normalize import normalize
 from prepare.stores import SMALL, documents, jsonl, make, texts, tree
 

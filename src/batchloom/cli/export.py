@@ -32,6 +32,9 @@ def export(
         str | None,
         typer.Option(metavar="NAME", help="With --to megatron: all shards as one prefix NAME."),
     ] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="An older generation of the store; the newest by default.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.")
     ] = False,
@@ -43,6 +46,7 @@ def export(
         out=out,
         split=split,
         merge=merge,
+        generation=generation,
         progress=_Lines().count,
     )
     if as_json:

@@ -168,6 +168,10 @@ class StoreMissingError(StoreError, FileNotFoundError):
     """There is no store where one was expected."""
 
 
+class GenerationError(StoreError):
+    """A store has no such generation, or has it no longer."""
+
+
 class StoreConflictError(StoreError, FileExistsError):
     """The output folder holds something else than this job would write."""
 
