@@ -1,6 +1,6 @@
 """Documents as every reader of input sees them: tidied, then tokenized as their reading says."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,6 +9,7 @@ from batchloom.core.conversation import Pair
 from batchloom.core.document import Records
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import LeftOut
+from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.encode import (
     Encoded,
     beginning,
@@ -39,7 +40,7 @@ class Task:
         membership: the shares of the subsets, without overrides.
         chat: tokenizer and template; None where no source has conversations.
         overlap: whether one batch is encoded on a thread of its own while the next is read.
-        keyed: whether the keys are kept by which duplicates are found.
+        dedup: which duplicates will be looked for.
     """
 
     rules: ReadRules
@@ -51,7 +52,7 @@ class Task:
     membership: Membership
     chat: ChatEncoder | None = None
     overlap: bool = False
-    keyed: bool = False
+    dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
 
 
 def tidy(found: Records, way: Way, *, normalized: bool) -> None:

@@ -11,7 +11,14 @@ from batchloom.core.files import read_regular
 from batchloom.execution.seam import Tell, Work
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.encoding import Task
-from batchloom.preparation.exact import FindOrder, find_duplicates
+from batchloom.preparation.finding import (
+    BandsOrder,
+    ComponentsOrder,
+    FindOrder,
+    find_duplicates,
+    link_components,
+    sort_bands,
+)
 from batchloom.preparation.orders import UnitOrder
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe
@@ -74,7 +81,7 @@ class Hand:
             Membership(recipe.val_fraction, recipe.test_fraction),
             chat,
             overlap=self.overlap,
-            keyed=recipe.dedup != "none",
+            dedup=recipe.dedup,
         )
 
 
@@ -93,6 +100,10 @@ def doing(make: Callable[[], Task]) -> Work:
             return tokenize_unit(order, made[0], tell)
         if isinstance(order, FindOrder):
             return find_duplicates(order)
+        if isinstance(order, BandsOrder):
+            return sort_bands(order)
+        if isinstance(order, ComponentsOrder):
+            return link_components(order)
         if isinstance(order, SettleOrder):
             return settle_unit(order)
         if isinstance(order, WriteOrder):

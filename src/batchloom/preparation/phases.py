@@ -1,18 +1,18 @@
 """Phases B and C over all units: who is told to do what, and what is found done already."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol, final
 
 from batchloom.core.errors import WorkerError
-from batchloom.dedup.exact import partitions_for
+from batchloom.dedup.keys import partitions_of
 from batchloom.execution.retry import carry_out
 from batchloom.execution.seam import Crew, Done
-from batchloom.preparation.exact import FindOrder
+from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.finding import EXACT, NEAR, BandsOrder, ComponentsOrder, FindOrder
 from batchloom.preparation.settle import SettleOrder, Sharding, decide, decided_membership
 from batchloom.preparation.shards import ShardTask, WriteOrder
-from batchloom.preparation.unit_files import keys_name
+from batchloom.preparation.unit_files import KEYS_NAME
 from batchloom.preparation.work import Decision, UnitKept, UnitWork, WorkFolder
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.manifest import ShardEntry
@@ -37,6 +37,7 @@ class Phases:
         work: the job's folder.
         units: all units in order.
         sharding: decides where documents go.
+        dedup: which duplicates are left out.
         dtype: name of the dtype on disk.
         attempt: sets the files of this run apart from those of another one.
     """
@@ -46,27 +47,27 @@ class Phases:
         work: WorkFolder,
         units: Sequence[UnitWork],
         sharding: Sharding,
+        dedup: DedupRecipe,
         dtype: str,
         attempt: str,
     ) -> None:
         self._work, self._units, self._sharding = work, units, sharding
-        self._dtype, self._attempt = dtype, attempt
-        counts = [0, *accumulate(one.facts.keys for one in units)]
-        self._files = list(pairwise(counts))
+        self._dedup, self._dtype, self._attempt = dedup, dtype, attempt
 
     def settle(self, crew: Crew) -> list[UnitKept]:
         """Find duplicates, and what is left of every unit."""
         kept = {one.unit.number: self._work.unit_kept(one.unit.number) for one in self._units}
         todo = [one for one in self._units if kept[one.unit.number] is None]
-        found = self._find(crew) if todo else ()
+        exact, near = self._duplicates(crew) if todo else ((), ())
         orders = {
             one.unit.number: SettleOrder(
                 parts=len(one.unit.parts),
                 folder=one.folder,
                 place=self._work.kept(one.unit.number),
                 attempt=self._attempt,
-                found=found,
-                files=self._files[one.unit.number],
+                number=one.unit.number,
+                exact=exact,
+                near=near,
                 sharding=self._sharding,
             )
             for one in todo
@@ -74,20 +75,37 @@ class Phases:
         kept |= have_done(crew, orders)
         return [one for number in sorted(kept) if (one := kept[number]) is not None]
 
-    def _find(self, crew: Crew) -> tuple[Path, ...]:
-        """Look for duplicates in all partitions; the files that name them."""
-        files = tuple(
-            one.folder / keys_name(number)
-            for one in self._units
-            for number in range(one.facts.keys)
-        )
-        if not files:
-            return ()
-        partitions = partitions_for(sum(one.facts.documents for one in self._units))
-        folder = self._work.duplicates
-        places = tuple(folder / f"{number:05d}.rows" for number in range(partitions))
+    def _duplicates(self, crew: Crew) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """The files that name exact duplicates, and those that name documents that are alike."""
+        mode, units = self._dedup.mode, self._units
+        if mode == "none" or not units:
+            return (), ()
+        folder, documents = self._work.duplicates, sum(one.facts.documents for one in units)
+        files = tuple(one.folder / KEYS_NAME for one in units)
+        exact = self._find(crew, files, documents, folder / EXACT)
+        if mode != "near" or not documents:
+            return exact, ()
+        count = self._dedup.bands
+        sorted_files = tuple(folder / "bands" / f"{one.unit.number:05d}.keys" for one in units)
         orders = {
-            number: FindOrder(files, 0, number, partitions, place)
+            one.unit.number: BandsOrder(one.folder, one.unit.number, exact, count, place)
+            for one, place in zip(units, sorted_files, strict=True)
+            if not place.exists()
+        }
+        have_done(crew, orders)
+        links = self._find(crew, sorted_files, documents * count, folder / "links", bands=True)
+        place = folder / NEAR
+        have_done(crew, {0: ComponentsOrder(links, folder / "scratch", place, 0)})
+        return exact, tuple(sorted(place.iterdir()))
+
+    def _find(
+        self, crew: Crew, files: tuple[Path, ...], keys: int, folder: Path, *, bands: bool = False
+    ) -> tuple[Path, ...]:
+        """Look through all ranges of keys; the files that name what stood before."""
+        ranges = partitions_of(keys)
+        places = tuple(folder / f"{number:05d}.rows" for number in range(ranges))
+        orders = {
+            number: FindOrder(files, 0, (number, ranges), place, bands)
             for number, place in enumerate(places)
             if not place.exists()
         }

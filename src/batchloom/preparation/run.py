@@ -150,7 +150,7 @@ class Job:
             )
             units = [UnitWork(*one) for one in zip(self._units, folders, facts, strict=True)]
             sharding = Sharding(here.membership, recipe.tokens_per_shard)
-            phases = Phases(self._work, units, sharding, dtype, self._attempt)
+            phases = Phases(*(self._work, units, sharding), recipe.dedup, dtype, self._attempt)
             kept = self._timed("settle", lambda: phases.settle(crew))
             decision = phases.decide(kept)
             for text in here.membership.empty_notes(decision.shards):

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.dedup.exact import gather
+from batchloom.dedup.find import gather
 from batchloom.preparation.cutter import ShardCutter
 from batchloom.preparation.subsets import Membership, Smallest
 from batchloom.preparation.unit_files import (
@@ -52,8 +52,9 @@ class SettleOrder:
         folder: its temporary files.
         place: folder of what is decided of it.
         attempt: sets the files of this attempt apart from those of another one.
-        found: files of duplicates, one a partition.
-        files: the numbers of its files of keys among all: first, and one behind the last.
+        number: of the unit among all that were looked through, those of older generations first.
+        exact: files that name exact duplicates, one a partition.
+        near: files that name documents that are alike.
         sharding: decides where documents go.
     """
 
@@ -61,8 +62,9 @@ class SettleOrder:
     folder: Path
     place: Path
     attempt: str
-    found: tuple[Path, ...]
-    files: tuple[int, int]
+    number: int
+    exact: tuple[Path, ...]
+    near: tuple[Path, ...]
     sharding: Sharding
 
 
@@ -114,11 +116,13 @@ def settle_unit(order: SettleOrder) -> UnitKept:
 
 def _drops(order: SettleOrder) -> NDArray[np.void]:
     """What is left out of a unit, in ascending order."""
-    pieces = [gather(order.found, number)["number"] for number in range(*order.files)]
-    numbers = np.concatenate([np.zeros(0, np.uint32), *pieces])
-    drops = np.zeros(len(numbers), DROPPED)
-    drops["number"] = numbers
-    return drops
+    pieces = []
+    for reason, files in enumerate((order.exact, order.near)):
+        numbers = gather(files, order.number)["number"]
+        drops = np.zeros(len(numbers), DROPPED)
+        drops["number"], drops["reason"] = numbers, reason
+        pieces.append(drops)
+    return np.sort(np.concatenate(pieces), order="number")
 
 
 def decide(

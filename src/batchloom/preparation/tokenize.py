@@ -50,7 +50,7 @@ def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
     make_folder(folder)
     with contextlib.ExitStack() as stack:
         encoder = stack.enter_context(ThreadPoolExecutor(1, "encode")) if task.overlap else None
-        files = stack.enter_context(UnitFiles(folder, keyed=task.keyed))
+        files = stack.enter_context(UnitFiles(folder, task.dedup))
         run = _UnitRun(order, task, files, encoder, tell)
         parts = read_ahead(order.unit.parts, lambda part: part.source)
         for number, part in enumerate(parts):
@@ -298,7 +298,6 @@ class _UnitRun:
             parts=parts,
             documents=sum(part.documents for part in parts),
             tokens=sum(part.tokens for part in parts),
-            keys=self._files.keys,
             first_bad=self._heard.first_bad,
             checksums=self._files.checksums(),
             altered=self._altered,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self, TypeVar, final
@@ -12,7 +13,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
-from batchloom.dedup.exact import write_keys
+from batchloom.dedup.keys import key_file, key_records
+from batchloom.dedup.minhash import NO_KEY, band_keys
+from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.store.format import SUBSETS
 from batchloom.store.pairs import BAD
 from batchloom.store.writer import writing
@@ -21,14 +24,15 @@ from batchloom.tokens import Tokenizer
 _T = TypeVar("_T", bound=np.generic)
 
 ROWS_NAME = "documents.rows"
+# Hash and number of each document, by which duplicates are found.
+KEYS_NAME = "documents.keys"
+BANDS_NAME = "documents.bands"
 BAD_NAME = "bad.jsonl"
 FACTS_NAME = "unit.json"
 KEPT_NAME = "kept.json"
 DROPPED_NAME = "dropped.rows"
 SHARDS_NAME = "shards.json"
 _STRETCH = 1 << 20
-# Keys of one file: they are sorted in memory.
-_MOST_KEYS = 1 << 20
 
 # One document; `part` counts inside the unit, `side` is 0 where it is no preference.
 ROW = np.dtype(
@@ -43,7 +47,6 @@ ROW = np.dtype(
 )
 
 
-_WAITING = np.dtype([("hash", "<u8", (2,)), ("number", "<u4"), ("part", "<u4")])
 # Two answers of one text with other labels are no duplicates: the lesser label is folded into the key.
 _BAD_LABEL = np.uint64(0x9E3779B97F4A7C15)
 
@@ -104,11 +107,6 @@ def tokens_name(subset: str) -> str:
     return f"tokens.{subset}.bin"
 
 
-def keys_name(number: int) -> str:
-    """Name of a unit's file of keys: hash and number of each document, sorted."""
-    return f"keys.{number:04d}"
-
-
 def trained_name(subset: str) -> str:
     """Name of the file that says of each token of a unit's subset whether it is trained, a byte each.
 
@@ -123,18 +121,18 @@ class UnitFiles:
 
     Args:
         folder: where they go.
-        keyed: whether keys are written, by which duplicates are found.
-
-    Attributes:
-        keys: files of keys so far.
+        dedup: which duplicates will be looked for, by keys that are written here.
     """
 
-    def __init__(self, folder: Path, *, keyed: bool) -> None:
-        self._folder, self._keyed = folder, keyed
-        self.keys = 0
-        self._waiting: list[NDArray[np.void]] = []
-        self._waiting_keys = self._rows = 0
-        self._last = (-1, -1)
+    def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
+        self._folder, self._dedup = folder, dedup
+        self._last, self._rows = (-1, -1), 0
+        self._stack = contextlib.ExitStack()
+        self._key = (
+            self._stack.enter_context(key_file(folder / KEYS_NAME))
+            if dedup.mode != "none"
+            else None
+        )
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
@@ -146,6 +144,7 @@ class UnitFiles:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._stack.__exit__(*sys.exc_info())
         for file in self._open.values():
             # What could not be written has been told already; closing would only tell it again.
             with contextlib.suppress(OSError):
@@ -177,28 +176,32 @@ class UnitFiles:
                 self._tokens[name] += taken.size
         with writing(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
-        if self._keyed and len(rows):
-            self._key(rows)
+        if self._key is not None and len(rows):
+            fresh = first_of_records(rows, self._last)
+            self._last = int(rows["part"][-1]), int(rows["record"][-1])
+            first = rows[fresh]
+            numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
+            self._key(key_records(keys_of(first), numbers, first["part"].astype(np.uint32)))
+            if self._dedup.mode == "near":
+                self._band(tokens, rows, fresh)
+            self._rows += len(rows)
 
-    def _key(self, rows: NDArray[np.void]) -> None:
-        """Keep the keys of documents: one of each record, whose documents stay or go together."""
-        fresh = first_of_records(rows, self._last)
-        self._last = int(rows["part"][-1]), int(rows["record"][-1])
-        found = np.empty(int(fresh.sum()), _WAITING)
-        found["hash"], found["part"] = keys_of(rows[fresh]), rows["part"][fresh]
-        found["number"] = self._rows + np.flatnonzero(fresh)
-        self._rows += len(rows)
-        self._waiting.append(found)
-        self._waiting_keys += len(found)
-        if self._waiting_keys >= _MOST_KEYS:
-            self._write_keys()
-
-    def _write_keys(self) -> None:
-        waiting, self._waiting, self._waiting_keys = np.concatenate(self._waiting), [], 0
-        path = self._folder / keys_name(self.keys)
-        with writing(path):
-            write_keys(path, waiting["hash"], waiting["number"], waiting["part"])
-        self.keys += 1
+    def _band(
+        self,
+        tokens: NDArray[np.generic],
+        rows: NDArray[np.void],
+        fresh: NDArray[np.bool_],
+    ) -> None:
+        """Keep what says which documents are alike; of a record with several the first speaks for all."""
+        said = self._dedup
+        keys = band_keys(
+            tokens, rows["length"], bands=said.bands, rows=said.rows, shingle=said.shingle
+        )
+        keys[~fresh] = NO_KEY
+        with writing(self._folder):
+            if BANDS_NAME not in self._open:
+                self._open[BANDS_NAME] = (self._folder / BANDS_NAME).open("wb")
+            self._open[BANDS_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
     def _flag(self, subset: str, flags: NDArray[np.generic]) -> None:
         """Append flags of tokens; what came before the first of them is trained."""
@@ -217,9 +220,8 @@ class UnitFiles:
                 self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
 
     def sync(self) -> None:
-        """Write what waits, and make what was written outlast a power cut."""
-        if self._waiting:
-            self._write_keys()
+        """Finish what is sorted, and make what was written outlast a power cut."""
+        self._stack.close()
         for file in self._open.values():
             with writing(self._folder):
                 file.flush()

@@ -56,7 +56,7 @@ class PartCounts(msgspec.Struct, frozen=True):
 class UnitFacts(msgspec.Struct, frozen=True):
     """``unit.json``: written when a unit's temporary files are complete.
 
-    ``keys`` is the number of its files of keys; ``first_bad`` the part and the first bad record in it;
+    ``first_bad`` is the part and the first bad record in it;
     ``checksums`` the XXH3-128 of the token file of each subset; ``altered`` what a template does to
     conversations beside rendering them, and the source it was first seen in; ``seconds`` the time
     of each stage.
@@ -65,7 +65,6 @@ class UnitFacts(msgspec.Struct, frozen=True):
     parts: list[PartCounts]
     documents: int
     tokens: int
-    keys: int
     first_bad: tuple[int, BadRecord] | None
     checksums: dict[str, str]
     altered: dict[str, str]
