@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from batchloom.preparation.dataset_config import DatasetConfig
     from batchloom.preparation.job import prepare
     from batchloom.preparation.recipe import Recipe
+    from batchloom.preparation.recipe_choice import read_recipe
     from batchloom.sources.presets import list_datasets
     from batchloom.store.reader import Store, open_store
 
@@ -56,6 +57,7 @@ _HOMES = {
     "list_datasets": "batchloom.sources.presets",
     "open_store": "batchloom.store.reader",
     "prepare": "batchloom.preparation.job",
+    "read_recipe": "batchloom.preparation.recipe_choice",
 }
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "list_datasets",
     "open_store",
     "prepare",
+    "read_recipe",
 ]
 
 

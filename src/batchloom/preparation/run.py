@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
@@ -20,6 +20,7 @@ from batchloom.preparation.finish import Finished, finish_store, move_store
 from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.recipe_store import inputs_lay
 from batchloom.preparation.rerun import (
     begin_or_go_on,
     report_sources,
@@ -66,16 +67,22 @@ class Job:
         self._notes: list[str] = []
         self._resumed = 0
         self._seconds: dict[str, float] = {}
+        self._kept: Mapping[str, Any] | None = None
 
-    def run(self) -> PrepareResult:
-        """Do what is left to do."""
+    def run(self, kept: Mapping[str, Any] | None = None) -> PrepareResult:
+        """Do what is left to do.
+
+        Args:
+            kept: the state of the tokenizer, where it is not to be found by the recipe.
+        """
+        self._kept = kept
         for text in self._listing.notes:
             self._note(text)
         if weights := weights_note(self._recipe.sources):
             self._note(weights)
         self._tell_schemas()
         refuse_mixed(self._listing.sources, self._readings)
-        begin_or_go_on(self._work, self._recipe, self._listing, self._constants)
+        begin_or_go_on(self._work, self._recipe, self._listing, self._constants, kept)
         note = ""
         if self._work.complete:
             self._note("Going on: the store was complete and only had to be moved to its place.")
@@ -142,8 +149,9 @@ class Job:
         state = self._work.tokenizer_state()
         if state is None and parse_train_spec(self._recipe.tokenizer) is not None:
             self._listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
+        known = self._kept if state is None else state
         tokenizer = job_tokenizer(
-            self._recipe, self._listing.sources, self._readings, self._note, state
+            self._recipe, self._listing.sources, self._readings, self._note, known
         )
         dtype_name(self._recipe, tokenizer)
         if state is None:
@@ -232,6 +240,7 @@ class Job:
         seconds = time.perf_counter() - self._began
         return {
             "sources": msgspec.to_builtins(report_sources(self._listing.sources)),
+            **inputs_lay(self._recipe.inputs),
             "engine_note": tokenizer.engine.note,
             "out": printable(os.path.abspath(self._work.out)),  # noqa: PTH100
             "recipe_fingerprint": recipe_fingerprint(self._recipe),
