@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from batchloom.preparation.dataset_config import DatasetConfig
     from batchloom.preparation.job import prepare
     from batchloom.preparation.recipe import Recipe
+    from batchloom.preparation.recipe_choice import read_recipe
     from batchloom.sources.presets import list_datasets
     from batchloom.store.opening import open_store
     from batchloom.store.reader import Store
@@ -57,6 +58,7 @@ _HOMES = {
     "list_datasets": "batchloom.sources.presets",
     "open_store": "batchloom.store.opening",
     "prepare": "batchloom.preparation.job",
+    "read_recipe": "batchloom.preparation.recipe_choice",
 }
 
 __all__ = [
@@ -82,6 +84,7 @@ __all__ = [
     "list_datasets",
     "open_store",
     "prepare",
+    "read_recipe",
 ]
 
 

@@ -1,6 +1,5 @@
 """``batchloom prepare``."""
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -19,10 +18,11 @@ from batchloom.cli.profile import print_profile
 from batchloom.core.files import printable
 from batchloom.core.spec import shown
 from batchloom.core.values import counted, duration, megabytes, visible
-from batchloom.preparation.inputs import read_inputs
-from batchloom.preparation.job import run_recipe
-from batchloom.preparation.read_recipe import ReadRecipe
-from batchloom.preparation.recipe import ChatRecipe, Recipe
+from batchloom.preparation.job import run_chosen
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.recipe_choice import choose_recipe
+from batchloom.preparation.recipe_file import recipe_settings, recipe_text
+from batchloom.preparation.recipe_values import SIZE, size_of
 from batchloom.preparation.report import read_facts
 from batchloom.preparation.result import PrepareResult
 from batchloom.preparation.tally import Note, Progress
@@ -30,8 +30,8 @@ from batchloom.store.format import QUARANTINE_NAME
 
 _CHAT = "Conversations"
 _SECONDS_BETWEEN_LINES = 5.0
-_SIZE_CHARACTERS = 40
-_SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+# What counts where neither an option nor a recipe says otherwise.
+_USUAL = recipe_settings(Recipe(inputs=("-",)))
 _PHASES = {
     "sample": "sampling",
     "tokenize": "tokenizing",
@@ -49,16 +49,14 @@ def parse_size(text: str) -> int:
     Raises:
         typer.BadParameter: it is none.
     """
-    match = re.fullmatch(r"([\d_,]*\d)(\.\d+)?\s*([KMG]?)", text.strip().upper())
-    if not match or len(text) > _SIZE_CHARACTERS:
-        most = f"of at most {_SIZE_CHARACTERS} characters"
-        raise typer.BadParameter(
-            f"{shown(text)} is not a size {most} such as 100M, 1G or 100_000",
-            param_hint="--tokens-per-shard",
-        )
-    digits, fraction, unit = match.groups()
-    whole = re.sub("[_,]", "", digits)
-    return round(float(whole + fraction) * _SIZES[unit]) if fraction else int(whole) * _SIZES[unit]
+    size = size_of(text)
+    if size is None:
+        raise typer.BadParameter(f"{shown(text)} is not {SIZE}", param_hint="--tokens-per-shard")
+    return size
+
+
+def _usual(name: str) -> str:
+    return str(_USUAL[name])
 
 
 def marker(text: str) -> str:
@@ -68,17 +66,26 @@ def marker(text: str) -> str:
 
 def prepare(
     inputs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="INPUT...",
+            metavar="INPUT",
             help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, also packed; URLs "
             r"(s3://, gs://, https://, hf://); a data set of the Hub (org/name\[:config]\[/split]\[@revision]) or its "
             "short name (see batchloom datasets); a YAML manifest (.yaml, .yml) of such; - for standard input; "
-            "synthetic data (dummy, distributed_dummy), alone.",
+            "synthetic data (dummy, distributed_dummy), alone. In place of a recipe's.",
         ),
-    ],
+    ] = None,
     *,
-    out: Annotated[Path, typer.Option(help="Folder of the store.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the store.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="A recipe file (YAML or JSON), or a store, which is made again; options and inputs win over it."
+        ),
+    ] = None,
+    print_recipe: Annotated[
+        bool, typer.Option("--print-recipe", help="Print the whole recipe as YAML, and do nothing.")
+    ] = False,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -101,46 +108,71 @@ def prepare(
         typer.Option("--map", help="Columns by role, over what is detected: prompt=q,response=a."),
     ] = None,
     split_on: Annotated[
-        str,
+        str | None,
         typer.Option(
+            show_default=_usual("split_on"),
             help="What a document of a text file is: auto (a file; a plain-text file above 1 MiB "
             "is cut at blank lines into documents of about 64 KiB), file, line, paragraph, or any "
-            r"other string: texts are cut where it stands, and it is removed (\n is a newline)."
+            r"other string: texts are cut where it stands, and it is removed (\n is a newline).",
         ),
-    ] = "auto",
+    ] = None,
     normalize: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--normalize/--no-normalize",
+            show_default="normalize",
             help="Bring text to Unicode NFC with \\n newlines; nothing is lower-cased.",
         ),
-    ] = True,
+    ] = None,
+    clean: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,NAME...]",
+            help="Steps of cleaning, in this order; none takes those of a recipe away.",
+            show_default="none",
+        ),
+    ] = None,
     tokens_per_shard: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="A shard has at most so many tokens (100M, 1G), except for a single longer document."
+            show_default=_usual("tokens_per_shard"),
+            help="A shard has at most so many tokens (100M, 1G), except for a single longer document.",
         ),
-    ] = "100M",
+    ] = None,
     dtype: Annotated[
-        str,
-        typer.Option(help="auto (uint16 below a vocabulary of 65,500, else int32), uint16, int32."),
-    ] = "auto",
-    val_fraction: Annotated[
-        float, typer.Option(help="Share of documents, by hash, for validation.")
-    ] = 0.01,
-    test_fraction: Annotated[
-        float, typer.Option(help="Share of documents, by hash, for testing.")
-    ] = 0.0,
-    dedup: Annotated[
-        str, typer.Option(help="Which duplicates are left out; so far: none.")
-    ] = "none",
-    max_bad: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Bad records allowed: a number, or a share that allows at least 10. They go to "
-            "quarantine.jsonl."
+            show_default=_usual("dtype"),
+            help="auto (uint16 below a vocabulary of 65,500, else int32), uint16, int32.",
         ),
-    ] = "0.1%",
+    ] = None,
+    val_fraction: Annotated[
+        float | None,
+        typer.Option(
+            show_default=_usual("val_fraction"),
+            help="Share of documents, by hash, for validation.",
+        ),
+    ] = None,
+    test_fraction: Annotated[
+        float | None,
+        typer.Option(
+            show_default=_usual("test_fraction"), help="Share of documents, by hash, for testing."
+        ),
+    ] = None,
+    dedup: Annotated[
+        str | None,
+        typer.Option(
+            show_default=_usual("dedup"), help="Which duplicates are left out; so far: none."
+        ),
+    ] = None,
+    max_bad: Annotated[
+        str | None,
+        typer.Option(
+            show_default=_usual("max_bad"),
+            help="Bad records allowed: a number, or a share that allows at least 10. They go to "
+            "quarantine.jsonl.",
+        ),
+    ] = None,
     template: Annotated[
         str | None,
         typer.Option(
@@ -162,16 +194,22 @@ def prepare(
         typer.Option(help="Tokens a conversation may have.", rich_help_panel=_CHAT),
     ] = None,
     overlong: Annotated[
-        str,
+        str | None,
         typer.Option(
+            show_default=_usual("overlong"),
             help="What becomes of longer ones: drop, truncate-turns, split or error.",
             rich_help_panel=_CHAT,
         ),
-    ] = "drop",
+    ] = None,
     prove: Annotated[
-        bool,
-        typer.Option("--prove", help="Decode trained tokens and compare.", rich_help_panel=_CHAT),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--prove/--no-prove",
+            show_default="no-prove",
+            help="Decode trained tokens and compare.",
+            rich_help_panel=_CHAT,
+        ),
+    ] = None,
     streaming: Annotated[
         bool | None,
         typer.Option(
@@ -191,35 +229,40 @@ def prepare(
 
     The same command goes on where a stopped one ended, and succeeds at once when all is done.
     """
-    reading = ReadRecipe(
-        text_field=text_field,
-        mapping=parse_mapping(map_) if map_ is not None else {},
-        split_on=marker(split_on),
-        normalize=normalize,
-    )
-    given = read_inputs(inputs, reading, tokenizer)
-    recipe = Recipe(
-        inputs=given.inputs,
-        sources=given.sources,
-        tokenizer=given.tokenizer,
-        end_token=end_token,
-        reading=given.reading,
-        tokens_per_shard=parse_size(tokens_per_shard),
-        dtype=dtype,  # type: ignore[arg-type]  # the recipe checks it
-        val_fraction=val_fraction,
-        test_fraction=test_fraction,
-        dedup=dedup,  # type: ignore[arg-type]  # the recipe checks it
-        max_bad=max_bad,
-        chat=ChatRecipe(
-            template=template,
-            train_on=train_on,  # type: ignore[arg-type]  # the recipe checks it
-            max_tokens=max_tokens,
-            overlong=overlong,  # type: ignore[arg-type]
-            prove=prove,
-        ),
-    )
+    if not inputs and recipe is None:
+        raise typer.BadParameter(
+            "missing: name files, or a recipe with --recipe", param_hint="INPUT"
+        )
+    options = {
+        "tokenizer": tokenizer,
+        "end_token": end_token,
+        "text_field": text_field,
+        "mapping": parse_mapping(map_) if map_ is not None else None,
+        "split_on": marker(split_on) if split_on is not None else None,
+        "normalize": normalize,
+        "clean": clean or None,
+        "dedup": dedup,
+        "tokens_per_shard": parse_size(tokens_per_shard) if tokens_per_shard is not None else None,
+        "dtype": dtype,
+        "val_fraction": val_fraction,
+        "test_fraction": test_fraction,
+        "max_bad": max_bad,
+        "template": template,
+        "train_on": train_on,
+        "max_tokens": max_tokens,
+        "overlong": overlong,
+        "prove": prove,
+    }
+    chosen = choose_recipe(inputs or None, options, recipe)
+    if print_recipe:
+        for note in chosen.notes:
+            plain_console(stderr=True).print(visible(note))
+        sys.stdout.write(recipe_text(chosen.recipe, chosen.kept_note))
+        return 0
+    if out is None:
+        raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
     with Display() as display:
-        result = run_recipe(recipe, out, display.show, told=given.notes, streaming=streaming)
+        result = run_chosen(chosen, out, display.show, streaming=streaming)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:

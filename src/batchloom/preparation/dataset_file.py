@@ -13,6 +13,8 @@ from batchloom.preparation.yaml_plain import read_yaml
 # Keys of a file that hold a block, and of a file that is one.
 _BLOCKS = ("dataset", "dataset_config")
 _OWN = ("datasets", "dataset_path")
+# Of a file with one of these we say that it is a manifest; "modules" is a trainer's.
+MANIFEST_KEYS = (*_BLOCKS, *_OWN, "modules")
 _TRAINER_KEY = "sft_dataset_name"
 _SHOWN = 8
 _REMEDY = "write datasets: and a list of data sets ({path: ..., data_type: ...}), or dataset: and its settings"
@@ -27,12 +29,14 @@ class Written:
         block: the path of its settings in the file, ending in a point; empty for the whole.
         has_block: whether it states how documents are packed: a bare list does not.
         notes: what is to be told of the file, one sentence each.
+        recipe: whether it is a recipe, whose paths may lie anywhere, as those of a command line.
     """
 
     file: Path | None = None
     block: str = ""
     has_block: bool = True
     notes: tuple[str, ...] = ()
+    recipe: bool = False
 
     def where(self, place: str) -> str:
         """How messages name a place in the file; empty without a file."""
@@ -51,8 +55,11 @@ class Written:
         if self.file is None or os.path.isabs(name):  # noqa: PTH117
             return name
         path = self.file.parent / name
-        if not path.exists():
+        # Without its point a path such as ./gpt2 would be a name.
+        if not path.exists() or (self.recipe and self.file.parent == Path()):
             return name
+        if self.recipe:
+            return str(path)
         if ".." in path.parts[len(self.file.parent.parts) :] or not path.resolve().is_relative_to(
             self.file.parent.resolve()
         ):
@@ -98,6 +105,10 @@ def read_dataset_file(path: Path) -> DatasetFile:
         return DatasetFile(whole, Written(path, has_block=set(whole) != {"datasets"}))
     if named := _trainer(whole):
         return _of_trainer(path, named)
+    if "inputs" in whole:
+        raise InputError(
+            f"{path} is a recipe (it has inputs), not a manifest of data sets; give it with --recipe {path}."
+        )
     raise InputError(f"{path} names no data sets: {_holds(whole)}; {_REMEDY}.")
 
 

@@ -2,13 +2,14 @@
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.spec import shown
-from batchloom.preparation.dataset_config import FORM_OF, DatasetConfig, DatasetEntry
+from batchloom.core.synthetic import NAMES as SYNTHETIC_NAMES
+from batchloom.preparation.dataset_config import FORM_OF, DatasetConfig, DatasetEntry, DatasetType
 from batchloom.preparation.dataset_file import Written
 from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.read_recipe import SourceRecipe
@@ -65,15 +66,30 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
     return Expanded(tuple(inputs), tuple(sources), next(iter(named), None), tuple(notes))
 
 
+def located(entries: Sequence[DatasetEntry], written: Written) -> list[tuple[str, SourceRecipe]]:
+    """The inputs of a recipe file: where each lies, and what is said of it.
+
+    Raises:
+        InputMissingError: names all that are not there.
+    """
+    named = ((f"inputs[{number}]", entry, written) for number, entry in enumerate(entries))
+    return _found(named, _Places(written), "text")
+
+
 def _located(config: DatasetConfig) -> list[tuple[str, SourceRecipe]]:
     """The data sets of a config: where each lies, and what is said of it."""
-    places = _Places(config.written)
+    return _found(_entries(config), _Places(config.written), config.dataset_type)
+
+
+def _found(
+    entries: Iterable[tuple[str, DatasetEntry, Written]], places: "_Places", usual: DatasetType
+) -> list[tuple[str, SourceRecipe]]:
     found = []
-    for name, entry, written in _entries(config):
+    for name, entry, written in entries:
         if written != places.written:
             places.raise_missing()
             places = _Places(written)
-        kind = entry.type or config.dataset_type
+        kind = entry.type or usual
         plain = kind == "fineweb_edu" and not entry.mapping and entry.text_field is None
         form = FORM_OF[entry.data_type] if entry.data_type else None
         source = SourceRecipe(
@@ -140,6 +156,8 @@ class _Places:
 
     def find(self, entry: DatasetEntry, place: str) -> str:
         """The input that a data set is; what is not there is kept for ``raise_missing``."""
+        if entry.path == STANDARD_INPUT and self.written.recipe:
+            return entry.path
         if entry.path == STANDARD_INPUT:
             raise InputError(
                 f"{place}: '-' is standard input, which is no data set of a manifest; give it beside the manifest."
@@ -155,6 +173,8 @@ class _Places:
             return _split_of(entry, path, place)
         if self._may_be_far(entry):
             return _of_hub(entry, place)
+        if self.written.recipe and entry.path.partition(":")[0] in SYNTHETIC_NAMES:
+            return entry.path
         if not (glob.has_magic(path) and os.path.isdir(fixed_part(path))):  # noqa: PTH112
             self.missing.append((place, path))
             self.far = self.far or (not entry.data_folder and hub_name(entry.path) is not None)
@@ -209,6 +229,11 @@ class _Places:
     def _mixed(self, entry: DatasetEntry, place: str) -> str:
         raise _left(place, address(entry.path), f"its data_folder {entry.data_folder}")
 
+    @property
+    def _stays(self) -> bool:
+        """Whether relative paths stay below the folder of the file."""
+        return self.written.file is not None and not self.written.recipe
+
     def _path(self, entry: DatasetEntry, place: str) -> str:
         """The path of a data set of this machine."""
         here = "" if self.written.file is None else str(self.written.file.parent)
@@ -216,7 +241,7 @@ class _Places:
         folder = os.path.expanduser(local_path(entry.data_folder or ""))  # noqa: PTH111
         if folder and not os.path.isabs(folder):  # noqa: PTH117
             full = os.path.join(here, folder)  # noqa: PTH118
-            if self.written.file is not None:
+            if self._stays:
                 self._stay(full, here, place, entry.data_folder or "", "the folder of the manifest")
             folder = full
         path = os.path.expanduser(local_path(entry.path))  # noqa: PTH111
@@ -224,7 +249,7 @@ class _Places:
         full = os.path.normpath(os.path.join(root, path))  # noqa: PTH118
         if folder:
             self._stay(full, root, place, entry.path, f"its data_folder {entry.data_folder}")
-        elif not os.path.isabs(path) and self.written.file is not None:  # noqa: PTH117
+        elif not os.path.isabs(path) and self._stays:  # noqa: PTH117
             self._stay(full, root, place, entry.path, "the folder of the manifest")
         return full
 

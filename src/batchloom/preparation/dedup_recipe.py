@@ -48,6 +48,10 @@ class DedupRecipe:
             if value is None or not 1 <= value <= most:
                 given = shown(getattr(self, name))
                 problems.append(f"dedup.{name}: {given} is not a whole number from 1 to {most:,}")
+            elif value != getattr(DedupRecipe(), name) and self.mode != "near":
+                problems.append(
+                    f"dedup.{name}: belongs to mode near, and mode is {shown(self.mode)}; leave it out"
+                )
         if not problems and self.bands * self.rows > _MOST_HASHES:
             problems.append(
                 f"dedup.bands: {self.bands} of {self.rows} rows are {self.bands * self.rows:,} hashes a document; "

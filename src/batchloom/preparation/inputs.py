@@ -66,7 +66,7 @@ def read_inputs(
 
     found = expand(given)
     chosen = tokenizer if tokenizer is not None else found.tokenizer or _TOKENIZER
-    return Inputs(found.inputs, *_lifted(found.sources, reading), chosen, found.notes)
+    return Inputs(found.inputs, *lifted(found.sources, reading), chosen, found.notes)
 
 
 def as_given(inputs: Given | Sequence[Given]) -> "tuple[str | DatasetConfig, ...]":
@@ -107,10 +107,12 @@ def is_config(value: object) -> bool:
     return module is not None and isinstance(value, module.DatasetConfig)
 
 
-def _lifted(
+def lifted(
     sources: tuple[SourceRecipe, ...], reading: ReadRecipe
 ) -> tuple[tuple[SourceRecipe, ...], ReadRecipe]:
     """What is said of every input alike as what is said of all, so that both give one recipe."""
+    if not sources:
+        return sources, reading
     first = sources[0]
     same = all(
         (one.text_field, one.mapping) == (first.text_field, first.mapping) for one in sources

@@ -5,14 +5,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from batchloom.chat.trained import TrainOn
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
-from batchloom.preparation.inputs import Given, list_inputs, read_inputs
+from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.inputs import Given, list_inputs
 from batchloom.preparation.overlong import Overlong
-from batchloom.preparation.read_recipe import ReadRecipe
-from batchloom.preparation.recipe import ChatRecipe, Dedup, Dtype, Recipe, is_path
+from batchloom.preparation.recipe import Dtype, Recipe, is_path
+from batchloom.preparation.recipe_choice import Chosen, RecipePlace, choose_recipe, same_as
 from batchloom.preparation.rerun import (
     check_apart,
     check_folder,
@@ -29,29 +31,32 @@ from batchloom.preparation.work import SPOOL_NAME, WorkFolder
 from batchloom.sources.listing import Listing
 from batchloom.sources.spool import Spool
 from batchloom.store.format import WORK_NAME
+from batchloom.text.steps import CleanStep
 
 
 def prepare(  # noqa: D417 - the fields of the recipes, told there
-    inputs: Given | Sequence[Given],
+    inputs: Given | Sequence[Given] | None = None,
     *,
     out: str | os.PathLike[str],
+    recipe: RecipePlace | None = None,
     tokenizer: str | None = None,
     end_token: str | None = None,
     text_field: str | None = None,
     mapping: Mapping[str, str] | None = None,
-    split_on: str = "auto",
-    normalize: bool = True,
-    tokens_per_shard: int = 100_000_000,
-    dtype: Dtype = "auto",
-    val_fraction: float = 0.01,
-    test_fraction: float = 0.0,
-    dedup: Dedup = "none",
-    max_bad: int | str = "0.1%",
+    split_on: str | None = None,
+    normalize: bool | None = None,
+    clean: Sequence[CleanStep | str | Mapping[str, Any]] | None = None,
+    dedup: DedupRecipe | str | Mapping[str, Any] | None = None,
+    tokens_per_shard: int | None = None,
+    dtype: Dtype | None = None,
+    val_fraction: float | None = None,
+    test_fraction: float | None = None,
+    max_bad: int | str | None = None,
     template: str | None = None,
     train_on: TrainOn | None = None,
     max_tokens: int | None = None,
-    overlong: Overlong = "drop",
-    prove: bool = False,
+    overlong: Overlong | None = None,
+    prove: bool | None = None,
     streaming: bool | None = None,
     progress: Callable[[Note | Progress], None] | None = None,
 ) -> PrepareResult:
@@ -64,12 +69,18 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     Args:
         inputs: one or several files, folders, globs, archives and URLs, also packed (``.gz``,
             ``.zst`` ...), data sets of the Hub, or ``-`` for standard input; YAML manifests and
-            :class:`DatasetConfig`, which name such; or one name of synthetic data.
+            :class:`DatasetConfig`, which name such; or one name of synthetic data. None for the
+            recipe's; others take their place.
         out: the store's folder.
-        tokenizer: see :class:`Recipe`; None for the one a manifest names, else ``gpt2``.
-        end_token, tokens_per_shard, dtype, val_fraction, test_fraction, dedup, max_bad: see
+        recipe: a :class:`Recipe`, the path of a recipe file, or a store, which is made again. What
+            is said here wins over it; None says nothing, and where nobody says anything the
+            defaults of the classes below count.
+        tokenizer: see :class:`Recipe`; without one the one a manifest names, else ``gpt2``.
+        end_token, tokens_per_shard, dtype, val_fraction, test_fraction, max_bad: see
             :class:`Recipe`.
+        dedup: see :class:`DedupRecipe`; its mode, the whole, or its settings as a mapping.
         text_field, mapping, split_on, normalize: see :class:`ReadRecipe`.
+        clean: steps of cleaning: their names, :class:`CleanStep`, or ``{name: {settings}}``.
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
         streaming: whether data sets of the Hub are read where they lie (True) or downloaded first
             (False); None: those above 10 GB are read where they lie. It decides no byte.
@@ -84,34 +95,42 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         StoreConflictError: ``out`` holds something else than this job would write.
         OutputError: ``out`` cannot be written.
     """
-    reading = ReadRecipe(
-        text_field=text_field, mapping=dict(mapping or {}), split_on=split_on, normalize=normalize
-    )
-    given = read_inputs(inputs, reading, tokenizer)
-    recipe = Recipe(
-        inputs=given.inputs,
-        sources=given.sources,
-        tokenizer=given.tokenizer,
-        end_token=end_token,
-        reading=given.reading,
-        tokens_per_shard=tokens_per_shard,
-        dtype=dtype,
-        val_fraction=val_fraction,
-        test_fraction=test_fraction,
-        dedup=dedup,
-        max_bad=max_bad,
-        chat=ChatRecipe(
-            template=template,
-            train_on=train_on,
-            max_tokens=max_tokens,
-            overlong=overlong,
-            prove=prove,
-        ),
-    )
+    options = {
+        "tokenizer": tokenizer,
+        "end_token": end_token,
+        "text_field": text_field,
+        "mapping": mapping,
+        "split_on": split_on,
+        "normalize": normalize,
+        "clean": clean,
+        "dedup": dedup,
+        "tokens_per_shard": tokens_per_shard,
+        "dtype": dtype,
+        "val_fraction": val_fraction,
+        "test_fraction": test_fraction,
+        "max_bad": max_bad,
+        "template": template,
+        "train_on": train_on,
+        "max_tokens": max_tokens,
+        "overlong": overlong,
+        "prove": prove,
+    }
+    chosen = choose_recipe(inputs, options, recipe)
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
-    listener = progress or log_notes
-    return run_recipe(recipe, Path(folder), listener, told=given.notes, streaming=streaming)
+    return run_chosen(chosen, Path(folder), progress or log_notes, streaming=streaming)
+
+
+def run_chosen(
+    chosen: Chosen, out: Path, listener: Listener, *, streaming: bool | None = None
+) -> PrepareResult:
+    """Carry out a job as it was asked for, and say whether a store that was made again is the same."""
+    result = run_recipe(chosen.recipe, out, listener, chosen=chosen, streaming=streaming)
+    told = same_as(out, chosen.store)
+    if not told:
+        return result
+    listener(Note(told))
+    return replace(result, notes=(*result.notes, told))
 
 
 def run_recipe(
@@ -119,7 +138,7 @@ def run_recipe(
     out: Path,
     listener: Listener,
     *,
-    told: tuple[str, ...] = (),
+    chosen: Chosen | None = None,
     streaming: bool | None = None,
     settings: RunSettings | None = None,
 ) -> PrepareResult:
@@ -129,7 +148,7 @@ def run_recipe(
         recipe: what to do.
         out: the store's folder.
         listener: is told of notes and progress.
-        told: notes that come before all others.
+        chosen: where the recipe comes from: its notes, and the tokenizer that a store has kept.
         streaming: see :func:`prepare`.
         settings: how the job is run.
     """
@@ -137,21 +156,24 @@ def run_recipe(
     if made_up := synthetic_input(recipe.inputs):
         return write_synthetic(made_up, recipe, out, listener)
     check_apart(recipe.inputs, out)
+    told, kept = (chosen.notes, chosen.kept) if chosen is not None else ((), None)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
         listing = list_inputs(recipe, spool, exclude=out, streaming=streaming)
         listing = replace(listing, notes=(*told, *listing.notes))
-        done = _done_before(recipe, out, listing, began)
+        done = _done_before(recipe, out, listing, began, kept)
         if done is not None:
             return done
         with WorkFolder(out) as work:
             spool.sweep()
             job = Job(work, recipe, listing, listener, settings or RunSettings(), began)
-            return job.run()
+            return job.run(kept)
 
 
-def _done_before(recipe: Recipe, out: Path, listing: Listing, began: float) -> PrepareResult | None:
+def _done_before(
+    recipe: Recipe, out: Path, listing: Listing, began: float, kept: Mapping[str, Any] | None
+) -> PrepareResult | None:
     """The result of a job that is finished already; None where there is work to do."""
-    manifest = finished_store(out, recipe, listing)
+    manifest = finished_store(out, recipe, listing, kept)
     if manifest is None:
         check_folder(out)
         return None

@@ -24,9 +24,11 @@ Shards = dict[str, list[ShardEntry]]
 
 
 class Wrote(Protocol):
-    """Is told of a unit whose shards are there, and whether an earlier run wrote them."""
+    """Hears of units whose shards are there."""
 
-    def __call__(self, number: int, *, found: bool) -> None: ...
+    def __call__(self, number: int, *, found: bool) -> None:
+        """One unit's are; found: an earlier run wrote them."""
+        ...
 
 
 @final

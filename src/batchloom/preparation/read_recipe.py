@@ -46,6 +46,10 @@ class ReadRecipe:
             problems.append(not_a_word("split_on", self.split_on))
         if not is_switch(self.normalize):
             problems.append(f"normalize: {shown(self.normalize)} is neither True nor False")
+        if not isinstance(self.clean, tuple) or any(
+            not isinstance(one, CleanStep) for one in self.clean
+        ):
+            problems.append(f"clean: {shown(self.clean)} are no steps; give a tuple of CleanStep")
         return problems + _split_problems(self.split_on)
 
 

@@ -17,6 +17,7 @@ from batchloom.core.files import read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, shown, to_plain
 from batchloom.preparation.conversations import ChatRules
+from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.overlong import OVERLONG, Overlong
 from batchloom.preparation.read_recipe import (
     ReadRecipe,
@@ -24,14 +25,13 @@ from batchloom.preparation.read_recipe import (
     not_a_word,
     sources_plain,
 )
+from batchloom.preparation.recipe_values import dedup_plain, steps_plain
 from batchloom.sources.listing import input_labels
+from batchloom.text.steps import CleanStep
 
 Dtype = Literal["auto", "uint16", "int32"]
-Dedup = Literal["none", "exact"]
 
 _DTYPES = ("auto", "uint16", "int32")
-_DEDUPS = ("none", "exact")
-_LATER_DEDUPS = ("lines", "near")
 # Bounds what a shard's index and origins take in memory, whatever the documents' lengths.
 SHARD_DOCUMENTS = 1 << 20
 # Far above any shard and any input; numbers of tokens are kept in 64 bits.
@@ -117,13 +117,13 @@ class Recipe:
     dtype: Dtype = "auto"
     val_fraction: float = 0.01
     test_fraction: float = 0.0
-    dedup: Dedup = "none"
+    dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
     max_bad: int | str = "0.1%"
     chat: ChatRecipe = field(default_factory=ChatRecipe)
 
     def __post_init__(self) -> None:
         problems = _problems(self) + self.reading.problems() + _fraction_problems(self)
-        raise_problems(problems + _source_problems(self))
+        raise_problems(problems + _source_problems(self) + _later_problems(self))
         # 0 and 0.0 are one recipe and must have one fingerprint.
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
         object.__setattr__(self, "test_fraction", float(self.test_fraction))
@@ -162,6 +162,8 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     plain = to_plain(replace(recipe, sources=()))
     plain["inputs"] = input_labels(recipe.inputs)
     plain["sources"] = sources_plain(recipe.sources)
+    plain["reading"]["clean"] = steps_plain(recipe.reading.clean)
+    plain["dedup"] = dedup_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
     plain["chat"] |= _template_plain(recipe.chat.template)
@@ -229,9 +231,11 @@ def _problems(recipe: Recipe) -> list[str]:
         problems.append(
             f"dtype: {shown(recipe.dtype)} is none of {', '.join(_DTYPES)}{_nearest(recipe.dtype, _DTYPES)}"
         )
-    if recipe.dedup not in _DEDUPS:
-        later = " yet" if recipe.dedup in _LATER_DEDUPS else ""
-        problems.append(f"dedup: {shown(recipe.dedup)} is not known{later}; 'none' and 'exact' are")
+    dedup: object = recipe.dedup
+    if isinstance(dedup, DedupRecipe):
+        problems += dedup.problems()
+    else:
+        problems.append(f"dedup: {shown(dedup)} is no DedupRecipe; give DedupRecipe(mode='none')")
     tokens = recipe.tokens_per_shard
     if not _is_count(tokens) or not 1 <= tokens <= MOST_SHARD_TOKENS:
         problems.append(
@@ -243,6 +247,19 @@ def _problems(recipe: Recipe) -> list[str]:
             "to 100% such as '0.1%'"
         )
     return problems
+
+
+def _later_problems(recipe: Recipe) -> list[str]:
+    """What is understood, and not done yet."""
+    later = [
+        f"clean: {shown(step.name)} is not known yet; leave it out"
+        for step in recipe.reading.clean
+        if isinstance(step, CleanStep)
+    ]
+    dedup = recipe.dedup
+    if isinstance(dedup, DedupRecipe) and dedup.mode in ("lines", "paragraphs"):
+        later.append(f"dedup: {shown(dedup.mode)} is not known yet; 'none' is")
+    return later
 
 
 def _source_problems(recipe: Recipe) -> list[str]:

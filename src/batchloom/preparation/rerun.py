@@ -1,8 +1,9 @@
 """Giving a command again: a finished store, an unfinished one, or somebody else's folder."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -40,10 +41,18 @@ class Report(msgspec.Struct, frozen=True):
     engine_note: str = ""
 
 
-def finished_store(out: Path, recipe: Recipe, listing: Listing) -> Manifest | None:
+def finished_store(
+    out: Path, recipe: Recipe, listing: Listing, kept: Mapping[str, Any] | None = None
+) -> Manifest | None:
     """The manifest of the finished store at ``out`` when this job would write the same.
 
     Returns None where there is no finished store.
+
+    Args:
+        out: where it may be.
+        recipe: of this job.
+        listing: its inputs.
+        kept: the state of its tokenizer, where it is not to be found by the recipe.
 
     Raises:
         StoreConflictError: there is one, of another recipe or of other inputs.
@@ -55,7 +64,7 @@ def finished_store(out: Path, recipe: Recipe, listing: Listing) -> Manifest | No
     manifest = read_manifest(out)
     report = read_report(out)
     differences = recipe_differences(manifest.recipe, recipe_plain(recipe))
-    differences += _tokenizer_differences(recipe, manifest.tokenizer.fingerprint)
+    differences += _tokenizer_differences(recipe, manifest.tokenizer.fingerprint, kept)
     if report is None or not _same_files(report.sources, listing.sources):
         differences += _source_differences(manifest.sources, listing.sources)
         if not differences:
@@ -127,6 +136,7 @@ def begin_or_go_on(
     recipe: Recipe,
     listing: Listing,
     constants: list[int],
+    kept: Mapping[str, Any] | None = None,
     *,
     restart: bool = False,
 ) -> None:
@@ -153,7 +163,7 @@ def begin_or_go_on(
     differences = recipe_differences(found.recipe, job.recipe)
     state = work.tokenizer_state()
     if state is not None:
-        differences += _tokenizer_differences(recipe, str(state.get("fingerprint")))
+        differences += _tokenizer_differences(recipe, str(state.get("fingerprint")), kept)
     if found.sources != job.sources:
         differences += _listed_differences(found.sources, job.sources)
     elif found.work_version == job.work_version:
@@ -198,9 +208,14 @@ def _same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -
     return then == [(now.path, now.bytes, now.mtime_ns) for now in report_sources(sources)]
 
 
-def _tokenizer_differences(recipe: Recipe, fingerprint: str) -> list[str]:
+def _tokenizer_differences(
+    recipe: Recipe, fingerprint: str, kept: Mapping[str, Any] | None
+) -> list[str]:
     """A tokenizer that lies in a file may have changed under the same name."""
     spec = recipe.tokenizer
+    if kept is not None:
+        same = kept.get("fingerprint") == fingerprint
+        return [] if same else [f"tokenizer: another one is called {spec}"]
     if spec in ("bytes", "gpt2") or parse_train_spec(spec) or not Path(spec).expanduser().exists():
         return []
     if resolve_tokenizer(spec, end_token=recipe.end_token).fingerprint == fingerprint:

@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
@@ -26,6 +26,7 @@ from batchloom.preparation.phases import Phases, Shards
 from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.recipe_store import inputs_lay
 from batchloom.preparation.rerun import (
     begin_or_go_on,
     report_sources,
@@ -78,9 +79,15 @@ class Job:
         self._seconds: dict[str, float] = {}
         # Two runs never use the same: what one left behind is in nobody's way.
         self._attempt = f"{os.getpid():x}.{time.time_ns():x}"
+        self._kept: Mapping[str, Any] | None = None
 
-    def run(self) -> PrepareResult:
-        """Do what is left to do."""
+    def run(self, kept: Mapping[str, Any] | None = None) -> PrepareResult:
+        """Do what is left to do.
+
+        Args:
+            kept: the state of the tokenizer, where it is not to be found by the recipe.
+        """
+        self._kept = kept
         for text in self._listing.notes:
             self._note(text)
         if weights := weights_note(self._recipe.sources):
@@ -92,6 +99,7 @@ class Job:
             self._recipe,
             self._listing,
             self._constants,
+            kept,
             restart=self._settings.restart,
         )
         self._work.sweep()
@@ -193,8 +201,9 @@ class Job:
         state = self._work.tokenizer_state()
         if state is None and parse_train_spec(self._recipe.tokenizer) is not None:
             self._listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
+        known = self._kept if state is None else state
         tokenizer = job_tokenizer(
-            self._recipe, self._listing.sources, self._readings, self._note, state
+            self._recipe, self._listing.sources, self._readings, self._note, known
         )
         dtype_name(self._recipe, tokenizer)
         if state is None:
@@ -252,6 +261,7 @@ class Job:
         seconds = time.perf_counter() - self._began
         return {
             "sources": msgspec.to_builtins(report_sources(self._listing.sources)),
+            **inputs_lay(self._recipe.inputs),
             "engine_note": tokenizer.engine.note,
             "out": printable(os.path.abspath(self._work.out)),  # noqa: PTH100
             "recipe_fingerprint": recipe_fingerprint(self._recipe),

@@ -60,7 +60,8 @@ def first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray
     """
     parts = np.concatenate([[before[0]], rows["part"].astype(np.int64)])
     records = np.concatenate([[before[1]], rows["record"].astype(np.int64)])
-    return np.not_equal(parts[1:], parts[:-1]) | np.not_equal(records[1:], records[:-1])
+    fresh: NDArray[np.bool_] = (parts[1:] != parts[:-1]) | (records[1:] != records[:-1])
+    return fresh
 
 
 def keys_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:

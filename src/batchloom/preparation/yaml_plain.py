@@ -1,6 +1,8 @@
 """YAML as plain values: nothing is run, and whatever is written, time and memory are bounded."""
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,17 +23,24 @@ _MOST_BYTES = 32 << 20
 _MOST_VALUES = 4_000_000
 _MOST_DEPTH = 64
 _TAG = "tag:yaml.org,2002:"
+_LIST = "write datasets: and a list into it"
 _SCALARS = {f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null")}
 _COLLECTIONS = {f"{_TAG}map", f"{_TAG}seq"}
 # YAML 1.1 asks for a point, which nobody writes.
-_EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
+FLOAT_TAG = f"{_TAG}float"
+EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+\Z")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path, remedy: str = _LIST) -> Any:
     """What a YAML file holds: dicts with text keys, lists, texts, numbers, True, False and None.
 
-    Dates stay text. Anchors, aliases and merge keys are followed.
+    Dates stay text. Anchors, aliases and merge keys are followed. A file whose name ends in ``.json``
+    is read as JSON.
+
+    Args:
+        path: the file.
+        remedy: what to do about an empty one.
 
     Raises:
         InputMissingError: there is no such file, or nothing in it.
@@ -46,16 +55,18 @@ def read_yaml(path: Path) -> Any:
         raise InputMissingError(f"YAML file not found: {path}{nearest_path(str(path))}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {because(error)}.") from error
-    return parse_yaml(data, str(path))
+    return parse_yaml(data, str(path), remedy)
 
 
-def parse_yaml(data: bytes, name: str) -> Any:
+def parse_yaml(data: bytes, name: str, remedy: str = _LIST) -> Any:
     """The same of bytes; ``name`` is what messages call them."""
     if len(data) > _MOST_BYTES:
         raise InputError(
             f"{name} has more than {_MOST_BYTES >> 20} MiB, which no list of data sets needs; name a folder or a "
             "glob in place of its files."
         )
+    if name.lower().endswith(".json") and data.strip():
+        return _parse_json(_text(data, name), name)
     builder = _Builder(name)
     try:
         for event in yaml.parse(_text(data, name), Loader=_LOADER):
@@ -70,8 +81,34 @@ def parse_yaml(data: bytes, name: str) -> Any:
     except yaml.MarkedYAMLError as error:
         raise _fault(name, error.problem_mark or error.context_mark, _reason(error)) from None
     if not builder.documents:
-        raise InputMissingError(f"{name} is empty; write datasets: and a list into it.")
+        raise InputMissingError(f"{name} is empty; {remedy}.")
     return builder.documents[0]
+
+
+def _parse_json(text: str, name: str) -> Any:
+    """JSON, which need not be YAML: tabs, and characters in two halves."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(
+                key for key, count in Counter(key for key, _ in pairs).items() if count > 1
+            )
+            raise RecordError(
+                name, None, None, f"the key {shown(twice)} is there twice; leave one of the two out"
+            )
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=once)
+        # Half a character is no text.
+        json.dumps(found, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        reason = f"not valid JSON: {error.msg}"
+        raise RecordError(name, error.lineno, error.colno, reason) from None
+    except (RecursionError, ValueError) as error:
+        raise RecordError(name, None, None, f"cannot be read as JSON: {error}") from None
+    return found
 
 
 def _text(data: bytes, name: str) -> str:
@@ -228,8 +265,8 @@ class _Builder:
             if not event.implicit[0]:
                 return event.value
             tag = self._resolver.resolve(ScalarNode, event.value, (True, False))
-            if _EXPONENT.fullmatch(event.value):
-                tag = f"{_TAG}float"
+            if EXPONENT.fullmatch(event.value):
+                tag = FLOAT_TAG
         if tag not in _SCALARS or tag == f"{_TAG}str":
             return event.value
         make = getattr(self._constructor, f"construct_yaml_{tag.removeprefix(_TAG)}")

@@ -1,0 +1,288 @@
+"""The recipe in the manifest of a store, made ready to be carried out again."""
+
+import glob
+import os
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreError
+from batchloom.core.files import NOT_JSON, because, printable, read_regular
+from batchloom.core.spec import from_plain, nearest, raise_problems
+from batchloom.core.synthetic import SYNTHETIC, SyntheticSpec
+from batchloom.preparation.read_recipe import SourceRecipe
+from batchloom.preparation.recipe import flat_settings
+from batchloom.preparation.recipe_file import SETTINGS, Stated
+from batchloom.sources.addresses import STANDARD_INPUT, is_far, local_path, shown
+from batchloom.sources.forms import Form
+from batchloom.sources.hub import hub_name
+from batchloom.sources.kinds import kind_by_name
+from batchloom.sources.listing import fixed_part
+from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, TOKENIZER_NAME
+from batchloom.store.manifest import Manifest, read_manifest
+from batchloom.tokens import parse_train_spec
+
+_TEXTS = ("text", "code")
+_FORM_OF: dict[str, Form] = {
+    "jsonl": "jsonl",
+    "json": "json",
+    "csv": "csv",
+    "tsv": "csv",
+    "parquet": "parquet",
+    "arrow": "arrow",
+}
+_SHOWN = 5
+# What a manifest says of a job beside the settings.
+_BESIDE = ("inputs", "sources", "reading", "chat")
+
+
+class _Lay(msgspec.Struct, frozen=True):
+    """What ``report.json`` says of where inputs lay."""
+
+    inputs: list[str]
+    folder: str
+
+
+def inputs_lay(inputs: Sequence[str]) -> dict[str, Any]:
+    """Where inputs lie, for ``report.json``: as they were given, and the folder that they were given in."""
+    places = [shown(one) if is_far(one) else os.path.expanduser(local_path(one)) for one in inputs]  # noqa: PTH111
+    return {
+        "inputs": [printable(place) for place in places],
+        "folder": printable(os.getcwd()),  # noqa: PTH109
+    }
+
+
+def is_store(path: Path) -> bool:
+    """Whether a recipe is asked for by the store that it made: its folder, or its manifest."""
+    return path.is_dir() or path.name == MANIFEST_NAME
+
+
+def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
+    """What the manifest of a store says of the job that made it.
+
+    Relative inputs are looked for in the working folder; of absolute ones the manifest has the last
+    names alone, and the report beside it says where they lay.
+
+    Args:
+        path: the store's folder, or its manifest.
+        given: the names of what is overruled, which need not be there: settings, and ``inputs``.
+
+    Raises:
+        StoreMissingError: there is no store.
+        StoreError: it is damaged.
+        SettingsError: its recipe has settings nobody knows.
+        InputMissingError: an input or the template is not there; says how to give it.
+        InputError: it was imported, so that there is no recipe.
+    """
+    folder = path if path.is_dir() else path.parent
+    manifest = read_manifest(folder)
+    plain = manifest.recipe
+    where = str(folder / MANIFEST_NAME)
+    if plain.get("source") == SYNTHETIC:
+        return _synthetic(plain, folder)
+    if "reading" not in plain:
+        raise InputError(
+            f"{folder} was imported, and is made again by batchloom import over the same files: there is no recipe in "
+            "its manifest."
+        )
+    if not all(isinstance(plain.get(group) or {}, dict) for group in ("reading", "chat")):
+        raise StoreError(f"{where} is damaged: its recipe is none; restore it from a copy.")
+    settings = _settings(plain, where)
+    expected = settings.pop("template_hash", None)
+    if expected is not None and "template" not in given:
+        _check_template(str(settings.get("template")), expected, folder)
+    said = _sources(manifest, where)
+    labels = [str(one) for one in plain.get("inputs", ())]
+    inputs, notes = (labels, ()) if "inputs" in given else _places(labels, folder)
+    overruled = {"tokenizer", "end_token"} & set(given)
+    return Stated(
+        {name: value for name, value in settings.items() if value is not None},
+        tuple(inputs),
+        said,
+        where,
+        notes,
+        None if overruled else _kept_tokenizer(manifest, folder),
+        folder,
+    )
+
+
+def _settings(plain: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The settings by the names ``prepare`` takes them under, with the hash of a template."""
+    flat = flat_settings(dict(plain))
+    known = {*SETTINGS, "template_hash"}
+    there = {name for name in plain if name not in _BESIDE} | {
+        name for group in ("reading", "chat") for name in plain.get(group) or ()
+    }
+    raise_problems(
+        [
+            f"{where}: recipe.{name}: unknown setting{nearest(name, SETTINGS)}"
+            for name in sorted(there - known)
+        ]
+    )
+    return {name: value for name, value in flat.items() if name in known}
+
+
+def _synthetic(plain: Mapping[str, Any], folder: Path) -> Stated:
+    """The job of a store of data that was made up."""
+    names = ("name", "documents", "vocab", "lengths", "seed", "kind")
+    try:
+        spec = from_plain(SyntheticSpec, {name: plain[name] for name in names if name in plain})
+    except SettingsError as error:
+        raise StoreError(f"{folder / MANIFEST_NAME} is damaged: {error}.") from error
+    settings = {name: plain[name] for name in SETTINGS if name in plain}
+    return Stated(settings, (spec.place,), where=str(folder / MANIFEST_NAME), store=folder)
+
+
+def _check_template(template: str, expected: object, folder: Path) -> None:
+    """Make sure that a template that was a file is here, and the same."""
+    needed = f"{folder} was made with the chat template in a file {template}"
+    remedy = "give its path with --template"
+    try:
+        found = xxhash.xxh3_128_hexdigest(read_regular(template))
+    except FileNotFoundError:
+        raise InputMissingError(
+            f"{needed}, which is not here (its XXH3-128 is {expected}); {remedy}."
+        ) from None
+    except OSError as error:
+        raise InputError(f"{needed}, which cannot be read: {because(error)}.") from error
+    if found != expected:
+        raise InputError(
+            f"{needed}, and the one here is another (its XXH3-128 is {found}, not {expected}); {remedy}."
+        )
+
+
+def _kept_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any] | None:
+    """The tokenizer that the store keeps, where it was found and not learned."""
+    if parse_train_spec(str(manifest.recipe.get("tokenizer"))) is not None:
+        return None
+    path = folder / TOKENIZER_NAME
+    try:
+        state = msgspec.json.decode(read_regular(path))
+    except FileNotFoundError:
+        # A manifest alone.
+        return None
+    except (OSError, *NOT_JSON) as error:
+        raise StoreError(
+            f"{path} cannot be read: {error}; restore it from a copy, or give --tokenizer."
+        ) from error
+    found = state.get("fingerprint") if isinstance(state, dict) else None
+    if found != manifest.tokenizer.fingerprint:
+        raise StoreError(
+            f"{path} is not the tokenizer of the manifest beside it; restore it from a copy, or give --tokenizer."
+        )
+    return state  # type: ignore[no-any-return]  # it has a fingerprint
+
+
+def _places(labels: list[str], folder: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Where the inputs of a manifest lie now, and what is to be told of it.
+
+    Raises:
+        InputMissingError: some are not there.
+    """
+    lay = _lay(folder)
+    places, found, missing = list(labels), [], []
+    known = lay.inputs if lay is not None and len(lay.inputs) == len(labels) else labels
+    for number, (label, place) in enumerate(zip(labels, known, strict=True)):
+        if os.path.isabs(place):  # noqa: PTH117
+            places[number] = place
+        if place == STANDARD_INPUT or not _is_there(places[number]):
+            missing.append(label)
+        elif places[number] != label:
+            found.append(place)
+    if missing:
+        more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
+        begun = (
+            f", or give this command in {lay.folder}, where it was made" if lay is not None else ""
+        )
+        raise InputMissingError(
+            f"{folder} was made of {', '.join(missing[:_SHOWN])}{more}, which cannot be found from here; give the "
+            f"inputs as arguments, in the order of its manifest ({', '.join(labels[:_SHOWN])}"
+            f"{', ...' if len(labels) > _SHOWN else ''}){begun}."
+        )
+    more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
+    told = (
+        f"Inputs from where {REPORT_NAME} in {folder} says they lay: {found[0]}{more}."
+        if found
+        else ""
+    )
+    return places, (told,) if told else ()
+
+
+def _is_there(place: str) -> bool:
+    if is_far(place) or os.path.lexists(fixed_part(place)):
+        return True
+    return hub_name(place) is not None
+
+
+def _lay(folder: Path) -> _Lay | None:
+    try:
+        return msgspec.json.decode(read_regular(folder / REPORT_NAME), type=_Lay)
+    except (OSError, *NOT_JSON):
+        return None
+
+
+def _sources(manifest: Manifest, where: str) -> tuple[SourceRecipe, ...]:
+    """What is said of each input; empty where nothing is said of any."""
+    labels = [str(one) for one in manifest.recipe.get("inputs", ())]
+    plain = manifest.recipe.get("sources") or [{}] * len(labels)
+    forms = _forms(manifest, labels)
+    known = ("text_field", "mapping", "name", "weight")
+    raise_problems(
+        [
+            f"{where}: recipe.sources[{number}].{name}: unknown setting{nearest(name, known)}"
+            for number, one in enumerate(plain)
+            for name in one
+            if name not in known
+        ]
+    )
+    if len(plain) != len(labels):
+        raise StoreError(f"{where} is damaged: {len(plain)} sources for {len(labels)} inputs.")
+    said = tuple(
+        SourceRecipe(**one, form=form, place=f"{where}, recipe.inputs[{number}]")
+        for number, (one, form) in enumerate(zip(plain, forms, strict=True))
+    )
+    return said if any(one != SourceRecipe() for one in said) else ()
+
+
+def _forms(manifest: Manifest, labels: Sequence[str]) -> list[Form | None]:
+    """Of each input what its files were said to be: names that say text hold records only where somebody said so."""
+    if not any(_was_said(source.name, source.kind) for source in manifest.sources):
+        return [None] * len(labels)
+    numbers = {label.rstrip("/"): number for number, label in enumerate(labels)}
+    globs = [label for label in labels if glob.has_magic(label)]
+    kinds: list[set[str]] = [set() for _ in labels]
+    said: set[int] = set()
+    for source in manifest.sources:
+        number = _input_of(source.name, numbers, globs)
+        if number is not None:
+            kinds[number].add(source.kind)
+            if _was_said(source.name, source.kind):
+                said.add(number)
+    return [_form(kinds[number]) if number in said else None for number in range(len(labels))]
+
+
+def _form(kinds: set[str]) -> Form | None:
+    """The one form that files of these kinds have; None where there is none."""
+    forms = {_FORM_OF.get(kind) for kind in kinds}
+    if forms == {"json", "jsonl"}:
+        return "json"
+    return forms.pop() if len(forms) == 1 else None
+
+
+def _was_said(name: str, kind: str) -> bool:
+    verdict = kind_by_name(name)
+    return verdict is not None and verdict.kind in _TEXTS and kind in _FORM_OF
+
+
+def _input_of(name: str, numbers: Mapping[str, int], globs: Sequence[str]) -> int | None:
+    """The input that a file belongs to: itself, a folder or archive above it, or a glob."""
+    above = name
+    while above not in numbers and "/" in above:
+        above = above.rpartition("/")[0]
+    if above not in numbers:
+        above = next((one for one in globs if fnmatchcase(name, one)), "")
+    return numbers.get(above.rstrip("/"))
