@@ -19,7 +19,7 @@ from batchloom.core.files import printable
 from batchloom.core.spec import shown
 from batchloom.core.values import counted, visible
 from batchloom.preparation.inputs import read_inputs
-from batchloom.preparation.job import run_recipe
+from batchloom.preparation.job import run_anywhere
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.preparation.result import PrepareResult
@@ -37,6 +37,7 @@ _PHASES = {
     "write": "writing shards",
     "look": "looking at every row",
     "convert": "converting",
+    "upload": "sending",
 }
 _OF_ROWS = ("look", "convert")
 
@@ -76,7 +77,12 @@ def prepare(
         ),
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Folder of the store.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            help="Folder of the store, or a place in an object store (s3://bucket/prefix)."
+        ),
+    ],
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -178,6 +184,13 @@ def prepare(
             "10 GB are read where they lie.",
         ),
     ] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where a store that goes elsewhere is made before it is sent; a folder below the user's cache by "
+            "default."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.")
     ] = False,
@@ -214,7 +227,9 @@ def prepare(
         ),
     )
     with Display() as display:
-        result = run_recipe(recipe, out, display.show, told=given.notes, streaming=streaming)
+        result = run_anywhere(
+            recipe, out, display.show, told=given.notes, streaming=streaming, work=work
+        )
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:
@@ -309,7 +324,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
     table.add_row("records read", f"{counts.records:,}")
     for reason, count in counts.dropped.items():
         table.add_row(f"dropped: {reason}", f"{count:,}")
-    where = f" (see {visible(str(result.path / QUARANTINE_NAME))})" if counts.quarantined else ""
+    where = f" (see {path}/{QUARANTINE_NAME})" if counts.quarantined else ""
     table.add_row(f"quarantined{where}", f"{counts.quarantined:,}")
     table.add_row("documents kept", f"{counts.documents:,}")
     table.add_row("tokens", f"{counts.tokens:,}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from batchloom.chat.trained import TrainOn
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
+from batchloom.preparation.far_job import run_far
 from batchloom.preparation.inputs import Given, list_inputs, read_inputs
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.read_recipe import ReadRecipe
@@ -26,6 +27,7 @@ from batchloom.preparation.synthetic import synthetic_input, write_synthetic
 from batchloom.preparation.tally import Listener, Note, Progress, log_notes
 from batchloom.preparation.units import UNIT_BYTES
 from batchloom.preparation.work import SPOOL_NAME, WorkFolder
+from batchloom.sources.addresses import is_url
 from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Limits
 from batchloom.sources.spool import Spool
@@ -54,6 +56,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     overlong: Overlong = "drop",
     prove: bool = False,
     streaming: bool | None = None,
+    work: str | os.PathLike[str] | None = None,
     progress: Callable[[Note | Progress], None] | None = None,
 ) -> PrepareResult:
     """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
@@ -66,7 +69,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         inputs: one or several files, folders, globs, archives and URLs, also packed (``.gz``,
             ``.zst`` ...), data sets of the Hub, or ``-`` for standard input; YAML manifests and
             :class:`DatasetConfig`, which name such; or one name of synthetic data.
-        out: the store's folder.
+        out: the store's folder; also a URL of an object store (``s3://bucket/prefix``).
         tokenizer: see :class:`Recipe`; None for the one a manifest names, else ``gpt2``.
         end_token, tokens_per_shard, dtype, val_fraction, test_fraction, dedup, max_bad: see
             :class:`Recipe`.
@@ -74,6 +77,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
         streaming: whether data sets of the Hub are read where they lie (True) or downloaded first
             (False); None: those above 10 GB are read where they lie. It decides no byte.
+        work: where a store grows that goes elsewhere; None: a folder below the user's cache.
         progress: is called with a :class:`Note` or a :class:`Progress`, some times a second;
             what it raises stops the job. Without it, notes go to the log ``batchloom``.
 
@@ -111,8 +115,35 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     )
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
-    listener = progress or log_notes
-    return run_recipe(recipe, Path(folder), listener, told=given.notes, streaming=streaming)
+    return run_anywhere(
+        recipe,
+        folder,
+        progress or log_notes,
+        told=given.notes,
+        streaming=streaming,
+        work=None if work is None else Path(work),
+    )
+
+
+def run_anywhere(
+    recipe: Recipe,
+    out: str,
+    listener: Listener,
+    *,
+    told: tuple[str, ...] = (),
+    streaming: bool | None = None,
+    work: Path | None = None,
+) -> PrepareResult:
+    """Carry out a recipe into a folder of this machine or a URL; see :func:`prepare`."""
+    if is_url(out):
+        return run_far(
+            recipe, out, listener, _make_listed, work=work, told=told, streaming=streaming
+        )
+    if work is not None:
+        raise SettingsError(
+            [f"work: {shown(str(work))} is for a store elsewhere (--out s3://...); leave it out"]
+        )
+    return run_recipe(recipe, Path(out), listener, told=told, streaming=streaming)
 
 
 def run_recipe(
@@ -143,14 +174,27 @@ def run_recipe(
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
         listing = list_inputs(recipe, spool, exclude=out, streaming=streaming)
         listing = replace(listing, notes=(*told, *listing.notes))
-        done = _done_before(recipe, out, listing, began)
-        if done is not None:
-            return done
-        limits = limits or Limits()
-        with WorkFolder(out) as work:
-            spool.sweep()
-            job = Job(work, recipe, listing, listener, limits, unit_bytes, began)
-            return job.run()
+        sizes = (limits or Limits(), unit_bytes)
+        return _make_listed(recipe, out, listing, spool, listener, began, sizes)
+
+
+def _make_listed(
+    recipe: Recipe,
+    out: Path,
+    listing: Listing,
+    spool: Spool,
+    listener: Listener,
+    began: float,
+    sizes: tuple[Limits, int] | None = None,
+) -> PrepareResult:
+    """Make the store of inputs that are listed; ``sizes`` are the limits and the size of a unit."""
+    done = _done_before(recipe, out, listing, began)
+    if done is not None:
+        return done
+    limits, unit_bytes = sizes or (Limits(), UNIT_BYTES)
+    with WorkFolder(out) as work:
+        spool.sweep()
+        return Job(work, recipe, listing, listener, limits, unit_bytes, began).run()
 
 
 def _done_before(recipe: Recipe, out: Path, listing: Listing, began: float) -> PrepareResult | None:

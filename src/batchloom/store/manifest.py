@@ -167,6 +167,19 @@ def read_manifest(folder: Path) -> Manifest:
         raise no_store(folder) from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+    return manifest_of(data, f"{path}")
+
+
+def manifest_of(data: bytes, path: str) -> Manifest:
+    """The manifest that the bytes of a file are; checked as :func:`read_manifest` does.
+
+    Args:
+        data: the bytes.
+        path: what the file is called.
+
+    Raises:
+        StoreError: as :func:`read_manifest`.
+    """
     _check_version(data, path)
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -183,7 +196,7 @@ class _Version(msgspec.Struct):
     format_version: int
 
 
-def _check_version(data: bytes, path: Path) -> None:
+def _check_version(data: bytes, path: str) -> None:
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
     except NOT_JSON as error:
