@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from batchloom.preparation.crews import Execution
 from batchloom.preparation.units import UNIT_BYTES
@@ -15,6 +16,8 @@ class RunSettings:
     Attributes:
         execution: who does the work.
         restart: whether work of another recipe or of other inputs gives way; units that are the same stay.
+        streaming: whether data sets of the Hub are read where they lie; None: large ones are.
+        work: where a store that goes elsewhere is made; None for a folder below the user's cache.
         content: the hash of the content of sources by path, where inputs are told apart by it.
         limits: the sizes that decide documents.
         unit_bytes: listed input of a unit.
@@ -22,6 +25,8 @@ class RunSettings:
 
     execution: Execution = field(default_factory=Execution)
     restart: bool = False
+    streaming: bool | None = None
+    work: Path | None = None
     content: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     unit_bytes: int = UNIT_BYTES

@@ -9,7 +9,7 @@ from batchloom.core.errors import TooManyBadRecordsError
 from batchloom.core.values import counted
 from batchloom.preparation.recipe import allowed_bad
 
-Phase = Literal["sample", "tokenize", "read", "write", "look", "convert"]
+Phase = Literal["sample", "tokenize", "read", "write", "look", "convert", "upload"]
 
 # A job stops early only when even so many times the expected records could not save it.
 _DENSITY_ERROR = 4
@@ -29,8 +29,9 @@ class Progress:
     Attributes:
         phase: ``sample`` (learning a tokenizer), ``tokenize`` (reading the input), ``read``
             (looking at ids that are there already) or ``write``; of a conversion ``look`` (the types
-            of its columns) and ``convert``.
-        bytes_done: of the phase's bytes: listed input, or tokens while reading and writing them.
+            of its columns) and ``convert``; of a store that lies elsewhere ``upload``.
+        bytes_done: of the phase's bytes: listed input, or tokens while reading and writing them,
+            files of the store while they are sent.
         bytes_total: the phase's bytes.
         bytes_found: how many of ``bytes_done`` an earlier run had done.
         documents: documents so far.

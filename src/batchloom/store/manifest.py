@@ -321,7 +321,7 @@ def _no_generation(folder: Path, newest: Manifest, generation: int) -> str:
     return f"{folder} has no generation {generation}; it has: {have}."
 
 
-def decode_manifest(data: bytes, path: Path) -> Manifest:
+def decode_manifest(data: bytes, path: Path | str) -> Manifest:
     """A manifest from its bytes, checked.
 
     Args:
@@ -347,7 +347,7 @@ class _Version(msgspec.Struct):
     format_version: int
 
 
-def _check_version(data: bytes, path: Path) -> None:
+def _check_version(data: bytes, path: Path | str) -> None:
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
     except NOT_JSON as error:
