@@ -98,7 +98,7 @@ def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
     ]
     expected, out, runs = tree(tmp_path / "whole"), tmp_path / "out", 0
     assert any(name.endswith(".pairs") for name in expected)
-    while run_killed({"open"}, 250, inputs, out, **SETTINGS):
+    while run_killed({"open"}, 200, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 40
     assert runs > 2
