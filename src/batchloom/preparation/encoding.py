@@ -7,6 +7,7 @@ import numpy as np
 
 from batchloom.core.conversation import Pair
 from batchloom.core.document import Records
+from batchloom.dedup.lines import Pieces
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import LeftOut
 from batchloom.preparation.dedup_recipe import DedupRecipe
@@ -22,6 +23,7 @@ from batchloom.preparation.reading import Reading, Readings, Way
 from batchloom.preparation.subsets import Membership
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.rules import ReadRules
+from batchloom.text.cleaner import Cleaner
 from batchloom.text.normalize import normalize
 from batchloom.tokens import Tokenizer
 
@@ -41,6 +43,7 @@ class Task:
         chat: tokenizer and template; None where no source has conversations.
         overlap: whether one batch is encoded on a thread of its own while the next is read.
         dedup: which duplicates will be looked for.
+        cleaner: the steps of cleaning; None where there are none.
     """
 
     rules: ReadRules
@@ -52,7 +55,13 @@ class Task:
     membership: Membership
     chat: ChatEncoder | None = None
     overlap: bool = False
+    cleaner: Cleaner | None = None
     dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
+
+    @property
+    def pieces(self) -> Pieces | None:
+        """What is left out where it stood before; None where only whole documents are."""
+        return self.dedup.pieces
 
 
 def tidy(found: Records, way: Way, *, normalized: bool) -> None:

@@ -5,26 +5,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import xxhash
 
+from batchloom.preparation.making import Made
 from batchloom.preparation.quarantine import quarantine_line
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
-from batchloom.preparation.work import (
-    Decision,
-    Kept,
-    PartCounts,
-    UnitKept,
-    UnitWork,
-    WorkFolder,
-)
+from batchloom.preparation.report import ReportFacts, report_bytes
+from batchloom.preparation.report_page import write_report_page
+from batchloom.preparation.work import Kept, PartCounts, WorkFolder
 from batchloom.sources.rules import ReadRules, Source
 from batchloom.store.format import (
     FORMAT_VERSION,
     MANIFEST_NAME,
+    PAGE_NAME,
     QUARANTINE_NAME,
     REPORT_NAME,
     SUBSETS,
@@ -49,7 +45,6 @@ from batchloom.store.writer import (
     write_file,
     writing,
 )
-from batchloom.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +56,17 @@ class Finished:
         rules: how sources were cut and text files read.
         readings: how the records of each source became documents.
         sources: the inputs in order.
-        units: the units in order, with what came of each.
-        kept: what is left of each unit.
-        shards: the shards of each unit, by subset.
-        decision: what was decided over all units.
-        tokenizer: what encoded.
-        dtype: name of the dtype on disk.
+        made: what came of all phases.
     """
 
     recipe: Recipe
     rules: ReadRules
     readings: Readings
     sources: tuple[Source, ...]
-    units: Sequence[UnitWork]
-    kept: Sequence[UnitKept]
-    shards: Sequence[dict[str, list[ShardEntry]]]
-    decision: Decision
-    tokenizer: Tokenizer
-    dtype: str
+    made: Made
 
 
-def finish_store(work: WorkFolder, done: Finished, report: dict[str, Any]) -> Manifest:
+def finish_store(work: WorkFolder, done: Finished, report: ReportFacts) -> Manifest:
     """Write everything but the shards into the growing store, its manifest last.
 
     Raises:
@@ -91,14 +76,13 @@ def finish_store(work: WorkFolder, done: Finished, report: dict[str, Any]) -> Ma
     _gather_shards(work, done)
     subsets = {}
     for name in SUBSETS:
-        entries = [entry for unit in done.shards for entry in unit[name]]
+        entries = [entry for unit in done.made.shards for entry in unit[name]]
         if entries:
             subsets[name] = subset_entry(work.store / name, entries)
-    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.tokenizer.state()))
+    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.made.tokenizer.state()))
     _write_quarantine(work, done)
-    write_file(
-        work.store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
-    )
+    write_file(work.store / REPORT_NAME, report_bytes(report))
+    write_report_page(report, work.store / PAGE_NAME)
     manifest = _manifest(done, subsets)
     write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
     return manifest
@@ -106,7 +90,7 @@ def finish_store(work: WorkFolder, done: Finished, report: dict[str, Any]) -> Ma
 
 def _gather_shards(work: WorkFolder, done: Finished) -> None:
     """Move the shards of all units into the store; may be stopped and begun again."""
-    for one, shards in zip(done.units, done.shards, strict=True):
+    for one, shards in zip(done.made.units, done.made.shards, strict=True):
         folder = work.shards(one.unit.number)
         for name in [name for name, entries in shards.items() if entries]:
             make_folder(work.store / name)
@@ -157,7 +141,7 @@ def subset_entry(folder: Path, entries: list[ShardEntry]) -> SubsetEntry:
 
 
 def _parts(done: Finished) -> Iterator[tuple[Source, PartCounts, Kept]]:
-    for one, left in zip(done.units, done.kept, strict=True):
+    for one, left in zip(done.made.units, done.made.kept, strict=True):
         for part, counts, kept in zip(one.unit.parts, one.facts.parts, left.parts, strict=True):
             yield part.source, counts, kept
 
@@ -168,11 +152,11 @@ def _manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
         dropped.update(part.dropped)
         dropped.update(kept.dropped)
         dropped["empty"] += part.empty
-    tokenizer = done.tokenizer
+    tokenizer = done.made.tokenizer
     return Manifest(
         format_version=FORMAT_VERSION,
         generation=1,
-        dtype=done.dtype,
+        dtype=done.made.dtype,
         tokenizer=tokenizer_entry(tokenizer),
         recipe=recipe_plain(done.recipe),
         recipe_fingerprint=recipe_fingerprint(done.recipe),
@@ -185,7 +169,7 @@ def _manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
             further=sum(part.further for _, part, _ in _parts(done)),
         ),
         subsets=subsets,
-        subset_overrides=done.decision.overrides,
+        subset_overrides=done.made.decision.overrides,
         sources=_source_entries(done),
     )
 
@@ -196,7 +180,7 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
     for source, counts, kept in _parts(done):
         parts[source.path].append(counts)
         left[source.path].append(kept)
-    added = "absent" if done.tokenizer.bos_id is None else "added"
+    added = "absent" if done.made.tokenizer.bos_id is None else "added"
     ways = {source.path: done.readings.of(source) for source in done.sources}
     return tuple(
         SourceEntry(
@@ -239,7 +223,7 @@ def _write_quarantine(work: WorkFolder, done: Finished) -> None:
     before: dict[str, int] = {}
     with writing(path):
         with aside.open("wb") as file:
-            for one in done.units:
+            for one in done.made.units:
                 starts = []
                 for part, counts in zip(one.unit.parts, one.facts.parts, strict=True):
                     starts.append(before.get(part.source.path, 0))

@@ -22,6 +22,7 @@ from batchloom.preparation.finding import (
 from batchloom.preparation.orders import UnitOrder
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.repeated import PiecesOrder, keep_pieces
 from batchloom.preparation.settle import SettleOrder, settle_unit
 from batchloom.preparation.shards import WriteOrder, write_unit
 from batchloom.preparation.subsets import Membership
@@ -31,6 +32,7 @@ from batchloom.preparation.work import reading
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.rules import Limits
 from batchloom.store.format import TOKEN_DTYPES
+from batchloom.text.cleaner import Cleaner
 from batchloom.tokens import EngineChoice, Tokenizer, on_engine, tokenizer_from_state
 
 
@@ -81,6 +83,7 @@ class Hand:
             Membership(recipe.val_fraction, recipe.test_fraction),
             chat,
             overlap=self.overlap,
+            cleaner=Cleaner(recipe.reading.clean) if recipe.reading.clean else None,
             dedup=recipe.dedup,
         )
 
@@ -98,6 +101,10 @@ def doing(make: Callable[[], Task]) -> Work:
             if not made:
                 made.append(make())
             return tokenize_unit(order, made[0], tell)
+        if isinstance(order, PiecesOrder):
+            if not made:
+                made.append(make())
+            return keep_pieces(order, made[0])
         if isinstance(order, FindOrder):
             return find_duplicates(order)
         if isinstance(order, BandsOrder):

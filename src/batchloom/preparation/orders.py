@@ -44,6 +44,7 @@ class UnitOrder:
         suspects: stretches of records (first, last) in which a worker died: taken in hand a few
             at a time, so that the next death says more.
         excluded: records that are kept aside unread, with the reason.
+        repeated: files that name lines (or paragraphs) that stood before.
     """
 
     unit: Unit
@@ -51,6 +52,7 @@ class UnitOrder:
     attempt: str
     suspects: tuple[tuple[Place, Place], ...] = ()
     excluded: tuple[tuple[Place, str], ...] = ()
+    repeated: tuple[Path, ...] = ()
 
 
 class UnusableError(InputError):

@@ -1,8 +1,11 @@
 """Phases B and C over all units: who is told to do what, and what is found done already."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
+
+import numpy as np
 
 from batchloom.core.errors import WorkerError
 from batchloom.dedup.keys import partitions_of
@@ -14,7 +17,6 @@ from batchloom.preparation.settle import SettleOrder, Sharding, decide, decided_
 from batchloom.preparation.shards import ShardTask, WriteOrder
 from batchloom.preparation.unit_files import KEYS_NAME
 from batchloom.preparation.work import Decision, UnitKept, UnitWork, WorkFolder
-from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.manifest import ShardEntry
 
 # Nothing in these phases depends on single documents: who dies of them dies of the machine.
@@ -31,6 +33,14 @@ class Wrote(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """The files that name what is left out: exact duplicates, and documents that are alike."""
+
+    exact: tuple[Path, ...] = ()
+    near: tuple[Path, ...] = ()
+
+
 @final
 class Phases:
     """What follows when every unit is tokenized.
@@ -40,7 +50,7 @@ class Phases:
         units: all units in order.
         sharding: decides where documents go.
         dedup: which duplicates are left out.
-        dtype: name of the dtype on disk.
+        dtype: of a token on disk.
         attempt: sets the files of this run apart from those of another one.
     """
 
@@ -50,17 +60,16 @@ class Phases:
         units: Sequence[UnitWork],
         sharding: Sharding,
         dedup: DedupRecipe,
-        dtype: str,
+        dtype: np.dtype[np.generic],
         attempt: str,
     ) -> None:
         self._work, self._units, self._sharding = work, units, sharding
         self._dedup, self._dtype, self._attempt = dedup, dtype, attempt
 
-    def settle(self, crew: Crew) -> list[UnitKept]:
-        """Find duplicates, and what is left of every unit."""
+    def settle(self, crew: Crew, found: Duplicates) -> list[UnitKept]:
+        """What is left of every unit."""
         kept = {one.unit.number: self._work.unit_kept(one.unit.number) for one in self._units}
         todo = [one for one in self._units if kept[one.unit.number] is None]
-        exact, near = self._duplicates(crew) if todo else ((), ())
         orders = {
             one.unit.number: SettleOrder(
                 parts=len(one.unit.parts),
@@ -68,8 +77,8 @@ class Phases:
                 place=self._work.kept(one.unit.number),
                 attempt=self._attempt,
                 number=one.unit.number,
-                exact=exact,
-                near=near,
+                exact=found.exact,
+                near=found.near,
                 sharding=self._sharding,
             )
             for one in todo
@@ -77,16 +86,16 @@ class Phases:
         kept |= have_done(crew, orders)
         return [one for number in sorted(kept) if (one := kept[number]) is not None]
 
-    def _duplicates(self, crew: Crew) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-        """The files that name exact duplicates, and those that name documents that are alike."""
+    def duplicates(self, crew: Crew) -> Duplicates:
+        """Find documents that stand in several places, and those that are alike."""
         mode, units = self._dedup.mode, self._units
         if mode == "none" or not units:
-            return (), ()
+            return Duplicates()
         folder, documents = self._work.duplicates, sum(one.facts.documents for one in units)
         files = tuple(one.folder / KEYS_NAME for one in units)
-        exact = self._find(crew, files, documents, folder / EXACT)
+        exact = find_all(crew, files, documents, folder / EXACT)
         if mode != "near" or not documents:
-            return exact, ()
+            return Duplicates(exact)
         count = self._dedup.bands
         sorted_files = tuple(folder / "bands" / f"{one.unit.number:05d}.keys" for one in units)
         orders = {
@@ -95,24 +104,9 @@ class Phases:
             if not place.exists()
         }
         have_done(crew, orders)
-        links = self._find(crew, sorted_files, documents * count, folder / "links", bands=True)
-        place = folder / NEAR
-        have_done(crew, {0: ComponentsOrder(links, folder / "scratch", place, 0)})
-        return exact, tuple(sorted(place.iterdir()))
-
-    def _find(
-        self, crew: Crew, files: tuple[Path, ...], keys: int, folder: Path, *, bands: bool = False
-    ) -> tuple[Path, ...]:
-        """Look through all ranges of keys; the files that name what stood before."""
-        ranges = partitions_of(keys)
-        places = tuple(folder / f"{number:05d}.rows" for number in range(ranges))
-        orders = {
-            number: FindOrder(files, 0, (number, ranges), place, bands)
-            for number, place in enumerate(places)
-            if not place.exists()
-        }
-        have_done(crew, orders)
-        return places
+        links = find_all(crew, sorted_files, documents * count, folder / "links", bands=True)
+        found = have_done(crew, {0: ComponentsOrder(links, folder / "scratch", folder / NEAR, 0)})
+        return Duplicates(exact, found[0])
 
     def decide(self, kept: Sequence[UnitKept]) -> Decision:
         """The subsets of single hashes and the numbers of all shards: decided once."""
@@ -141,7 +135,7 @@ class Phases:
         membership = self._sharding.membership
         task = ShardTask(
             self._work.store,
-            TOKEN_DTYPES[self._dtype],
+            self._dtype,
             membership,
             decided_membership(decision, membership),
             self._sharding.most,
@@ -169,6 +163,29 @@ class Phases:
             )
         shards |= have_done(crew, orders, lambda number: tell(number, found=False))
         return [shards[number] for number in sorted(shards)]
+
+
+def find_all(
+    crew: Crew, files: tuple[Path, ...], keys: int, folder: Path, *, bands: bool = False
+) -> tuple[Path, ...]:
+    """Look through all ranges of keys; the files that name what stood before.
+
+    Args:
+        crew: does it.
+        files: of keys, one a unit.
+        keys: how many there are at most.
+        folder: where the files go.
+        bands: whether the keys are those of bands.
+    """
+    ranges = partitions_of(keys)
+    places = tuple(folder / f"{number:05d}.rows" for number in range(ranges))
+    orders = {
+        number: FindOrder(files, 0, (number, ranges), place, bands)
+        for number, place in enumerate(places)
+        if not place.exists()
+    }
+    have_done(crew, orders)
+    return places
 
 
 def have_done(

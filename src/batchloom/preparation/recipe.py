@@ -27,7 +27,6 @@ from batchloom.preparation.read_recipe import (
 )
 from batchloom.preparation.recipe_values import dedup_plain, steps_plain
 from batchloom.sources.listing import input_labels
-from batchloom.text.steps import CleanStep
 
 Dtype = Literal["auto", "uint16", "int32"]
 
@@ -123,7 +122,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         problems = _problems(self) + self.reading.problems() + _fraction_problems(self)
-        raise_problems(problems + _source_problems(self) + _later_problems(self))
+        raise_problems(problems + _source_problems(self))
         # 0 and 0.0 are one recipe and must have one fingerprint.
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
         object.__setattr__(self, "test_fraction", float(self.test_fraction))
@@ -247,19 +246,6 @@ def _problems(recipe: Recipe) -> list[str]:
             "to 100% such as '0.1%'"
         )
     return problems
-
-
-def _later_problems(recipe: Recipe) -> list[str]:
-    """What is understood, and not done yet."""
-    later = [
-        f"clean: {shown(step.name)} is not known yet; leave it out"
-        for step in recipe.reading.clean
-        if isinstance(step, CleanStep)
-    ]
-    dedup = recipe.dedup
-    if isinstance(dedup, DedupRecipe) and dedup.mode in ("lines", "paragraphs"):
-        later.append(f"dedup: {shown(dedup.mode)} is not known yet; 'none' is")
-    return later
 
 
 def _source_problems(recipe: Recipe) -> list[str]:

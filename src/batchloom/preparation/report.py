@@ -76,6 +76,8 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         sources: all inputs, in order.
+        inputs: what was given to be read.
+        folder: the folder it was given in.
         engine_note: why the tokenizer's engine is not the fast one.
         out: absolute path of the store.
         recipe_fingerprint: of the recipe.
@@ -94,6 +96,8 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     sources: list[ReportedSource] = []
+    inputs: list[str] = []
+    folder: str = ""
     engine_note: str = ""
     out: str = ""
     recipe_fingerprint: str = ""

@@ -12,6 +12,7 @@ from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import NOT_JSON, printable, read_regular, refuse_url
 from batchloom.preparation.finish import source_hash
 from batchloom.preparation.recipe import Recipe, recipe_differences, recipe_plain
+from batchloom.preparation.report import ReportedSource
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
 from batchloom.sources.addresses import is_far, is_url, shown
 from batchloom.sources.listing import Listing, fixed_part
@@ -23,15 +24,6 @@ from batchloom.store.writer import writing
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
 
 _SHOWN = 3
-
-
-class ReportedSource(msgspec.Struct, frozen=True):
-    """An input in ``report.json``: where it lay, and its size and time when it was read."""
-
-    name: str
-    path: str
-    bytes: int
-    mtime_ns: int
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -1,56 +1,37 @@
 """One run of a recipe: the tokenizer, the three phases over all units, the end."""
 
-import dataclasses
 import os
 import resource
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
-import msgspec
-
-from batchloom.core.errors import InputMissingError
 from batchloom.core.files import printable
-from batchloom.core.values import counted
-from batchloom.execution.machine import cores
-from batchloom.execution.seam import Crew
-from batchloom.preparation.crews import crew_for, workers_of
 from batchloom.preparation.finish import Finished, finish_store, move_store
-from batchloom.preparation.hand import Hand, doing
-from batchloom.preparation.orders import UnitOrder
-from batchloom.preparation.phases import Phases, Shards
+from batchloom.preparation.making import Made, Making
 from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.recipe_store import inputs_lay
+from batchloom.preparation.report import ReportFacts
 from batchloom.preparation.rerun import (
     begin_or_go_on,
     report_sources,
 )
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.run_settings import RunSettings
-from batchloom.preparation.settle import Sharding
-from batchloom.preparation.tally import Listener, Note, Progress, Tally
-from batchloom.preparation.tokenizer_of import dtype_name, job_template, job_tokenizer
-from batchloom.preparation.tokenizing import Tokenizing, tokenize_all
-from batchloom.preparation.units import plan_units, unit_identity
+from batchloom.preparation.tally import Listener, Note, Progress
+from batchloom.preparation.tokenizer_of import dtype_name, job_tokenizer
 from batchloom.preparation.work import (
-    WORK_VERSION,
-    Decision,
-    UnitFacts,
-    UnitKept,
-    UnitWork,
     WorkFolder,
 )
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.listing import Listing
-from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.manifest import Manifest, read_manifest
-from batchloom.tokens import Tokenizer, engine_choice, parse_train_spec
+from batchloom.tokens import Tokenizer, parse_train_spec
 
 
 @final
@@ -69,16 +50,13 @@ class Job:
         self._work, self._recipe, self._listing = work, recipe, listing
         self._listener, self._settings, self._began = listener, settings, began
         self._started = datetime.now(UTC)
-        limits, unit_bytes = settings.limits, settings.unit_bytes
-        self._constants = [*dataclasses.astuple(limits)[:-1], unit_bytes]
-        self._rules = recipe.reading.rules(limits)
-        self._readings = Readings(recipe, limits)
-        self._units = plan_units(listing.sources, self._rules, unit_bytes)
+        self._readings = Readings(recipe, settings.limits)
+        self._making = Making(
+            *(work, recipe, listing, self._readings, settings, listener), self._note
+        )
         self._notes: list[str] = []
         self._resumed = 0
         self._seconds: dict[str, float] = {}
-        # Two runs never use the same: what one left behind is in nobody's way.
-        self._attempt = f"{os.getpid():x}.{time.time_ns():x}"
         self._kept: Mapping[str, Any] | None = None
 
     def run(self, kept: Mapping[str, Any] | None = None) -> PrepareResult:
@@ -98,7 +76,7 @@ class Job:
             self._work,
             self._recipe,
             self._listing,
-            self._constants,
+            self._settings.constants,
             kept,
             restart=self._settings.restart,
         )
@@ -107,7 +85,7 @@ class Job:
         if self._work.complete:
             self._note("Going on: the store was complete and only had to be moved to its place.")
             manifest = read_manifest(self._work.store)
-            self._resumed = len(self._units)
+            self._resumed = self._making.units
         else:
             manifest, note = self._make()
         move_store(self._work)
@@ -121,80 +99,16 @@ class Job:
         )
 
     def _make(self) -> tuple[Manifest, str]:
-        recipe, sources = self._recipe, self._listing.sources
-        tokenizer = self._timed("sample", self._tokenizer)
-        dtype = dtype_name(recipe, tokenizer)
-        chat = job_template(recipe, sources, self._readings, tokenizer, self._note)
-        folders = self._folders(tokenizer)
-        found = [self._work.unit_facts(folder.name) for folder in folders]
-        self._resumed = sum(one is not None for one in found)
-        if self._resumed:
-            self._note(
-                f"Going on: {self._resumed:,} of {len(self._units):,} units were finished by an earlier run."
-            )
-        tally = Tally(self._listener, recipe.max_bad, self._listing.bytes)
-        tokenizing = Tokenizing(self._units, found, self._rules, tally, self._note)
-        workers = workers_of(self._settings.execution, len(found) - self._resumed)
-        hand = Hand(
-            recipe,
-            self._settings.limits,
-            self._work.tokenizer_path,
-            engine_choice(tokenizer),
-            dtype,
-            chat is not None,
-            overlap=cores() >= 2 * workers,
-        )
-        here = hand.task_of(tokenizer, self._readings, chat)
-        crew = crew_for(
-            self._settings.execution,
-            hand,
-            lambda: doing(lambda: here),
-            workers,
-            tokenizing.hear,
-        )
-        with crew:
-            facts = self._timed(
-                "tokenize", lambda: self._tokenize(tokenizing, folders, tally, crew)
-            )
-            units = [UnitWork(*one) for one in zip(self._units, folders, facts, strict=True)]
-            sharding = Sharding(here.membership, recipe.tokens_per_shard)
-            phases = Phases(*(self._work, units, sharding), recipe.dedup, dtype, self._attempt)
-            kept = self._timed("settle", lambda: phases.settle(crew))
-            decision = phases.decide(kept)
-            for text in here.membership.empty_notes(decision.shards):
-                self._note(text)
-            shards = self._timed("write", lambda: self._write(phases, crew, kept, decision, dtype))
-        done = Finished(
-            recipe,
-            self._rules,
-            self._readings,
-            sources,
-            units,
-            kept,
-            shards,
-            decision,
-            tokenizer,
-            dtype,
-        )
-        return finish_store(self._work, done, self._report(tokenizer)), tokenizer.engine.note
-
-    def _folders(self, tokenizer: Tokenizer) -> list[Path]:
-        """Where the temporary files of each unit are."""
-        decided_by = {
-            "version": WORK_VERSION,
-            "recipe": recipe_fingerprint(self._recipe),
-            "constants": self._constants,
-            "tokenizer": [
-                tokenizer.fingerprint,
-                tokenizer.engine.name,
-                tokenizer.engine.version,
-                tokenizer.engine.note,
-            ],
-        }
-        content = dict(self._settings.content)
-        return [
-            self._work.unit(unit_identity(unit, decided_by, content)[:32]) for unit in self._units
-        ]
+        began = time.perf_counter()
+        tokenizer = self._tokenizer()
+        self._seconds["sample"] = time.perf_counter() - began
+        made = self._making.make(tokenizer)
+        self._resumed = made.resumed
+        self._seconds |= made.seconds
+        sources, rules = self._listing.sources, self._readings.rules
+        done = Finished(self._recipe, rules, self._readings, sources, made)
+        manifest = finish_store(self._work, done, self._report(made))
+        return manifest, tokenizer.engine.note
 
     def _tokenizer(self) -> Tokenizer:
         """The job's tokenizer: kept by an earlier run, learned, or found; its engine compared."""
@@ -222,90 +136,33 @@ class Job:
             more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
             self._note(f"Detected {detected} in {found[0]}{more}.")
 
-    def _tokenize(
-        self, tokenizing: Tokenizing, folders: list[Path], tally: Tally, crew: Crew
-    ) -> list[UnitFacts]:
-        """Phase A over all units, and the verdict on bad records."""
-        orders = {
-            unit.number: UnitOrder(unit, folder, self._attempt)
-            for unit, folder, found in zip(self._units, folders, tokenizing.facts, strict=True)
-            if found is None
-        }
-        facts = tokenize_all(tokenizing, crew, orders)
-        tally.first = tokenizing.first_bad()
-        tally.verdict()
-        if not tally.documents:
-            self._work.clear()
-            raise InputMissingError(_no_documents(tally, facts))
-        return facts
-
-    def _write(
-        self, phases: Phases, crew: Crew, kept: list[UnitKept], decision: Decision, dtype: str
-    ) -> list[Shards]:
-        """Phase C over all units."""
-        size = TOKEN_DTYPES[dtype].itemsize
-        total = sum(unit.tokens for unit in kept) * size
-        done = [0, 0, 0]
-
-        def tell(number: int, *, found: bool) -> None:
-            unit = kept[number]
-            done[0] += unit.tokens * size
-            done[1] += unit.tokens * size if found else 0
-            done[2] += unit.documents
-            self._listener(Progress("write", done[0], total, done[1], done[2], done[0] // size, 0))
-
-        return phases.write(crew, kept, decision, tell)
-
-    def _report(self, tokenizer: Tokenizer) -> dict[str, Any]:
+    def _report(self, made: Made) -> ReportFacts:
         """The sidecar: what may differ between two runs that write the same store."""
         seconds = time.perf_counter() - self._began
-        return {
-            "sources": msgspec.to_builtins(report_sources(self._listing.sources)),
-            **inputs_lay(self._recipe.inputs),
-            "engine_note": tokenizer.engine.note,
-            "out": printable(os.path.abspath(self._work.out)),  # noqa: PTH100
-            "recipe_fingerprint": recipe_fingerprint(self._recipe),
-            "started": self._started.isoformat(timespec="seconds"),
-            "seconds": round(seconds, 3),
-            "seconds_by_phase": {name: round(value, 3) for name, value in self._seconds.items()},
-            "bytes_per_second": round(self._listing.bytes / max(seconds, 1e-9)),
-            "peak_memory_bytes": _peak_memory(),
-            "units": len(self._units),
-            "resumed_units": self._resumed,
-            "notes": self._notes,
-        }
-
-    def _timed(self, phase: str, work: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        result = work()
-        self._seconds[phase] = time.perf_counter() - began
-        return result
+        lay = inputs_lay(self._recipe.inputs)
+        return ReportFacts(
+            sources=report_sources(self._listing.sources),
+            inputs=lay["inputs"],
+            folder=lay["folder"],
+            engine_note=made.tokenizer.engine.note,
+            out=printable(os.path.abspath(self._work.out)),  # noqa: PTH100
+            recipe_fingerprint=recipe_fingerprint(self._recipe),
+            started=self._started.isoformat(timespec="seconds"),
+            seconds=round(seconds, 3),
+            seconds_by_phase={name: round(value, 3) for name, value in self._seconds.items()},
+            bytes_per_second=round(self._listing.bytes / max(seconds, 1e-9)),
+            peak_memory_bytes=_peak_memory(),
+            units=self._making.units,
+            resumed_units=self._resumed,
+            notes=self._notes,
+            workers=made.workers,
+            crew=made.crew,
+            content=made.content,
+        )
 
     def _note(self, text: str) -> None:
         self._notes.append(text)
         self._listener(Note(text))
-
-
-def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:
-    left_out: Counter[str] = Counter()
-    for fact in facts:
-        for part in fact.parts:
-            left_out.update(part.dropped)
-    empty = tally.records - tally.quarantined - left_out.total()
-    found = [
-        (tally.quarantined, "bad"),
-        *((n, rule) for rule, n in left_out.items()),
-        (empty, "empty"),
-    ]
-    said = ", ".join(f"{n:,} {what}" for n, what in found if n > 0) or "the input has none"
-    said = f"No document came of {counted(tally.records, 'record')}: {said}."
-    if tally.first:
-        return f"{said} The first bad one: {tally.first}. Mend the input, or name another."
-    if left_out:
-        return (
-            f"{said} Leave fewer out (--max-tokens, --overlong, --train-on), or name other inputs."
-        )
-    return f"{said} Name other inputs."
 
 
 def _peak_memory() -> int:

@@ -1,7 +1,7 @@
 """How a job is run: what decides no byte, and what is other than the default only in tests."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from batchloom.preparation.crews import Execution
@@ -30,3 +30,8 @@ class RunSettings:
     content: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     unit_bytes: int = UNIT_BYTES
+
+    @property
+    def constants(self) -> list[int]:
+        """The sizes that decide documents and units."""
+        return [*astuple(self.limits)[:-1], self.unit_bytes]

@@ -11,15 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
+from batchloom.dedup.lines import Removal
 from batchloom.execution.seam import Tell
 from batchloom.preparation.conversations import LeftOut
-from batchloom.preparation.encode import Encoded, hash_documents, size_of
-from batchloom.preparation.encoding import Task, encode_documents, rule_of, tidy
+from batchloom.preparation.encode import Encoded, hashes_and_sizes, size_of
+from batchloom.preparation.encoding import Task, encode_documents, rule_of
+from batchloom.preparation.intake import Intake
 from batchloom.preparation.orders import At, Heard, Place, UnitOrder, UnusableError
 from batchloom.preparation.overlong import OverlongError
 from batchloom.preparation.reading import Reading
+from batchloom.preparation.stopwatch import Stopwatch
 from batchloom.preparation.suspects import Suspects
 from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles
+from batchloom.preparation.unit_report import Flow, Sample, SourceCounts, UnitTally
 from batchloom.preparation.work import PartCounts, UnitFacts, attempt_folder, claim
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.parts import PartReader
@@ -115,9 +119,18 @@ class _UnitRun:
         self._unit, self._task, self._files = order.unit, task, files
         self._encoder, self._tell = encoder, tell
         self._suspects = Suspects(order.suspects, order.excluded)
+        self._tally, self._watch = UnitTally(), Stopwatch()
+        removal = Removal(order.repeated, order.unit.number, task.pieces) if task.pieces else None
+        self._intake = Intake(
+            normalized=task.normalize,
+            cleaner=task.cleaner,
+            removal=removal,
+            tally=self._tally,
+            watch=self._watch,
+        )
         self._parts = [_PartRun() for _ in order.unit.parts]
         self._batch = _Batch()
-        self._encoding: tuple[NDArray[np.void], Future[Encoded]] | None = None
+        self._encoding: _Encoding | None = None
         self._heard = Heard()
         self._altered: dict[str, str] = {}
 
@@ -129,7 +142,7 @@ class _UnitRun:
             self.flush()
         consumed = 0
         with PartReader(part, reading.rules, self._task.bounds) as reader:
-            for found in reader:
+            for found in self._watch.each("read", reader):
                 now = reader.consumed
                 counts.records += found.seen
                 self._hear(size=now - consumed, records=found.seen)
@@ -149,9 +162,13 @@ class _UnitRun:
         if found.records:
             in_hand = (number, found.records[0]), (number, found.records[-1])
             self._tell(At("clean", in_hand))
-        reading.take_in(found)
+        seen, source = found.seen, self._unit.parts[number].source.name
+        dropped = self._intake.take(found, reading, source)
+        self._parts[number].dropped.update(dropped)
         if found.bad:
             self._keep_aside(number, found.bad)
+        left = len(found.values) + dropped.total()
+        self._tally.flow(Flow(step="read", documents_in=seen, documents_out=left))
         self._add(number, found, reading)
         if self._batch.full or careful:
             self.flush()
@@ -183,7 +200,6 @@ class _UnitRun:
         self._tell(self._heard)
 
     def _add(self, number: int, found: Records, reading: Reading) -> None:
-        tidy(found, reading.way, normalized=self._task.normalize)
         documents, found.values = found.values, []
         batch = self._batch
         batch.reading = reading
@@ -204,7 +220,8 @@ class _UnitRun:
             self.settle()
         documents, batch.documents = batch.documents, []
         rows = np.empty(len(documents), ROW)
-        rows["hash"] = hash_documents(documents)
+        with self._watch.time("hash", documents=len(documents)):
+            rows["hash"], sizes = hashes_and_sizes(documents)
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
@@ -212,7 +229,7 @@ class _UnitRun:
         self._tell(At("encode", (_place(rows[0]), _place(rows[-1]))))
         future = self._submit(batch.reading, documents)
         del documents
-        before, self._encoding = self._encoding, (rows, future)
+        before, self._encoding = self._encoding, (rows, sizes, future)
         if before:
             self._write(*before)
         if large or self._encoder is None:
@@ -220,13 +237,17 @@ class _UnitRun:
 
     def _submit(self, reading: Reading, documents: list[Any]) -> "Future[Encoded]":
         if self._encoder is not None:
-            return self._encoder.submit(encode_documents, self._task, reading, documents)
+            return self._encoder.submit(self._encode, reading, documents)
         done: Future[Encoded] = Future()
         try:
-            done.set_result(encode_documents(self._task, reading, documents))
+            done.set_result(self._encode(reading, documents))
         except OverlongError as error:
             done.set_exception(error)
         return done
+
+    def _encode(self, reading: Reading, documents: list[Any]) -> Encoded:
+        with self._watch.time("encode", documents=len(documents)):
+            return encode_documents(self._task, reading, documents)
 
     def settle(self) -> None:
         """Write the documents that are with the tokenizer."""
@@ -234,7 +255,9 @@ class _UnitRun:
         if before:
             self._write(*before)
 
-    def _write(self, rows: NDArray[np.void], future: Future[Encoded]) -> None:
+    def _write(
+        self, rows: NDArray[np.void], sizes: NDArray[np.int64], future: Future[Encoded]
+    ) -> None:
         try:
             made = future.result()
         except OverlongError as error:
@@ -245,19 +268,33 @@ class _UnitRun:
             row = rows[left.number]
             self._keep_aside(int(row["part"]), [_bad(row, left.reason, left.snippet)])
         for left in made.dropped:
-            self._parts[int(rows["part"][left.number])].dropped[rule_of(left)] += 1
+            self._leave_out(rows[left.number], left)
+        came, size = len(rows), int(sizes.sum())
         for what in made.altered:
             said = f"Template {self._task.chat.renderer.name} {what}" if self._task.chat else what
             self._altered.setdefault(said, self._unit.parts[int(rows["part"][0])].source.name)
         if made.numbers is not None:
             self._count_further(rows, made.numbers, made.faults + made.dropped)
-            rows = rows[made.numbers]
+            rows, sizes = rows[made.numbers], sizes[made.numbers]
         if made.sides is not None:
             rows["side"] = made.sides
         rows["length"] = made.lengths
-        self._count(rows)
+        self._count(rows, sizes)
+        self._tally.lengths(rows["length"])
+        tokens = len(made.tokens)
+        self._tally.flow(
+            Flow(
+                step="tokenize",
+                documents_in=came,
+                documents_out=len(rows),
+                bytes_in=size,
+                bytes_out=int(sizes.sum()),
+                tokens_out=tokens,
+            )
+        )
         codes = self._task.membership.codes(rows["hash"])
-        self._files.add(made.tokens, rows, codes, made.trained)
+        with self._watch.time("write temporary files", made.tokens.nbytes, len(rows)):
+            self._files.add(made.tokens, rows, codes, made.trained)
         self._hear(documents=len(rows), tokens=len(made.tokens))
 
     def _count_further(
@@ -270,12 +307,28 @@ class _UnitRun:
         for number in np.flatnonzero(further).tolist():
             self._parts[number].further += int(further[number])
 
-    def _count(self, rows: NDArray[np.void]) -> None:
+    def _leave_out(self, row: np.void, left: LeftOut) -> None:
+        """Count a document that a rule of conversations leaves out."""
+        number, rule = int(row["part"]), rule_of(left)
+        self._parts[number].dropped[rule] += 1
+        self._tally.dropped("tokenize", rule)
+        if self._tally.wants_sample(rule):
+            source = self._unit.parts[number].source.name
+            sample = Sample(source, int(row["record"]), left.snippet, left.reason)
+            self._tally.sample("tokenize", rule, sample)
+
+    def _count(self, rows: NDArray[np.void], sizes: NDArray[np.int64]) -> None:
         documents = np.bincount(rows["part"])
         tokens = np.bincount(rows["part"], rows["length"])
+        texts = np.bincount(rows["part"], sizes)
         for number in np.flatnonzero(documents).tolist():
-            self._parts[number].documents += int(documents[number])
-            self._parts[number].tokens += int(tokens[number])
+            counts = self._parts[number]
+            counts.documents += int(documents[number])
+            counts.tokens += int(tokens[number])
+            self._tally.source(
+                self._unit.parts[number].source.name,
+                SourceCounts(int(documents[number]), int(texts[number]), int(tokens[number])),
+            )
 
     def facts(self) -> UnitFacts:
         """What came of the unit."""
@@ -301,8 +354,11 @@ class _UnitRun:
             first_bad=self._heard.first_bad,
             checksums=self._files.checksums(),
             altered=self._altered,
-            seconds={},
+            report=self._tally.report(self._watch.spent()),
         )
+
+
+_Encoding = tuple[NDArray[np.void], NDArray[np.int64], "Future[Encoded]"]
 
 
 def _place(row: np.void) -> Place:

@@ -71,13 +71,6 @@ def keys_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
     return keys
 
 
-def hash_texts(texts: list[str]) -> NDArray[np.uint64]:
-    """XXH3-128 of each text's UTF-8 as (low, high) halves, uint64 [D, 2]."""
-    digests = b"".join([xxhash.xxh3_128_digest(text.encode()) for text in texts])
-    # A digest is big-endian, its high half first.
-    return np.frombuffer(digests, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
-
-
 def with_control(
     ids: NDArray[np.generic], bounds: NDArray[np.int64], tokenizer: Tokenizer
 ) -> NDArray[np.generic]:

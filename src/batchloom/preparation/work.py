@@ -22,6 +22,7 @@ from batchloom.preparation.unit_files import (
     ROWS_NAME,
     SHARDS_NAME,
 )
+from batchloom.preparation.unit_report import UnitReport
 from batchloom.preparation.units import Unit
 from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from batchloom.store.manifest import ShardEntry
@@ -58,8 +59,8 @@ class UnitFacts(msgspec.Struct, frozen=True):
 
     ``first_bad`` is the part and the first bad record in it;
     ``checksums`` the XXH3-128 of the token file of each subset; ``altered`` what a template does to
-    conversations beside rendering them, and the source it was first seen in; ``seconds`` the time
-    of each stage.
+    conversations beside rendering them, and the source it was first seen in; ``report`` what the
+    report tells of it.
     """
 
     parts: list[PartCounts]
@@ -68,7 +69,7 @@ class UnitFacts(msgspec.Struct, frozen=True):
     first_bad: tuple[int, BadRecord] | None
     checksums: dict[str, str]
     altered: dict[str, str]
-    seconds: dict[str, float]
+    report: UnitReport
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -242,6 +243,10 @@ class WorkFolder:
     def shards(self, number: int) -> Path:
         """The folder of a unit's shards, before they are moved into the store."""
         return self.path / "shards" / f"{number:05d}"
+
+    def pieces(self, identity: str) -> Path:
+        """The file of the keys of a unit's lines or paragraphs."""
+        return self.path / "pieces" / f"{identity}.keys"
 
     @property
     def duplicates(self) -> Path:

@@ -92,13 +92,13 @@ class Cleaner:
         return cleaned
 
 
-def _take(
-    cleaned: Cleaned, sizes: list[int], number: int, results: list[str | Drop]
-) -> int:
+def _take(cleaned: Cleaned, sizes: list[int], number: int, results: list[str | Drop]) -> int:
     """Put the results of a step into their places; gives the number of texts it changed."""
     texts, changed, dropped = cleaned.texts, 0, set()
     # A step gives back the very object it was given where it changed nothing: nearly always.
-    for at in [at for at, pair in enumerate(zip(texts, results, strict=True)) if pair[0] is not pair[1]]:
+    for at in [
+        at for at, pair in enumerate(zip(texts, results, strict=True)) if pair[0] is not pair[1]
+    ]:
         result = results[at]
         if isinstance(result, Drop):
             cleaned.drops.append((cleaned.places[at], number, result))

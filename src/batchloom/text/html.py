@@ -16,9 +16,7 @@ _BEGINS = re.compile(
     rf"[\s\ufeff]*+(?:<!--(?:(?!-->).)*+-->[\s\ufeff]*+)*+(?:<\?xml[^<>]*+>\s*+)?+<(?:!doctype\s+html|(?:{_BLOCKS})[\s/>])",
     re.IGNORECASE | re.DOTALL,
 )
-_ANYWHERE = re.compile(
-    rf"<(?:!doctype\s+html|/?(?:{_BLOCKS})(?:\s[^<>]*+)?/?>)", re.IGNORECASE
-)
+_ANYWHERE = re.compile(rf"<(?:!doctype\s+html|/?(?:{_BLOCKS})(?:\s[^<>]*+)?/?>)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +81,39 @@ _TAG = re.compile(
 )
 # What has no content, and what the next of its kind ends: they do not nest.
 _FLAT = frozenset(
-    "area base br col embed hr img input link meta source track wbr param p li dt dd tr td th thead tbody tfoot option"
-    " optgroup colgroup rp rt".split()
+    [
+        "area",
+        "base",
+        "br",
+        "col",
+        "embed",
+        "hr",
+        "img",
+        "input",
+        "link",
+        "meta",
+        "source",
+        "track",
+        "wbr",
+        "param",
+        "p",
+        "li",
+        "dt",
+        "dd",
+        "tr",
+        "td",
+        "th",
+        "thead",
+        "tbody",
+        "tfoot",
+        "option",
+        "optgroup",
+        "colgroup",
+        "rp",
+        "rt",
+    ]
 )
-_RAW = frozenset("script style textarea title xmp iframe noembed noframes".split())
+_RAW = frozenset(["script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"])
 _MOST_ATTRIBUTES = 4000
 
 
@@ -98,7 +125,9 @@ def _too_costly(text: str, most_depth: int) -> Drop | None:
         at = tag.end()
         closing, name = tag[1], (tag[2] or "").lower()
         if len(tag[3] or "") > 2 * _MOST_ATTRIBUTES and _attributes(tag[3]) > _MOST_ATTRIBUTES:
-            return Drop("html: too many attributes", f"over {_MOST_ATTRIBUTES:,} in one tag <{name[:20]}>")
+            return Drop(
+                "html: too many attributes", f"over {_MOST_ATTRIBUTES:,} in one tag <{name[:20]}>"
+            )
         if not name or name in _FLAT:
             continue
         if closing:
@@ -112,13 +141,13 @@ def _too_costly(text: str, most_depth: int) -> Drop | None:
         opened[name] = opened.get(name, 0) + 1
         depth += 1
         if depth > most_depth:
-            return Drop("html: nested too deeply", f"over {most_depth:,} elements inside each other")
+            return Drop(
+                "html: nested too deeply", f"over {most_depth:,} elements inside each other"
+            )
     return None
 
 
-_ATTRIBUTE = re.compile(
-    r"=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"?|'[^']*+'?|[^\s>\"'][^\s>]*+)?)?"
-)
+_ATTRIBUTE = re.compile(r"=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"?|'[^']*+'?|[^\s>\"'][^\s>]*+)?)?")
 
 
 def _attributes(text: str) -> int:

