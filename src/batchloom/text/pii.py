@@ -66,26 +66,30 @@ class PiiSettings:
 
 def make(settings: PiiSettings) -> Clean:
     """The step as a function."""
-    asked: list[tuple[bool, Find, tuple[str, ...]]] = [
-        (settings.emails, _emails, settings.email_masks),
-        (settings.ips, _ipv4, settings.ipv4_masks),
-        (settings.ips, _ipv6, settings.ipv6_masks),
-        (settings.cards, _cards, settings.card_masks),
-        (settings.phones, _abroad, settings.phone_masks),
-        (settings.phones, _american, settings.phone_masks),
-    ]
-    finds = [(find, masks) for wanted, find, masks in asked if wanted]
+    finds: list[tuple[Find, tuple[str, ...]]] = []
+    if settings.emails:
+        finds.append((_emails, settings.email_masks))
+    if settings.ips:
+        finds += [(_ipv4, settings.ipv4_masks), (_ipv6, settings.ipv6_masks)]
+    if settings.phones:
+        finds.append((_abroad, settings.phone_masks))
 
     def clean(text: str) -> str:
         for find, masks in finds:
             text = _masked(text, find, masks)
+        shapes = text.encode("utf-8", "replace").translate(_SHAPES)
+        if settings.cards and any(shape in shapes for shape in _CARD_SHAPES):
+            text = _masked(text, _cards, settings.card_masks)
+        if settings.phones and _PHONE_SHAPE in shapes:
+            text = _masked(text, _american, settings.phone_masks)
         return text
 
     return clean
 
 
 def _masked(text: str, find: Find, masks: tuple[str, ...]) -> str:
-    pieces, done = [], 0
+    pieces: list[str] = []
+    done = 0
     for number, (start, stop) in enumerate(find(text)):
         pieces += [text[done:start], masks[number % len(masks)]]
         done = stop
@@ -171,8 +175,10 @@ def _ipv6(text: str) -> Iterator[tuple[int, int]]:
             yield start, stop
 
 
-# A look at the shape of the digits, before any number is searched for.
+# The shapes of digits, one of which a text must have before numbers are searched for.
 _SHAPES = bytes.maketrans(b"0123456789 .", b"0000000000--")
+_CARD_SHAPES = (b"00000000", b"0000-0000", b"0000-000000")
+_PHONE_SHAPE = b"000-0000"
 _CARD = re.compile(
     r"[2-6](?<![\w.+\-][2-6])(?:[0-9]{12,18}"
     r"|[0-9]{3}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{4}(?:\1[0-9]{3})?"
@@ -185,14 +191,7 @@ _ISSUER = re.compile(
 _NOT_DIGITS = re.compile("[^0-9]")
 
 
-def _shapes(text: str) -> bytes:
-    return text.encode("utf-8", "replace").translate(_SHAPES)
-
-
 def _cards(text: str) -> Iterator[tuple[int, int]]:
-    shapes = _shapes(text)
-    if not (b"00000000" in shapes or b"0000-0000" in shapes or b"0000-000000" in shapes):
-        return
     for card in _CARD.finditer(text):
         digits = _NOT_DIGITS.sub("", card[0])
         if _ISSUER.match(digits) and passes_luhn(digits):
@@ -216,14 +215,13 @@ def _abroad(text: str) -> Iterator[tuple[int, int]]:
     if "+" not in text:
         return
     for number in _PLUS.finditer(text):
-        digits, stop = 0, number.start()
+        digits, stop = 0, 0
         for group in _UP_TO_GROUP.finditer(number[0]):
-            digits += len(_NOT_DIGITS.sub("", group[0]))
+            digits += sum(map(str.isdigit, group[0]))
             if digits > 15:
                 break
-            stop = number.start() + group.end()
-            enough = digits >= 8
-        if stop > number.start() and enough and not _WORD.match(text, stop):
+            stop = number.start() + group.end() if digits >= 8 else 0
+        if stop and not _WORD.match(text, stop):
             yield number.start(), stop
 
 
@@ -235,6 +233,5 @@ _AMERICAN = re.compile(
 
 
 def _american(text: str) -> Iterator[tuple[int, int]]:
-    if b"000-0000" in _shapes(text):
-        for number in _AMERICAN.finditer(text):
-            yield number.span()
+    for number in _AMERICAN.finditer(text):
+        yield number.span()
