@@ -8,6 +8,7 @@ from batchloom.preparation.job import run_recipe
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.run_settings import RunSettings
+from batchloom.preparation.recipe_values import dedup_of
 from batchloom.sources.rules import Limits
 from batchloom.store.manifest import read_manifest
 from batchloom.store.opening import open_store
@@ -15,12 +16,14 @@ from batchloom.store.opening import open_store
 SMALL = Limits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 
 
-READING = ("text_field", "mapping", "split_on", "normalize")
+READING = ("text_field", "mapping", "split_on", "normalize", "clean")
 
 
 def recipe_of(**settings):
     """A recipe whose settings of reading are named as ``prepare`` names them."""
     reading = {name: settings.pop(name) for name in READING if name in settings}
+    if "dedup" in settings:
+        settings["dedup"] = dedup_of(settings["dedup"])
     return Recipe(reading=ReadRecipe(**reading), **settings)
 
 

@@ -263,7 +263,7 @@ def test_settings_are_judged_all_at_once():
             val_fraction=0.6,
             test_fraction=0.5,
             dtype="uint8",
-            dedup="exact",
+            dedup="exat",
             tokens_per_shard=0,
             max_bad="some",
             text_field="",

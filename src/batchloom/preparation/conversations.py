@@ -13,10 +13,13 @@ from batchloom.chat.render import Rendered
 from batchloom.chat.template import RenderError
 from batchloom.chat.trained import TRAIN_ON, NothingTrainedError, TrainOn, trained_stretches
 from batchloom.core.conversation import Conversation
-from batchloom.core.spec import nearest, raise_problems
+from batchloom.core.spec import nearest, raise_problems, shown, whole
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.chat_masks import Masked, RenderedText, mask_texts
 from batchloom.preparation.overlong import OVERLONG, Overlong, OverlongError, cut, fit_turns
+
+# Numbers of tokens are kept in 64 bits.
+_MOST_TOKENS = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,20 @@ class ChatRules:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name}: {value!r} is not one of {', '.join(known)}{nearest(str(value), known)}"
+            f"{name}: {shown(value)} is not one of {', '.join(known)}{nearest(str(value), known)}"
             for name, value, known in (
                 ("train_on", self.train_on, TRAIN_ON),
                 ("overlong", self.overlong, OVERLONG),
             )
             if value not in known
         ]
-        if self.max_tokens is not None and self.max_tokens < 1:
-            problems.append(f"max_tokens: {self.max_tokens} leaves no room for a token")
+        most = whole(self.max_tokens)
+        if self.max_tokens is not None and (most is None or most > _MOST_TOKENS):
+            problems.append(
+                f"max_tokens: {shown(self.max_tokens)} is not a whole number from 1 to {_MOST_TOKENS:,}"
+            )
+        elif most is not None and most < 1:
+            problems.append(f"max_tokens: {shown(most)} leaves no room for a token")
         raise_problems(problems)
 
 

@@ -1,6 +1,5 @@
 """Recipe files: the settings of a ``prepare`` job as YAML, read and written."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ import yaml
 
 from batchloom.chat.choose import BUILT_IN
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.files import refuse_url
+from batchloom.core.files import printable, refuse_url
 from batchloom.core.spec import nearest, raise_problems, shown
 from batchloom.preparation.dataset_file import MANIFEST_KEYS, Written
 from batchloom.preparation.read_recipe import SourceRecipe
@@ -183,26 +182,15 @@ def recipe_text(recipe: Recipe, note: str = "") -> str:
     Raises:
         InputError: a path is no text, which no YAML can hold.
     """
+    if odd := [one for one in recipe.inputs if printable(one) != one]:
+        raise InputError(
+            f"{shown(odd[0])} holds bytes that are no UTF-8, which no recipe file can; rename it, or name its folder."
+        )
     said = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
     inputs = [_input(place, one) for place, one in zip(recipe.inputs, said, strict=True)]
     whole = {"inputs": inputs, **recipe_settings(recipe)}
     text = yaml.dump(whole, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=1 << 20)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        odd = next(
-            one
-            for one in (*recipe.inputs, recipe.tokenizer, recipe.chat.template or "")
-            if _is_odd(one)
-        )
-        raise InputError(
-            f"{shown(odd)} holds bytes that are no UTF-8, which no recipe file can; rename it, or name its folder."
-        ) from None
     return f"{_HEAD}{f'# {note}' + chr(10) if note else ''}{text}"
-
-
-def _is_odd(name: str) -> bool:
-    return os.fsencode(name).decode("utf-8", "replace") != name
 
 
 def _input(place: str, said: SourceRecipe) -> Any:

@@ -97,7 +97,11 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
         _check_template(str(settings.get("template")), expected, folder)
     said = _sources(manifest, where)
     labels = [str(one) for one in plain.get("inputs", ())]
-    inputs, notes = (labels, ()) if "inputs" in given else _places(labels, folder)
+    inputs, notes = (
+        (labels, ())
+        if "inputs" in given
+        else _places(labels, folder, of_hub=any(one.revision for one in manifest.sources))
+    )
     overruled = {"tokenizer", "end_token"} & set(given)
     return Stated(
         {name: value for name, value in settings.items() if value is not None},
@@ -177,7 +181,7 @@ def _kept_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any] | Non
     return state  # type: ignore[no-any-return]  # it has a fingerprint
 
 
-def _places(labels: list[str], folder: Path) -> tuple[list[str], tuple[str, ...]]:
+def _places(labels: list[str], folder: Path, *, of_hub: bool) -> tuple[list[str], tuple[str, ...]]:
     """Where the inputs of a manifest lie now, and what is to be told of it.
 
     Raises:
@@ -189,7 +193,7 @@ def _places(labels: list[str], folder: Path) -> tuple[list[str], tuple[str, ...]
     for number, (label, place) in enumerate(zip(labels, known, strict=True)):
         if os.path.isabs(place):  # noqa: PTH117
             places[number] = place
-        if place == STANDARD_INPUT or not _is_there(places[number]):
+        if place == STANDARD_INPUT or not _is_there(places[number], of_hub=of_hub):
             missing.append(label)
         elif places[number] != label:
             found.append(place)
@@ -212,10 +216,11 @@ def _places(labels: list[str], folder: Path) -> tuple[list[str], tuple[str, ...]
     return places, (told,) if told else ()
 
 
-def _is_there(place: str) -> bool:
+def _is_there(place: str, *, of_hub: bool) -> bool:
+    """Whether a place can be looked up; a name of the Hub is one only where something came from there."""
     if is_far(place) or os.path.lexists(fixed_part(place)):
         return True
-    return hub_name(place) is not None
+    return of_hub and hub_name(place) is not None
 
 
 def _lay(folder: Path) -> _Lay | None:

@@ -1,0 +1,110 @@
+"""``prepare --recipe`` and ``--print-recipe``."""
+
+import pytest
+
+from batchloom.cli.main import run
+from batchloom.core.errors import SettingsError
+from batchloom.preparation.recipe_choice import choose_recipe
+from prepare.stores import jsonl, tree
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jsonl(
+        "in.jsonl",
+        [{"q": f"question {n}", "a": f"answer {n}", "text": f"text {n}"} for n in range(60)],
+    )
+    return tmp_path
+
+
+COMMANDS = [
+    ["--text-field", "q"],
+    ["--map", "prompt=q,response=a", "--template", "plain", "--prove", "--train-on", "last"],
+    ["--map=text=a", "--no-normalize", "--split-on", r"\n\t", "--max-bad", "7", "--dtype", "int32"],
+    ["--tokens-per-shard", "1.5K", "--no-dedup", "--clean", "none", "--val-fraction", "1e-3"],
+]
+
+
+@pytest.mark.parametrize("options", COMMANDS)
+def test_what_is_printed_does_what_the_command_does(folder, options, capsys):
+    words = ["in.jsonl", "--tokenizer", "bytes", *options]
+    assert run(["prepare", *words, "--print-recipe"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert not (folder / "one").exists()
+    (folder / "r.yaml").write_text(printed.out)
+    assert run(["prepare", *words, "--out", "one"]) == 0
+    assert run(["prepare", "--recipe", "r.yaml", "--out", "two"]) == 0
+    assert tree("two") == tree("one")
+    capsys.readouterr()
+    # Printed again, also from the store, it is the same.
+    for recipe in ("r.yaml", "one"):
+        assert run(["prepare", "--recipe", recipe, "--print-recipe"]) == 0
+        again = [line for line in capsys.readouterr().out.splitlines() if line[0] != "#"]
+        assert again == [line for line in printed.out.splitlines() if line[0] != "#"]
+
+
+def test_what_is_typed_wins(folder, capsys):
+    (folder / "r.yaml").write_text(
+        "inputs: [in.jsonl]\nprove: true\nnormalize: false\nmapping: {text: q}\nval_fraction: 0.5\n"
+    )
+    words = [
+        "--no-prove",
+        "--normalize",
+        "--text-field",
+        "a",
+        "--val-fraction",
+        "0.01",
+        "--print-recipe",
+    ]
+    assert run(["prepare", "--recipe", "r.yaml", *words]) == 0
+    over = capsys.readouterr().out
+    assert run(["prepare", "in.jsonl", "--text-field", "a", "--print-recipe"]) == 0
+    assert capsys.readouterr().out == over
+
+
+def test_steps_of_cleaning_may_be_given_several_times(folder):
+    with pytest.raises(SettingsError) as error:
+        choose_recipe("in.jsonl", {"clean": ["a,b", "c"]}, None)
+    assert [one.split("'")[1] for one in error.value.problems] == ["a", "b", "c"]
+
+
+def test_a_store_is_made_again_and_says_so(folder, capsys):
+    assert (
+        run(
+            ["prepare", "in.jsonl", "--tokenizer", "train:300", "--text-field", "q", "--out", "one"]
+        )
+        == 0
+    )
+    assert run(["prepare", "--recipe", "one", "--out", "two"]) == 0
+    assert "two is the same as one, to the byte." in capsys.readouterr().err
+    jsonl("in.jsonl", [{"q": "another"}] * 9)
+    assert run(["prepare", "--recipe", "one", "--out", "three"]) == 0
+    assert "three differs from one: its inputs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--out", "o"], "for INPUT: missing: name files, or a recipe with --recipe"),
+        (["in.jsonl"], "for --out: missing: name the folder of the store"),
+        (
+            ["--recipe", "r.yaml", "--out", "o"],
+            "r.yaml: tokenisers: unknown setting; did you mean 'tokenizer'?",
+        ),
+        (["--recipe", "r.yaml", "--recipe", "r.yaml"], "for --recipe: it is given 2 times"),
+        (["--recipe", "s.yaml", "--out", "o", "--dtype", "x"], "\n--dtype: 'x' is none of"),
+        (
+            ["--recipe", "s.yaml", "--out", "o", "--dtype", "x"],
+            "s.yaml: val_fraction: 3 is not in [0, 1)",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_where_it_stands(folder, words, said, capsys):
+    (folder / "r.yaml").write_text("inputs: [in.jsonl]\ntokenisers: gpt2\n")
+    (folder / "s.yaml").write_text("inputs: [in.jsonl]\nval_fraction: 3\n")
+    assert run(["prepare", *words]) == 2
+    told = capsys.readouterr().err.replace("batchloom: ", "\n")
+    assert said in told
+    assert not (folder / "o").exists()
