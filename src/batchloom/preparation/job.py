@@ -19,6 +19,7 @@ from batchloom.preparation.rerun import (
     finished_store,
     read_report,
     remove_leftover,
+    seen_before,
 )
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.run import Job
@@ -141,7 +142,8 @@ def run_recipe(
         return write_synthetic(made_up, recipe, out, listener)
     check_apart(recipe.inputs, out)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
-        listing = list_inputs(recipe, spool, exclude=out, streaming=streaming)
+        seen = seen_before(out, recipe)
+        listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
         listing = replace(listing, notes=(*told, *listing.notes))
         done = _done_before(recipe, out, listing, began)
         if done is not None:
