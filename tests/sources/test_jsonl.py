@@ -187,3 +187,14 @@ def test_values_of_other_languages_come_with_the_remedy(tmp_path, line, remedy):
     values, _, bad = read(write(tmp_path, line, "{}"), ReadRules(text_field=None))
     assert values == [{}]
     assert remedy in bad[0].reason
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 200])
+def test_offsets_are_where_lines_begin_however_many_there_are(tmp_path, count):
+    lines = [json.dumps({"text": "x" * (n % 7)}) for n in range(count)]
+    path = write(tmp_path, *lines)
+    (source,), data = list_sources([str(path)]).sources, path.read_bytes()
+    with PartReader(Part(source, 0, source.size), ReadRules()) as reader:
+        found = [pair for some in reader for pair in zip(some.offsets, some.values, strict=True)]
+    assert [value for _, value in found] == ["x" * (n % 7) for n in range(count)]
+    assert [data[at:].split(b"\n")[0].decode() for at, _ in found] == lines

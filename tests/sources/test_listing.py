@@ -3,10 +3,14 @@
 import gzip
 import os
 import time
+from pathlib import PurePosixPath
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchloom.core.errors import InputError, InputMissingError
+from batchloom.sources.kinds import ending_of
 from batchloom.sources.listing import STORE_MARK, input_labels, list_sources
 from batchloom.store.format import MANIFEST_NAME
 
@@ -283,3 +287,8 @@ def test_very_many_absolute_inputs_are_named_in_linear_time():
     began = time.process_time()
     assert input_labels([f"/data/part{i % 7}/{i}.txt" for i in range(20_000)])[8] == "8.txt"
     assert time.process_time() - began < 20
+
+
+@given(st.text(st.sampled_from("ab./ \u00e9")).filter(lambda name: "/." not in f"/{name}/"))
+def test_endings_are_those_of_pathlib(name):
+    assert ending_of(name) == PurePosixPath(name).suffix

@@ -12,6 +12,8 @@ from batchloom.core.errors import SchemaError
 from batchloom.core.spec import nearest, raise_problems
 
 Columns = dict[str, tuple[str, ...]]
+# Columns in order, each with what is told of its values.
+Shape = tuple[tuple[str, str | None], ...]
 
 
 def detect_schema(records: Sequence[Row], mapping: Mapping[str, str] | None = None) -> Schema:
@@ -51,6 +53,35 @@ def detect_schema(records: Sequence[Row], mapping: Mapping[str, str] | None = No
     if best is None:
         raise unrecognised(records, mapping)
     return best[1]
+
+
+def shape_of(records: Sequence[Row]) -> Shape | None:
+    """All that detection looks at in records of plain values that are alike: of one shape, one schema.
+
+    Returns None where records differ, or hold lists or objects: those have to be looked at.
+    """
+    shape: Shape | None = None
+    for row in records:
+        found = tuple((name, _trait(value)) for name, value in row.items())
+        if (shape or found) != found or any(trait is None for _, trait in found):
+            return None
+        shape = found
+    return shape
+
+
+def _trait(value: Any) -> str | None:
+    """What detection can tell of a plain value; None where it looks further into it."""
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        if not value:
+            return "empty"
+        if is_turns(value):
+            return "turns"
+        return "label" if label_of(value) is not None else "text"
+    if isinstance(value, bool | int | float):
+        return "number" if label_of(value) is None else "number of a label"
+    return None
 
 
 def _refuse_absent(records: Sequence[Row], mapping: Mapping[str, str]) -> None:

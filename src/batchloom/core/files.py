@@ -91,7 +91,7 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
 
 def printable(name: str) -> str:
     """A file's name as text: bytes of it that are no UTF-8 become U+FFFD."""
-    return os.fsencode(name).decode("utf-8", "replace")
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "replace")
 
 
 def refuse_url(place: str | os.PathLike[str], what: str) -> None:

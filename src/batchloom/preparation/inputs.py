@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
@@ -13,6 +13,7 @@ from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import Recipe, make_inputs
 from batchloom.sources.addresses import shown
 from batchloom.sources.listing import Listing, list_sources
+from batchloom.sources.looks import Seen
 from batchloom.sources.spool import Spool
 
 if TYPE_CHECKING:
@@ -80,7 +81,12 @@ def name_of(one: "str | DatasetConfig") -> str:
 
 
 def list_inputs(
-    recipe: Recipe, spool: Spool, *, exclude: Path | None = None, streaming: bool | None = None
+    recipe: Recipe,
+    spool: Spool,
+    *,
+    exclude: Path | None = None,
+    streaming: bool | None = None,
+    seen: Mapping[str, Seen] | None = None,
 ) -> Listing:
     """The files behind the inputs of a recipe; see :func:`list_sources`.
 
@@ -89,7 +95,7 @@ def list_inputs(
     """
     asked = [source.asked for source in recipe.sources]
     listing = list_sources(
-        recipe.inputs, asked=asked, exclude=exclude, spool=spool, streaming=streaming
+        recipe.inputs, asked=asked, exclude=exclude, spool=spool, streaming=streaming, seen=seen
     )
     for name, first, second in listing.twice:
         if recipe.source(first) != recipe.source(second):

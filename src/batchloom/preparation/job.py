@@ -23,6 +23,7 @@ from batchloom.preparation.rerun import (
     finished_store,
     read_report,
     remove_leftover,
+    seen_before,
 )
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.run import Job
@@ -174,7 +175,13 @@ def run_recipe(
     check_apart(recipe.inputs, out)
     told, kept = (chosen.notes, chosen.kept) if chosen is not None else ((), None)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
-        listing = list_inputs(recipe, spool, exclude=out, streaming=settings.streaming)
+        listing = list_inputs(
+            recipe,
+            spool,
+            exclude=out,
+            streaming=settings.streaming,
+            seen=seen_before(out, recipe),
+        )
         listing = replace(listing, notes=(*told, *listing.notes))
         return _make_listed(
             *(recipe, out, listing, spool, listener, began), kept=kept, settings=settings

@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 import msgspec
 
 from batchloom.chat.columns import says_something, value_at
-from batchloom.chat.detect import detect_schema
+from batchloom.chat.detect import Shape, detect_schema, shape_of
 from batchloom.chat.records import Read, Record, record_reader
 from batchloom.chat.schema import Schema
 from batchloom.core.conversation import Labelled, Pair
@@ -27,6 +27,7 @@ USUAL = "text -> plain text"
 _FIRST_RECORDS = 100
 _FIRST_BYTES, _MOST_BYTES = 8 << 20, 64 << 20
 _TEXTS = ("text", "code")
+_MOST_ALIKE = 1024
 _PREFERENCES: dict[Way, Preferences] = {"pairs": "pairs", "text-pairs": "pairs", "labels": "labels"}
 
 _KINDS = {
@@ -104,13 +105,16 @@ class Readings:
 
     def __init__(self, recipe: Recipe, limits: Limits) -> None:
         self.rules = recipe.reading.rules(limits)
+        self._text, self._rows = Reading(self.rules), replace(self.rules, text_field=None)
         self._recipe = recipe
         self._known: dict[str, Reading] = {}
+        # Of very many files most hold the same columns.
+        self._alike: dict[tuple[int, Shape], Reading] = {}
 
     def of(self, source: Source) -> Reading:
         """How this source is read; its first records are looked at once."""
         if source.kind in _TEXTS:
-            return Reading(self.rules)
+            return self._text
         found = self._known.get(source.path)
         if found is None:
             found = self._known[source.path] = self._detect(source)
@@ -127,13 +131,17 @@ class Readings:
             rules = replace(self.rules, text_field=field)
             columns = {"text": (field,)}
             return Reading(rules, detected=f"{field} -> plain text", columns=columns)
-        rows, whole = first_rows(source, self.rules)
+        rows, whole = first_rows(source, self._rows)
         if not rows:
             # Of a source without any record no column need be the text. Where more may come, reading it
             # as text says of each record what is wrong with it, until there are too many.
             return Reading(replace(self.rules, text_field=None if whole else "text"))
+        shape = shape_of(rows)
+        key = None if shape is None else (source.input, shape)
+        if key is not None and key in self._alike:
+            return self._alike[key]
         try:
-            return reading_of(source, rows, self.rules, mapping, self._recipe.chat)
+            found = reading_of(source, rows, self.rules, mapping, self._recipe.chat)
         except SchemaError as error:
             place = self._recipe.source(source.input).place
             if not place:
@@ -141,6 +149,9 @@ class Readings:
             # A manifest says with mapping: and text_field: what options say.
             told = f"{place}: {error} (mapping: there)"
             raise SchemaError(told, error.columns, error.suggestion) from None
+        if key is not None and len(self._alike) < _MOST_ALIKE:
+            self._alike[key] = found
+        return found
 
 
 def refuse_mixed(sources: Sequence[Source], readings: Readings) -> None:
@@ -241,7 +252,8 @@ def first_rows(source: Source, rules: ReadRules) -> tuple[list[dict[str, Any]], 
     They are looked for in its first 8 MiB, and, where these hold none, in its first 64 MiB.
     """
     rows: list[dict[str, Any]] = []
-    with PartReader(Part(source, 0, source.size), replace(rules, text_field=None)) as reader:
+    whole = replace(rules, text_field=None) if rules.text_field is not None else rules
+    with PartReader(Part(source, 0, source.size), whole) as reader:
         for found in reader:
             rows += found.values
             most = _FIRST_BYTES if rows else _MOST_BYTES

@@ -6,6 +6,7 @@ bounded but for the list of inputs, by which a later run tells whether they chan
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -13,12 +14,14 @@ from batchloom.core.files import NOT_JSON, read_regular
 from batchloom.preparation.report_pairs import MOST_ROWS, DuplicatePair, Rest
 from batchloom.preparation.stopwatch import Spent
 from batchloom.preparation.unit_report import Dropped, Flow, SourceCounts, UnitReport
+from batchloom.sources.kinds import Kind
+from batchloom.sources.unpack import Compression
 from batchloom.store.format import REPORT_NAME
 
 _MOST_PEAKS = 64
 
 
-class ReportedSource(msgspec.Struct, frozen=True):
+class ReportedSource(msgspec.Struct, frozen=True, gc=False):
     """An input: where it lay, its size and time when it was read, and what it was found to be.
 
     ``compression`` is empty for a plain file.
@@ -28,8 +31,8 @@ class ReportedSource(msgspec.Struct, frozen=True):
     path: str
     bytes: int
     mtime_ns: int
-    kind: str = ""
-    compression: str = ""
+    kind: Literal[Kind, ""] = ""
+    compression: Literal[Compression, ""] = ""
 
 
 class SourceRow(msgspec.Struct, frozen=True):

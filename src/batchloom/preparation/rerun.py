@@ -11,11 +11,17 @@ import xxhash
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import NOT_JSON, printable, read_regular, refuse_url
 from batchloom.preparation.finish import source_hash
-from batchloom.preparation.recipe import Recipe, recipe_differences, recipe_plain
+from batchloom.preparation.recipe import (
+    Recipe,
+    recipe_differences,
+    recipe_fingerprint,
+    recipe_plain,
+)
 from batchloom.preparation.report import ReportedSource
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
 from batchloom.sources.addresses import is_far, is_url, shown
 from batchloom.sources.listing import Listing, fixed_part
+from batchloom.sources.looks import Seen
 from batchloom.sources.rules import Source
 from batchloom.sources.streams import PartStream
 from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, WORK_NAME
@@ -31,6 +37,7 @@ class Report(msgspec.Struct, frozen=True):
 
     sources: list[ReportedSource]
     engine_note: str = ""
+    recipe_fingerprint: str = ""
 
 
 def finished_store(
@@ -112,6 +119,25 @@ def report_of(data: bytes) -> Report | None:
         return msgspec.json.decode(data, type=Report)
     except NOT_JSON:
         return None
+
+
+def seen_before(out: Path, recipe: Recipe) -> dict[str, Seen]:
+    """What inputs were found to be, by absolute path, when this recipe made the store at ``out``.
+
+    With it a hundred thousand files are listed anew in a second, without opening one.
+    """
+    report = read_report(out)
+    if report is None or report.recipe_fingerprint != recipe_fingerprint(recipe):
+        return {}
+    if any(source.form for source in recipe.sources):
+        # What somebody says of an input has a say in what its files are.
+        return {}
+    return {
+        source.path: Seen(source.bytes, source.mtime_ns, source.kind, source.compression or None)
+        for source in report.sources
+        # Bytes that are no UTF-8 were replaced, and such a path may be that of another file.
+        if source.kind and "\ufffd" not in source.path
+    }
 
 
 def check_apart(inputs: Sequence[str], out: Path) -> None:
@@ -243,7 +269,10 @@ def remove_leftover(out: Path) -> None:
 def report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
     """The inputs as the report holds them."""
     return [
-        ReportedSource(source.name, _reported_path(source), source.size, source.mtime_ns)
+        ReportedSource(
+            *(source.name, _reported_path(source), source.size, source.mtime_ns),
+            *(source.kind, source.compression or ""),
+        )
         for source in sources
     ]
 

@@ -1,5 +1,6 @@
 """JSON values as records: one at a time with their faults, or many at once where there is none."""
 
+import functools
 from typing import Any, final
 
 import msgspec
@@ -24,6 +25,18 @@ _FIRST_RECORDS = 100
 _IN_SIGHT = 40
 
 
+@functools.lru_cache(maxsize=64)
+def _decoders(field: str | None) -> tuple[Any, Any]:
+    """A decoder of one row, and one of an array of rows; None where there is none of arrays.
+
+    They keep no state, and making them takes longer than reading a small file.
+    """
+    row: Any = msgspec.json.Decoder(dict[str, Any]) if field is None else row_decoder(field)
+    # Not every decoder of rows can be had for whole arrays.
+    kind = getattr(row, "type", None)
+    return row, msgspec.json.Decoder(list[kind]) if kind else None  # type: ignore[valid-type]
+
+
 @final
 class JsonRows:
     """Decodes JSON values into texts or rows, as the rules say.
@@ -36,14 +49,7 @@ class JsonRows:
 
     def __init__(self, name: str, rules: ReadRules, *, first: bool) -> None:
         self._name, self._field, self._most = name, rules.text_field, rules.limits.record_bytes
-        self._decoder: Any = (
-            msgspec.json.Decoder(dict[str, Any])
-            if self._field is None
-            else row_decoder(self._field)
-        )
-        # Not every decoder of rows can be had for whole arrays.
-        kind = getattr(self._decoder, "type", None)
-        self._array = msgspec.json.Decoder(list[kind]) if kind else None  # type: ignore[valid-type]
+        self._decoder, self._array = _decoders(self._field)
         # None once a record had the field; parts that begin further on are not asked.
         self._missing: list[RecordError] | None = [] if first else None
 

@@ -2,7 +2,7 @@
 
 import codecs
 from dataclasses import dataclass
-from pathlib import PurePath
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -28,6 +28,7 @@ _PACKED: dict[bytes, Compression] = {
     b"\xfd7zXZ\x00": "xz",
     b"\x04\x22\x4d\x18": "lz4",
 }
+_PACKED_MARKS = tuple(_PACKED)
 _TABLES: dict[bytes, Kind] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 _FEATHER_1 = b"FEA1"
 COLUMNAR: tuple[Kind, ...] = ("parquet", "arrow")
@@ -45,6 +46,7 @@ _ARCHIVES: dict[str, tuple[ArchiveKind, Compression | None]] = {
     ".tbz2": ("tar", "bzip2"),
     ".tar.lz4": ("tar", "lz4"),
 }
+_ARCHIVE_ENDINGS = tuple(_ARCHIVES)
 SNIFF_BYTES = 8192
 FIRST_LINE_BYTES = 1 << 20
 
@@ -106,36 +108,53 @@ class Verdict:
     sure: bool = True
 
 
+def ending_of(name: str) -> str:
+    """The last ending of a name with its dot, as ``pathlib`` tells it; empty where it has none."""
+    # A pathlib.PurePath a file would be a third of listing many.
+    last = name.rstrip("/").rpartition("/")[2]
+    dot = last.rfind(".")
+    return last[dot:] if 0 < dot < len(last) - 1 else ""
+
+
 def kind_by_name(name: str) -> Verdict | None:
     """What the file is by its name alone; None where its content must be looked at."""
-    path = PurePath(name.lower())
-    compression = COMPRESSIONS.get(path.suffix)
-    if compression:
-        path = path.with_suffix("")
-    suffix = path.suffix
+    last = name.lower().rstrip("/").rpartition("/")[2]
+    ending, inner = ending_of(last), ""
+    if ending in COMPRESSIONS:
+        last = last[: -len(ending)]
+        inner = ending_of(last)
+    return _kind_by_endings(ending, inner, last in _CODE_NAMES)
+
+
+@lru_cache(maxsize=1024)
+def _kind_by_endings(ending: str, inner: str, code: bool) -> Verdict | None:  # noqa: FBT001
+    compression = COMPRESSIONS.get(ending)
+    suffix = inner if compression else ending
     if suffix in _NOT_READ:
         return Verdict(None, compression, suffix, _NOT_READ[suffix])
     kind = _RECORDS.get(suffix)
     if kind in COLUMNAR and compression:
-        return Verdict(None, compression, suffix + PurePath(name.lower()).suffix, _PLAIN_TABLE)
+        return Verdict(None, compression, suffix + ending, _PLAIN_TABLE)
     if kind:
         return Verdict(kind, compression)
     if suffix in _TEXT:
         return Verdict("text", compression)
-    if suffix in _CODE or path.name in _CODE_NAMES:
+    if suffix in _CODE or code:
         return Verdict("code", compression)
     return None
 
 
 def compression_by_name(name: str) -> Compression | None:
     """What the file is packed with, by the last ending of its name."""
-    return COMPRESSIONS.get(PurePath(name.lower()).suffix)
+    return COMPRESSIONS.get(ending_of(name.lower()))
 
 
 def archive_by_name(name: str) -> tuple[ArchiveKind, Compression | None] | None:
     """What kind of archive a file is by its name; None where it is none."""
     lower = name.lower()
-    return next((kind for ending, kind in _ARCHIVES.items() if lower.endswith(ending)), None)
+    if not lower.endswith(_ARCHIVE_ENDINGS):
+        return None
+    return next(kind for ending, kind in _ARCHIVES.items() if lower.endswith(ending))
 
 
 def must_look(named: Verdict | None) -> bool:
@@ -145,7 +164,9 @@ def must_look(named: Verdict | None) -> bool:
 
 def compression_by_content(start: bytes) -> Compression | None:
     """What the file is packed with, by its first bytes."""
-    return next((one for magic, one in _PACKED.items() if start.startswith(magic)), None)
+    if not start.startswith(_PACKED_MARKS):
+        return None
+    return next(one for magic, one in _PACKED.items() if start.startswith(magic))
 
 
 def kind_by_content(
@@ -167,7 +188,7 @@ def kind_by_content(
         return _json(start, compression, lines=named.kind == "jsonl")
     text = _as_text(start)
     if text is None:
-        label = PurePath(name).suffix.lower() or "no ending"
+        label = ending_of(name).lower() or "no ending"
         return Verdict(
             None, compression, f"binary {label}", "only text, code, JSON, CSV and tables are read"
         )

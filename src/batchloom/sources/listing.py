@@ -4,7 +4,7 @@ import glob
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -36,8 +36,8 @@ from batchloom.sources.hub import (
     unpinned,
 )
 from batchloom.sources.kept import KEPT
-from batchloom.sources.kinds import Verdict, archive_by_name, kind_by_name
-from batchloom.sources.looks import archive_sources, judge_as, judge_file
+from batchloom.sources.kinds import Verdict, archive_by_name, kind_by_name, must_look
+from batchloom.sources.looks import Seen, archive_sources, judge_as, judge_file
 from batchloom.sources.presets import preset_names
 from batchloom.sources.remote import (
     forget_looks,
@@ -85,6 +85,7 @@ def list_sources(
     exclude: Path | None = None,
     spool: Spool | None = None,
     streaming: bool | None = None,
+    seen: Mapping[str, Seen] | None = None,
 ) -> Listing:
     """List the files of ``inputs`` in the order given, inside a folder sorted by path.
 
@@ -99,6 +100,8 @@ def list_sources(
         spool: keeps what can be read only once; without it such inputs are errors.
         streaming: whether data sets of the Hub are read where they lie rather than downloaded
             first; None: those above 10 GB are.
+        seen: what files were found to be when the same inputs were listed before, by absolute path;
+            those that have the size and time they had then are not looked into again.
 
     Raises:
         InputMissingError: an input does not exist, is empty or holds no usable file.
@@ -107,7 +110,7 @@ def list_sources(
     # Not every server says of a file that it is another one now.
     KEPT.forget()
     forget_looks()
-    lister = _Lister(exclude, spool, streaming=streaming)
+    lister = _Lister(exclude, spool, seen or {}, streaming=streaming)
     named = list(enumerate(zip(inputs, _labels(inputs), strict=True)))
     for number, (given, (_, label)) in inputs_ahead(named, lambda one: one[1][0]):
         said = asked_of(asked, number)
@@ -195,9 +198,14 @@ class _Names:
 @final
 class _Lister:
     def __init__(
-        self, exclude: Path | None, spool: Spool | None, *, streaming: bool | None
+        self,
+        exclude: Path | None,
+        spool: Spool | None,
+        seen: Mapping[str, Seen],
+        *,
+        streaming: bool | None,
     ) -> None:
-        self._names = _Names()
+        self._names, self._seen = _Names(), seen
         self._spool, self._streaming = spool, streaming
         self.sources: list[Source] = []
         self.notes: list[str] = []
@@ -511,11 +519,25 @@ class _Lister:
         )
 
     def _verdict(self, path: str, name: str, found: os.stat_result) -> Verdict:
+        if self._said.form is None and (named := self._told(path, found)) is not None:
+            return named
         look = Source(
             *(printable(name), path, "text", None, found.st_size, found.st_mtime_ns),
             revision=revision_of(path),
         )
         return judge_as(look, judge_file(look), self._said.form)
+
+    def _told(self, path: str, found: os.stat_result) -> Verdict | None:
+        """What a file is where that can be told without looking into it."""
+        named = kind_by_name(shown(path))
+        if not must_look(named):
+            return named
+        if not self._seen or is_url(path):
+            return None
+        seen = self._seen.get(os.path.abspath(path))  # noqa: PTH100 - a string stays a string
+        if seen is None or (seen.size, seen.mtime_ns) != (found.st_size, found.st_mtime_ns):
+            return None
+        return Verdict(seen.kind, seen.compression)
 
     def _stat(self, path: str) -> os.stat_result | None:
         if is_url(path):

@@ -5,7 +5,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import BinaryIO, final
 
@@ -17,6 +17,7 @@ from batchloom.sources.kinds import (
     COLUMNAR,
     FIRST_LINE_BYTES,
     SNIFF_BYTES,
+    Kind,
     Verdict,
     compression_by_content,
     compression_by_name,
@@ -31,14 +32,16 @@ from batchloom.sources.unpack import Broken, Compression, unpacker
 _PACKED_BYTES = 64 << 10
 
 
-def judge(name: str, start: Callable[[Compression | None], bytes]) -> Verdict:
+def judge(
+    named: Verdict | None, name: str, start: Callable[[Compression | None], bytes]
+) -> Verdict:
     """What a file is, by its name and by its first bytes, which are read only where they decide.
 
     Args:
+        named: what its name says.
         name: its name.
         start: gives its first bytes, decompressed.
     """
-    named = kind_by_name(name)
     if named is not None and not must_look(named):
         return named
     compression = compression_by_name(name)
@@ -49,13 +52,24 @@ def judge(name: str, start: Callable[[Compression | None], bytes]) -> Verdict:
     return kind_by_content(named, name, seen, compression)
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a file of this size and time was found to be when it was looked at before."""
+
+    size: int
+    mtime_ns: int
+    kind: Kind
+    compression: Compression | None
+
+
 def judge_file(source: Source) -> Verdict:
     """What a file is, wherever it lies; ``source`` stands for its bytes, of whatever kind.
 
     Raises:
         InputError: it cannot be read.
     """
-    return judge(shown(source.path), partial(_start, source))
+    name = shown(source.path)
+    return judge(kind_by_name(name), name, partial(_start, source))
 
 
 def judge_as(source: Source, verdict: Verdict, form: Form | None) -> Verdict:
@@ -73,7 +87,8 @@ def judge_as(source: Source, verdict: Verdict, form: Form | None) -> Verdict:
 
 def _start(source: Source, compression: Compression | None) -> bytes:
     """The first bytes of a file, decompressed, with a line where it begins as JSON."""
-    with PartStream(replace(source, compression=compression)) as stream:
+    look = source if source.compression == compression else replace(source, compression=compression)
+    with PartStream(look) as stream:
         seen = stream.read_up_to(SNIFF_BYTES)
         return seen + stream.read_up_to(FIRST_LINE_BYTES) if _wants_line(seen) else seen
 
@@ -132,7 +147,7 @@ def _judge_member(archive: Archive, found: Found) -> Verdict:
         with closing(found.start()) as file:
             head = _Head(file)
             try:
-                return judge(found.name, head.start)
+                return judge(named, found.name, head.start)
             except (Broken, EOFError):
                 if head.damaged:
                     raise

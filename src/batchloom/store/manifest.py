@@ -99,7 +99,7 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         )
 
 
-class PartEntry(msgspec.Struct, frozen=True, array_like=True):
+class PartEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A stretch of a source that one unit read: [start, stop) in bytes, and its records."""
 
     start: int
@@ -107,7 +107,9 @@ class PartEntry(msgspec.Struct, frozen=True, array_like=True):
     records: int
 
 
-class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class SourceEntry(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
+):
     """One input file: its name under the inputs, what was read, and how documents end.
 
     ``hash`` is the XXH3-128 of the digests of its parts, each the XXH3-128 of the part's
