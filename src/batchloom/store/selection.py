@@ -69,7 +69,7 @@ def name_sources(named: Named, patterns: Sequence[str], manifest: Manifest) -> N
         if not found:
             hint = nearest(pattern, [one for names in known for one in names if one])
             raise InputError(
-                f"sources: no source of the store is called {shown(pattern)}{hint}. batchloom log --json lists "
+                f"sources: no source of the store is called {shown(pattern)}{hint or '.'} batchloom log --json lists "
                 "them; * and ? stand for any characters."
             )
         named.sources |= found
