@@ -8,7 +8,9 @@ import pytest
 
 import batchloom
 from batchloom.core.errors import StoreError
+from batchloom.store.compact import compact_store
 from batchloom.store.preferences import Labels, Pairs
+from batchloom.store.remove import remove_documents
 from batchloom.store.verify import verify_store
 from store.test_hostile import cut, edit_manifest, patch, pipe, shard
 
@@ -149,3 +151,26 @@ def test_labels_are_part_of_what_a_store_is(tmp_path):
         found.add(store.fingerprint)
         assert Labels(store).good.tolist() == [label]
     assert len(found) == 2
+
+
+def test_of_a_pair_both_sides_are_removed(folder, tmp_path):
+    before = read_all(folder)
+    (tmp_path / "list").write_text("train:3\ntrain:8\n")
+    assert remove_documents(folder, documents_file=tmp_path / "list").documents == 4
+    store = batchloom.open_store(folder)
+    assert store.removed.tolist() == [2, 3, 8, 9]
+    stored = Pairs(store)
+    kept = [n for n in range(8) if n not in (1, 4)]
+    assert [stored[n] for n in range(len(stored))] == [before[n] for n in kept]
+    assert stored.chosen.tolist() == [2 * n for n in kept]
+    assert stored.rejected.tolist() == [2 * n + 1 for n in kept]
+    labels = Labels(store)
+    assert len(labels) == labels.good.size == 12
+    assert labels[2]["completion_ids"] == before[2]["chosen_ids"]
+    assert verify_store(folder).sound
+    ids = stored.ids.tolist()
+    compact_store(folder)
+    after = Pairs(batchloom.open_store(folder))
+    assert [after[n] for n in range(len(after))] == [before[n] for n in kept]
+    assert after.ids.tolist() == ids
+    assert verify_store(folder).sound, verify_store(folder).faults

@@ -1,7 +1,6 @@
 """What a store holds and how full its sequences would be."""
 
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -116,8 +115,7 @@ def inspect(
     lengths = store.lengths.slice(0, len(store))
     texts = []
     if store.manifest:
-        there = (n for n in range(len(store)) if not are_removed(store.removed, np.array([n]))[0])
-        texts = [_beginning(store, number) for number in islice(there, first)]
+        texts = [_beginning(store, number) for number in range(min(first, len(store)))]
     return Inspection(
         path=str(path),
         split=store.split,
@@ -155,6 +153,8 @@ def _sides(store: Store) -> dict[str, int]:
 
 
 def _beginning(store: Store, number: int) -> str:
+    if are_removed(store.removed, np.array([number]))[0]:
+        return "(removed)"
     return store.tokenizer.decode(store[number].ids[:48])
 
 

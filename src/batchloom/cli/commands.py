@@ -11,6 +11,7 @@ from batchloom.cli.datasets import datasets
 from batchloom.cli.demo import demo
 from batchloom.cli.doctor import doctor
 from batchloom.cli.export import export
+from batchloom.cli.generations import compact, log, remove
 from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
 from batchloom.cli.once import OnceCommand
@@ -35,7 +36,7 @@ app = typer.Typer(
 for command in (doctor, prepare, check, inspect, train, convert):
     app.command(cls=OnceCommand)(command)
 app.command("import", cls=OnceCommand)(import_)
-for last in (export, datasets, demo):
+for last in (export, log, remove, compact, datasets, demo):
     app.command(cls=OnceCommand)(last)
 
 # Options under the names that other tools' users have in their fingers.

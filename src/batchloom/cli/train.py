@@ -59,6 +59,14 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = "error",
+    generation: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the store at --data, which generation; the newest, or with --resume the one that the run was "
+            "begun on.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     packing: Annotated[
         str | None,
         typer.Option(help="best_fit, wrap, first_fit, window_N or none.", rich_help_panel=_DATA),
@@ -199,6 +207,7 @@ def train(
                     dataset_config=dataset_config,
                     tokenizer=tokenizer,
                     if_missing=if_missing,
+                    generation=generation,
                 ),
                 model=ModelRequest(
                     model_name=model_name,

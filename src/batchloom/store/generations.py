@@ -11,8 +11,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -25,6 +28,7 @@ from batchloom.store.format import (
     QUARANTINE_NAME,
     REPORT_NAME,
     SUBSETS,
+    WORK_NAME,
     checksum,
     generation_name,
     of_generation,
@@ -168,12 +172,11 @@ def files_of(manifest: Manifest) -> set[str]:
 
 
 def sidecars_of(manifest: Manifest) -> set[str]:
-    """What jobs leave beside: of each generation that read inputs its quarantine and its report."""
-    return {
-        of_generation(name, entry.number)
-        for entry in manifest.all_history
-        if entry.made in ("prepared", "appended")
-        for name in (QUARANTINE_NAME, REPORT_NAME)
+    """What jobs leave beside: the report of each generation, and the quarantine of those that read inputs."""
+    history = manifest.all_history
+    reports = {of_generation(REPORT_NAME, entry.number) for entry in history}
+    return reports | {
+        of_generation(QUARANTINE_NAME, entry.number) for entry in history if entry.reads
     }
 
 
@@ -250,8 +253,10 @@ def _check_base(folder: Path, base: Manifest, manifest: Manifest) -> None:
         )
 
 
-def commit(folder: Path, base: Manifest, manifest: Manifest) -> None:
-    """Replace a store's manifest, whose files all lie in place; the caller is :func:`changing` it.
+def commit(folder: Path, base: Manifest, manifest: Manifest) -> int:
+    """Replace a store's manifest, whose files all lie in place; gives back how many files that made needless.
+
+    The caller is :func:`changing` the store.
 
     Args:
         folder: the store.
@@ -277,7 +282,36 @@ def commit(folder: Path, base: Manifest, manifest: Manifest) -> None:
     sync_folder(folder)
     write_file(folder / MANIFEST_NAME, manifest_bytes(manifest))
     sync_folder(folder)
-    clear_leftovers(folder, manifest)
+    return clear_leftovers(folder, manifest)
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Refuse a store into which a job is being prepared: its new files belong to nobody yet.
+
+    Raises:
+        StoreConflictError: it is one.
+    """
+    if (folder / WORK_NAME).is_dir():
+        raise StoreConflictError(
+            f"{folder} holds an unfinished job: give its prepare command again, which goes on, or give it up by "
+            f"deleting {folder / WORK_NAME}; then give this command again."
+        )
+
+
+def write_report(folder: Path, generation: int, facts: dict[str, Any]) -> None:
+    """Leave the sidecar that says when a generation was made.
+
+    Args:
+        folder: the store.
+        generation: its number.
+        facts: what is to be known besides.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    told = {"started": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
+    path = folder / of_generation(REPORT_NAME, generation)
+    write_file(path, msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
 
 
 def clear_leftovers(folder: Path, newest: Manifest) -> int:

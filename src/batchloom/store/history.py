@@ -51,6 +51,11 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     selected: tuple[str, ...] = ()
     manifest: str = ""
 
+    @property
+    def reads(self) -> bool:
+        """Whether a job read inputs for it."""
+        return self.made in ("prepared", "appended")
+
 
 def readable(history: tuple[GenerationEntry, ...]) -> tuple[int, ...]:
     """Numbers of the generations that can still be opened: those since the last compaction."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from batchloom.core.errors import GenerationError, StoreError
 from batchloom.core.files import NOT_JSON, because, read_regular
@@ -229,18 +230,18 @@ def generation_entry(
         made: how it came to be.
         selected: the names that documents were removed by.
     """
-    read_inputs = made in ("prepared", "appended")
-    return GenerationEntry(
+    entry = GenerationEntry(
         number=manifest.generation,
         made=made,
         documents={name: entry.kept[0] for name, entry in manifest.subsets.items()},
         tokens={name: entry.kept[1] for name, entry in manifest.subsets.items()},
         fingerprints={name: subset_fingerprint(manifest, name) for name in manifest.subsets},
         sources=len(manifest.sources),
-        recipe=manifest.recipe if read_inputs else {},
-        recipe_fingerprint=manifest.recipe_fingerprint if read_inputs else "",
         selected=selected,
     )
+    if not entry.reads:
+        return entry
+    return replace(entry, recipe=manifest.recipe, recipe_fingerprint=manifest.recipe_fingerprint)
 
 
 def generation_with(manifest: Manifest, subset: str, named: str) -> int | None:

@@ -21,7 +21,7 @@ from batchloom.store.format import (
 )
 from batchloom.store.index import map_file
 from batchloom.store.lengths import StoreLengths
-from batchloom.store.manifest import Manifest, SourceEntry, subset_fingerprint
+from batchloom.store.manifest import Manifest, SourceEntry, generation_with, subset_fingerprint
 from batchloom.store.mask import Mask, map_mask
 from batchloom.store.origins import Origins, map_origins
 from batchloom.store.pairs import Preferences, Sides, map_sides
@@ -150,6 +150,10 @@ class Store:
     def generation(self) -> int | None:
         """Number of the generation that is open; None for what has none."""
         return self.manifest.generation if self.manifest and self.on_disk else None
+
+    def generation_with(self, fingerprint: str) -> int | None:
+        """The first generation up to this in which the subset had a fingerprint; None where it never had."""
+        return generation_with(self.manifest, self.split, fingerprint) if self.manifest else None
 
     @property
     def shards(self) -> int:

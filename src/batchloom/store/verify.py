@@ -114,7 +114,8 @@ def verify_store(
             verdict.faults.append(str(error))
         _check_content(folder, manifest, verdict)
     counts = {name: subset.kept[0] for name, subset in manifest.subsets.items()}
-    verdict.used = _used_of(verdict, counts)
+    older = "" if generation is None else f" --generation {generation}"
+    verdict.used = _used_of(verdict, counts, older)
     return verdict
 
 
@@ -143,8 +144,8 @@ def verify_synthetic(name: str) -> Verdict:
     return verdict
 
 
-def _used_of(verdict: Verdict, counts: dict[str, int]) -> str:
-    """What a training would read of a store with so many documents in its subsets."""
+def _used_of(verdict: Verdict, counts: dict[str, int], older: str = "") -> str:
+    """What a training would read of a store with so many documents in its subsets; ``older``: of which generation."""
     if verdict.faults:
         return "nothing, before what is faulty is mended"
     if verdict.facts.get("preferences"):
@@ -154,7 +155,9 @@ def _used_of(verdict: Verdict, counts: dict[str, int]) -> str:
     val = f", and looks at the {counts['val']:,} of subset val" if counts.get("val") else ""
     made_up = " made-up" if verdict.data == "synthetic" else ""
     documents = f"{counts['train']:,}{made_up} documents"
-    return f"batchloom train --data {verdict.path} reads the {documents} of subset train{val}"
+    return (
+        f"batchloom train --data {verdict.path}{older} reads the {documents} of subset train{val}"
+    )
 
 
 def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:

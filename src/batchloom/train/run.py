@@ -33,7 +33,7 @@ _FIXED = (
     "data.fingerprint",
 )
 # Where things lie does not matter: their fingerprints say whether they are the same.
-_PLACES = {"data.name", "model.init"}
+_PLACES = {"data.name", "data.generation", "model.init"}
 _LOG = logging.getLogger("batchloom")
 # Rows: masks are read span by span, and the first few hundred say it as a rule.
 _LOOKED_AT, _LOOKED_AT_MASKED = 1 << 14, 1 << 8
@@ -72,7 +72,13 @@ class Run:
 
 
 def set_up(
-    data: Path, settings: TrainSettings, folder: RunFolder, ranks: Ranks, log: RunLog
+    data: Path,
+    settings: TrainSettings,
+    folder: RunFolder,
+    ranks: Ranks,
+    log: RunLog,
+    *,
+    generation: int | None = None,
 ) -> Run:
     """Open the data and build the model; nothing is written yet.
 
@@ -82,15 +88,16 @@ def set_up(
         folder: where to write.
         ranks: this process's place.
         log: what is told.
+        generation: of the store; None for the newest.
 
     Raises:
-        StoreError: there is no store, or it is damaged.
+        StoreError: there is no store, it is damaged, or has no such generation.
         SettingsError: sizes that do not divide, or a vocabulary nobody states.
         PlanError: a store that gives no sequence.
         TrainError: no step has anything to predict, or the memory cannot suffice.
     """
     passes = accumulation(settings, ranks.world_size)
-    store = open_store(data)
+    store = open_store(data, generation=generation)
     _tell_source(store, data, log)
     outlined = outline(settings, store)
     check_memory(settings, outlined.parameters, ranks)
@@ -150,7 +157,9 @@ def _val_loader(store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog
     if "val" not in store.subsets:
         log.say("val    none: the data has no val subset (prepare makes one with --val-fraction)")
         return None
-    loader = _loader(open_store(store.path, "val"), settings, ranks, None)
+    loader = _loader(
+        open_store(store.path, "val", generation=store.generation), settings, ranks, None
+    )
     # Not its length: a large subset is counted beside the training, and not waited for here.
     if not has_targets(loader, settings.eval_batches or MOST_STEPS):
         log.say(
@@ -189,7 +198,9 @@ def open_folder(run: Run, *, resume: bool) -> int:
         OutputError: the folder cannot be written.
     """
     folder, log = run.folder, run.log
-    data = {"name": run.store.path.name, "fingerprint": run.store.fingerprint}
+    data: dict[str, Any] = {"name": run.store.path.name, "fingerprint": run.store.fingerprint}
+    if (run.store.generation or 1) > 1:
+        data["generation"] = run.store.generation
     asked = {"data": data, **to_plain(run.settings)}
     if isinstance(run.settings.model, PretrainedSettings):
         asked["init"] = {"fingerprint": folder_fingerprint(Path(run.settings.model.init))}

@@ -12,6 +12,7 @@ from batchloom.core.spec import nearest, raise_problems, shown
 from batchloom.train.checkpoint import step_of
 from batchloom.train.dataset import dataset_store, order_line, tokenizer_for
 from batchloom.train.folder import RunFolder
+from batchloom.train.generation import begun_on
 from batchloom.train.log import RunLog, Say
 from batchloom.train.loop import Outcome, train
 from batchloom.train.missing import stand_in
@@ -48,6 +49,8 @@ class DataRequest:
         tokenizer: of what is prepared, as prepare takes it; None for its default.
         if_missing: what becomes of a run whose data is absent: ``error``, or ``synthetic`` data
             stands in for it.
+        generation: of the store at ``data``; None for the newest, or for the one that a run which goes on
+            was begun on.
     """
 
     data: Path | None = None
@@ -55,6 +58,7 @@ class DataRequest:
     dataset_config: Path | None = None
     tokenizer: str | None = None
     if_missing: str = "error"
+    generation: int | None = None
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
@@ -73,6 +77,8 @@ class DataRequest:
             problems.append(
                 f"--tokenizer: {self.tokenizer} goes with --input-file and --dataset-config only; a store has its own"
             )
+        if self.generation is not None and self.data is None:
+            problems.append(f"--generation: {self.generation} goes with --data only")
         if self.if_missing not in IF_MISSING:
             words = ", ".join(IF_MISSING)
             hint = nearest(str(self.if_missing), IF_MISSING)
@@ -261,7 +267,10 @@ def start(request: Request, say: Say) -> Outcome:
             log = RunLog(folder.log if ranks.first else None, say)
             if dataset is not None:
                 log.say(order_line(dataset, stated, settings, goes_on=request.goes_on))
-            run = set_up(data, settings, folder, ranks, log)
+            generation = request.data.generation
+            if request.resume and generation is None:
+                generation = begun_on(data, folder, ranks)
+            run = set_up(data, settings, folder, ranks, log, generation=generation)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_stopped(request)) from error

@@ -1,0 +1,139 @@
+"""``batchloom log``, ``remove`` and ``compact``: the generations of a store."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchloom.cli.console import plain_console
+from batchloom.core.values import counted, visible
+from batchloom.store.compact import compact_store
+from batchloom.store.log import Logged, read_log
+from batchloom.store.remove import Removal, remove_documents
+
+_SHOWN = 10
+_STORE = typer.Argument(help="A store's folder.")
+
+
+def log(
+    path: Annotated[Path, _STORE],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+) -> None:
+    """List the generations of a store: what made each, and what it holds."""
+    found = read_log(path)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(one) for one in found], ensure_ascii=False))
+        return
+    console = plain_console()
+    for one in found:
+        console.print(_line(one))
+
+
+def _line(one: Logged) -> str:
+    documents, tokens = sum(one.documents.values()), sum(one.tokens.values())
+    facts = [counted(documents, "document"), counted(tokens, "token")]
+    if one.sources:
+        more = f" and {len(one.sources) - 1:,} more" if len(one.sources) > 1 else ""
+        facts.append(
+            f"{counted(len(one.sources), 'source')} added ({visible(one.sources[0])}{more})"
+        )
+    if one.selected:
+        facts.append("sources " + ", ".join(map(visible, one.selected)))
+    if one.recipe_fingerprint:
+        facts.append(f"recipe {one.recipe_fingerprint[:12]}")
+    if one.when:
+        facts.append(visible(one.when))
+    if not one.readable:
+        facts.append("compacted away")
+    return f"{one.number:>4}  {one.made:<9}  {', '.join(facts)}"
+
+
+def remove(
+    path: Annotated[Path, _STORE],
+    *,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Remove the documents of the source or data set of this name, or of all that a glob fits; several "
+            "times for several.",
+        ),
+    ] = None,
+    documents_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Remove the documents that the lines of this file name: train:17 (a number), 32 hex digits (a "
+            "hash), or the name of a source and the number of a record, counted from 0.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would go, and change nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Take documents out of a store, as its next generation."""
+    done = remove_documents(
+        path, sources=source or (), documents_file=documents_file, dry_run=dry_run
+    )
+    if as_json:
+        print(json.dumps(dataclasses.asdict(done), default=str, ensure_ascii=False))
+        return
+    _tell_removal(done, dry_run=dry_run)
+
+
+def _tell_removal(done: Removal, *, dry_run: bool) -> None:
+    console = plain_console()
+    if done.absent:
+        shown = ", ".join(map(visible, done.absent[:_SHOWN]))
+        more = f" and {len(done.absent) - _SHOWN:,} more" if len(done.absent) > _SHOWN else ""
+        console.print(f"not in the store: {shown}{more}")
+    if done.before:
+        console.print(f"{counted(done.before, 'document')} had been removed before.")
+    if not done.documents:
+        console.print("Nothing to remove; the store stays as it is.")
+        return
+    for name, documents, tokens in done.by_source:
+        console.print(f"{documents:>12,} {tokens:>15,} tokens  {visible(name)}")
+    what = f"{counted(done.documents, 'document')} of {done.tokens:,} tokens"
+    place = visible(str(done.path))
+    if dry_run:
+        console.print(f"{what} would be removed from {place}; nothing was changed.")
+        return
+    console.print(
+        f"{what} removed from {place}, which is generation {done.generation} now: they read as end tokens without loss."
+    )
+    console.print(
+        f"Older generations and the shards themselves still hold the text: batchloom compact {place} deletes it, and "
+        "runs on older generations cannot go on then."
+    )
+
+
+def compact(
+    path: Annotated[Path, _STORE],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Make one generation of a store: removed documents go for good, and older generations with them.
+
+    Let no training read the store meanwhile.
+    """
+    done = compact_store(path)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(done), default=str, ensure_ascii=False))
+        return
+    console, place = plain_console(), visible(str(done.path))
+    if not done.made:
+        left = f"; {counted(done.files, 'file')} left over deleted" if done.files else ""
+        console.print(
+            f"Nothing to compact: {place} is one generation, and no document of it is removed{left}."
+        )
+        return
+    ended = ", ".join(map(str, done.ended))
+    console.print(
+        f"{place} is generation {done.generation} now; {ended} can be opened no longer. "
+        f"{counted(done.documents, 'removed document')} left for good, {counted(done.shards, 'shard')} written anew, "
+        f"{counted(done.files, 'file')} deleted."
+    )

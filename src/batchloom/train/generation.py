@@ -1,0 +1,50 @@
+"""Which generation of a store a run that goes on is to read."""
+
+import logging
+from pathlib import Path
+
+from batchloom import open_store
+from batchloom.train.folder import RunFolder
+from batchloom.train.ranks import Ranks
+
+_LOG = logging.getLogger("batchloom")
+
+
+def begun_on(data: Path, folder: RunFolder, ranks: Ranks) -> int | None:
+    """The generation of its store that a run was begun on, told where it is not the newest.
+
+    Args:
+        data: a store's folder, a prefix, or a name of synthetic data.
+        folder: of the run.
+        ranks: the first one speaks.
+
+    Returns:
+        None for the newest, for data without generations, and for data that the run was never on.
+
+    Raises:
+        TrainError: there is no run in the folder.
+        StoreError: there is no store, or it is damaged.
+        GenerationError: the generation was compacted away.
+    """
+    before = folder.read().get("data")
+    newest = open_store(data)
+    if not isinstance(before, dict) or newest.manifest is None or newest.generation is None:
+        return None
+    named = before.get("fingerprint")
+    number = before.get("generation")
+    told = {entry.number: entry.fingerprints for entry in newest.manifest.all_history}
+    if not isinstance(number, int) or told.get(number, {}).get(newest.split) != named:
+        # It was begun before there were several, or somewhere else.
+        number = newest.generation_with(str(named))
+    if number is None or number == newest.generation:
+        return None
+    # Where it was compacted away, this says so before anything is built.
+    open_store(data, generation=number)
+    if ranks.first:
+        _LOG.info(
+            "The run was begun on generation %d of %s and goes on with it; the newest is %d.",
+            number,
+            data,
+            newest.generation,
+        )
+    return number

@@ -1,0 +1,148 @@
+"""Plans over stores of several generations: what is appended extends a plan and changes none of it."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.core.errors import StateError
+from batchloom.plan.plan import Plan
+from batchloom.plan.ranks import rank_positions
+from batchloom.plan.spec import PlanSpec
+from batchloom.store.lengths import StoreLengths
+from plan.test_plan import SPECS, coverage, spans
+
+LAYERS = st.lists(
+    st.lists(st.integers(0, 90), min_size=1, max_size=40), min_size=1, max_size=4
+).filter(lambda layers: any(map(any, layers)))
+
+
+class Layered:
+    def __init__(self, layers):
+        self.lengths = StoreLengths(*[np.array(layer, np.uint32) for layer in layers])
+        self.fingerprint = json.dumps(layers)
+
+
+def packs(plan, pool, epoch=0):
+    """The rows of a pool as a set: which documents lie together, and how."""
+    rows = plan.pools.rows(pool, epoch)
+    flat = spans(rows)
+    return [tuple(flat[a:b]) for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
+
+
+@given(layers=LAYERS, spec=SPECS)
+@settings(max_examples=150, deadline=None)
+def test_older_pools_are_those_of_the_plan_over_the_older_generation(layers, spec):
+    whole = Plan(Layered(layers), PlanSpec(**spec))
+    for count in range(1, len(layers)):
+        if not any(map(any, layers[:count])):
+            continue
+        older = Plan(Layered(layers[:count]), PlanSpec(**spec))
+        for pool in range(older.pools.count):
+            assert whole.pools.members(pool).tolist() == older.pools.members(pool).tolist()
+            for epoch in (0, 1):
+                assert packs(whole, pool, epoch) == packs(older, pool, epoch)
+        for epoch in (0, 1):
+            order = whole.pools.order(epoch)
+            # Also the order in which an epoch takes them: new pools come in between.
+            kept = order[order < older.pools.count]
+            assert kept.tolist() == older.pools.order(epoch).tolist()
+
+
+@given(layers=LAYERS, spec=SPECS)
+@settings(max_examples=60, deadline=None)
+def test_no_pool_holds_documents_of_two_generations(layers, spec):
+    plan = Plan(Layered(layers), PlanSpec(**spec))
+    ends = np.cumsum([len(layer) for layer in layers])
+    seen = []
+    for pool in range(plan.pools.count):
+        members = plan.pools.members(pool)
+        assert len(set(np.searchsorted(ends, members, side="right"))) == 1
+        assert len(members) <= spec["pool_size"]
+        seen += members.tolist()
+    assert sorted(seen) == list(range(int(ends[-1])))
+
+
+@given(layers=LAYERS, spec=SPECS, data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_every_epoch_holds_every_token_once_whatever_the_ranks(layers, spec, data):
+    plan = Plan(Layered(layers), PlanSpec(**spec))
+    size = spec["global_batch_size"]
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    found = []
+    for step in range(plan.steps):
+        world = data.draw(st.sampled_from(divisors))
+        for rank in range(world):
+            found += spans(plan.rows(*rank_positions(step, size, rank, world)))
+    lengths = [length for layer in layers for length in layer]
+    assert all((c == spec["epochs"]).all() for c in coverage(lengths, found))
+
+
+@given(layers=LAYERS, spec=SPECS, data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_any_position_is_the_same_asked_in_any_way(layers, spec, data):
+    spec = PlanSpec(**spec)
+    walked, counted, resumed, adopted = (Plan(Layered(layers), spec) for _ in range(4))
+    adopted.adopt_counts(counted.count_all())
+    position = data.draw(st.integers(0, counted.positions - 1))
+    state = json.loads(json.dumps(walked.state(position)))
+    assert resumed.resume(state) == position
+    answers = [
+        spans(plan.rows(position, position + 3)) for plan in (walked, counted, resumed, adopted)
+    ]
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+
+
+def test_one_generation_has_the_order_it_always_had():
+    lengths = np.random.default_rng(0).integers(1, 60, 500).astype(np.uint32)
+    spec = PlanSpec(seq_len=64, global_batch_size=4, pool_size=100)
+    one = Plan(Layered([lengths.tolist()]), spec)
+    assert "layers" not in one.identity["sources"]["data"]
+    assert "layers" not in one.table_identity
+
+
+def test_where_generations_end_is_part_of_a_plan():
+    lengths = list(range(1, 41))
+    spec = PlanSpec(seq_len=64, global_batch_size=4)
+    plans = []
+    for cut in (40, 10, 20):
+        store = Layered([one for one in (lengths[:cut], lengths[cut:]) if one])
+        store.fingerprint = "the same documents"
+        plans.append(Plan(store, spec))
+    assert len({plan.fingerprint for plan in plans}) == 3
+    assert len({json.dumps(plan.table_identity) for plan in plans}) == 3
+    with pytest.raises(StateError, match=r"sources.data.layers was \[\[10, 1\], \[30, 1\]\]"):
+        plans[2].resume(plans[1].state(0))
+
+
+def test_a_block_is_that_of_the_generations_own_number_of_documents():
+    spec = PlanSpec(seq_len=64, global_batch_size=1)
+    lengths = StoreLengths(np.ones(4_000_000, np.uint32), np.ones(1000, np.uint32))
+    store = Layered([[1]])
+    store.lengths = lengths
+    plan = Plan(store, spec)
+    assert plan.pools.blocks == (64, 1)
+    assert plan.identity["sources"]["data"]["layers"] == [[4_000_000, 64], [1000, 1]]
+    assert sorted(plan.pools.members(plan.pools.count - 1)) == list(range(4_000_000, 4_001_000))
+
+
+def test_without_shuffle_documents_come_in_store_order():
+    spec = PlanSpec(seq_len=4, global_batch_size=2, shuffle=False, packing="none", pool_size=3)
+    plan = Plan(Layered([[3] * 7, [3] * 2, [3] * 5]), spec)
+    assert plan.rows(0, 14).documents.tolist() == list(range(14))
+
+
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_lengths_over_several_arrays_are_one(sizes, data):
+    arrays = [np.arange(n, dtype=np.uint32) + 100 * i for i, n in enumerate(sizes)]
+    whole, lengths = np.concatenate(arrays), StoreLengths(*arrays)
+    assert lengths.size == whole.size
+    start = data.draw(st.integers(0, whole.size))
+    stop = data.draw(st.integers(start, whole.size))
+    assert lengths.slice(start, stop).tolist() == whole[start:stop].tolist()
+    if whole.size:
+        asked = np.array(data.draw(st.lists(st.integers(0, whole.size - 1), max_size=9)), np.int64)
+        assert lengths.take(asked).tolist() == whole[asked].tolist()

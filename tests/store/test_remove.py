@@ -1,0 +1,279 @@
+"""Takedowns: documents become end tokens without loss, then leave the store for good."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom import check, open_store
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
+from batchloom.store.compact import compact_store
+from batchloom.store.export import export_store
+from batchloom.store.log import read_log
+from batchloom.store.manifest import read_manifest
+from batchloom.store.remove import remove_documents
+from batchloom.store.walk import walk
+from batchloom.testing.stores import append_documents, write_store
+
+DOCUMENTS = [[n + 1] * (n % 5 + 1) + [256] for n in range(20)]
+TRAINED = [[0] + [1] * (len(ids) - 1) for ids in DOCUMENTS]
+
+
+@pytest.fixture(params=["plain", "masked"])
+def store(request, tmp_path):
+    """Twenty documents in shards of six, and four more of a second source."""
+    masked = request.param == "masked"
+    write_store(
+        tmp_path / "s", DOCUMENTS, documents_per_shard=6, trained=TRAINED if masked else None
+    )
+    append_documents(tmp_path / "s", [[n + 100, 256] for n in range(4)], source="more/b.jsonl")
+    return tmp_path / "s"
+
+
+def listed(folder, *lines):
+    path = folder.parent / "list.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_removed_documents_read_as_end_tokens_without_loss(store):
+    before = open_store(store)
+    done = remove_documents(store, documents_file=listed(store, "train:0", "train:7", "train:21"))
+    assert (done.generation, done.documents) == (3, 3)
+    assert done.by_source == (("given", 2, 2 + 4), ("more/b.jsonl", 1, 2))
+    after = open_store(store)
+    assert after.removed.tolist() == [0, 7, 21]
+    numbers = np.arange(24)
+    lengths = before.lengths.take(numbers).astype(np.int64)
+    assert after.lengths.take(numbers).tolist() == lengths.tolist()
+    spans = (numbers, np.zeros(24, np.int64), lengths)
+    for n, (old, new, mask) in enumerate(
+        zip(before.read(*spans), after.read(*spans), after.mask(*spans), strict=True)
+    ):
+        gone = n in (0, 7, 21)
+        assert new.tolist() == ([256] * len(old) if gone else old.tolist())
+        assert after[n].ids.tolist() == new.tolist()
+        assert not (gone and mask.any())
+    assert after.masked
+    trained = sum(int(mask.sum()) for mask in after.mask(*spans))
+    assert after.trained_tokens == trained
+    assert after.kept == (21, before.tokens - 8)
+    # The generation before still holds the text.
+    assert open_store(store, generation=2)[0].ids.tolist() == DOCUMENTS[0]
+    assert check(store).sound
+    assert check(store, generation=2).sound
+
+
+def test_plans_survive_a_removal(store):
+    settings = {"seq_len": 8, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}
+    before = list(batchloom.Loader(open_store(store), **settings))
+    remove_documents(store, sources=["more/*"])
+    after = list(batchloom.Loader(open_store(store), **settings))
+    assert len(after) == len(before)
+    for old, new in zip(before, after, strict=True):
+        gone = (old["input_ids"] >= 100) & (old["input_ids"] < 104)
+        assert (old["position_ids"] == new["position_ids"]).all()
+        assert (new["input_ids"][gone] == 256).all()
+        assert (new["labels"][gone] == -100).all()
+        assert gone.sum() == (old["input_ids"] != new["input_ids"]).sum()
+
+
+def test_every_form_of_a_line(store):
+    found = open_store(store)
+    lines = (
+        "# a takedown",
+        "",
+        "train:3",
+        found.origin(4).hash.upper(),
+        "more/b.jsonl 2",
+        "given\t19",
+        "given 99",
+        "nobody.jsonl 0",
+        "0" * 32,
+    )
+    dry = remove_documents(store, documents_file=listed(store, *lines), dry_run=True)
+    assert dry.generation is None
+    assert open_store(store).generation == 2
+    done = remove_documents(store, documents_file=listed(store, *lines))
+    assert open_store(store).removed.tolist() == [3, 4, 19, 22]
+    assert done.absent == dry.absent == ("given 99", "nobody.jsonl 0", "0" * 32)
+    assert dry.by_source == done.by_source
+    again = remove_documents(
+        store, documents_file=listed(store, "train:3", "train:5"), sources=["more/b.jsonl"]
+    )
+    assert (again.before, again.documents) == (2, 4)
+    assert open_store(store).removed.tolist() == [3, 4, 5, 19, 20, 21, 22, 23]
+    nothing = remove_documents(store, documents_file=listed(store, "train:3"))
+    assert (nothing.generation, nothing.documents, nothing.before) == (None, 0, 1)
+
+
+def test_lines_that_name_nothing_are_told_together(store):
+    path = listed(store, "train:24", "hello", "val:0", "train:1", "train:-1")
+    with pytest.raises(InputError) as caught:
+        remove_documents(store, documents_file=path)
+    lines = str(caught.value).splitlines()
+    assert [line.partition(": ")[2][:38] for line in lines[:4]] == [
+        "there is no document train:24: subset ",
+        "'hello' names no document",
+        "there is no document val:0: subset val",
+        "'train:-1' names no document",
+    ]
+    assert lines[4].startswith("a line is a document's number (train:17)")
+    assert open_store(store).generation == 2
+
+
+def test_what_is_asked_for_must_be_there(store, tmp_path):
+    with pytest.raises(
+        InputError, match=r"no source of the store is called 'givne'; did you mean 'given'\? batch"
+    ):
+        remove_documents(store, sources=["givne"])
+    with pytest.raises(InputMissingError, match="does not exist"):
+        remove_documents(store, documents_file=tmp_path / "nothing")
+    with pytest.raises(SettingsError, match="sources: missing"):
+        remove_documents(store)
+    (tmp_path / "bytes").write_bytes(b"train:1\xff")
+    with pytest.raises(InputError, match="is no UTF-8 text"):
+        remove_documents(store, documents_file=tmp_path / "bytes")
+
+
+def test_compaction_leaves_what_was_not_removed_and_nothing_else(store):
+    lines = [f"train:{n}" for n in (0, 7, 12, 13, 14, 15, 16, 17)]
+    remove_documents(store, documents_file=listed(store, *lines))
+    held = open_store(store)
+    gone = set(held.removed.tolist())
+    kept = [n for n in range(24) if n not in gone]
+    expected = [(held[n].ids.tolist(), held.origin(n)) for n in kept]
+    masks = [
+        held.mask(np.array([n]), np.zeros(1, int), np.array([len(held[n].ids)]))[0].tolist()
+        for n in kept
+    ]
+    untouched = {p.name: p.read_bytes() for p in (store / "train").glob("shard_00003.*")}
+    ticked = []
+    done = compact_store(store, ticked.append)
+    assert (done.generation, done.documents, done.ended) == (4, 8, (1, 2, 3))
+    # A shard whose every document is removed is not written anew, nor one that lost none.
+    assert (done.shards, sum(ticked)) == (2, 10)
+    after = open_store(store)
+    assert [(after[n].ids.tolist(), after.origin(n)) for n in range(len(after))] == expected
+    spans = (np.arange(16), np.zeros(16, int), after.lengths.slice(0, 16).astype(int))
+    assert [mask.tolist() for mask in after.mask(*spans)] == masks
+    assert {p.name: p.read_bytes() for p in (store / "train").glob("shard_00003.*")} == untouched
+    assert after.removed.size == 0
+    assert after.lengths.layers == (16,)
+    assert check(store).sound, check(store).faults
+    manifest = read_manifest(store)
+    assert manifest.counts.dropped == {"removed": 8}
+    assert [source.documents for source in manifest.sources] == [12, 4]
+    text = b"".join(path.read_bytes() for path in store.rglob("*.bin"))
+    assert np.frombuffer(text, "<u2").tolist().count(1) == 0
+    assert [one.readable for one in read_log(store)] == [False, False, False, True]
+    assert not (store / "generations/00001.json").exists()
+    assert compact_store(store).made is False
+
+
+def test_a_compacted_store_has_the_order_of_one_made_of_what_is_left(store, tmp_path):
+    remove_documents(store, documents_file=listed(store, "train:0", "train:23"))
+    compact_store(store)
+    left = [one.ids.tolist() for one in open_store(store)]
+    fresh = write_store(tmp_path / "fresh", left)
+    settings = {"seq_len": 8, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}
+    ours = [
+        batch["input_ids"].tolist() for batch in batchloom.Loader(open_store(store), **settings)
+    ]
+    assert ours == [b["input_ids"].tolist() for b in batchloom.Loader(fresh, **settings)]
+
+
+def test_a_compacted_store_goes_on_growing(store):
+    remove_documents(store, documents_file=listed(store, "train:0", "train:23"))
+    compact_store(store)
+    append_documents(store, [[250, 256]], source="third")
+    remove_documents(store, sources=["third"])
+    assert [one.number for one in read_log(store) if one.readable] == [4, 5, 6]
+    assert open_store(store, generation=5)[22].ids.tolist() == [250, 256]
+    for number in (None, 4, 5):
+        verdict = check(store, generation=number)
+        assert verdict.sound, verdict.faults
+
+
+def test_a_subset_may_be_emptied_and_a_store_may_not(tmp_path):
+    write_store(tmp_path / "s", {"train": [[1, 256], [2, 256]], "val": [[3, 256]]})
+    remove_documents(tmp_path / "s", documents_file=listed(tmp_path / "s", "val:0"))
+    compact_store(tmp_path / "s")
+    assert open_store(tmp_path / "s").subsets == ("train",)
+    assert check(tmp_path / "s").sound
+    remove_documents(tmp_path / "s", sources=["given"])
+    with pytest.raises(InputError, match="All documents of .* are removed"):
+        compact_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize("target", ["megatron", "merged", "flat", "parquet", "mds"])
+def test_exports_leave_removed_documents_out(store, tmp_path, target):
+    remove_documents(
+        store, documents_file=listed(store, *(f"train:{n}" for n in (0, 7, 12, 13, 14, 15, 16, 17)))
+    )
+    merge = "all" if target == "merged" else None
+    to = "megatron" if merge else target
+    done = export_store(store, to=to, out=tmp_path / "out", merge=merge)
+    held = open_store(store)
+    kept = [n for n in range(24) if n not in set(held.removed.tolist())]
+    assert (done.documents, done.tokens) == (16, sum(len(held[n].ids) for n in kept))
+    assert "8 removed documents are left out." in done.notes
+    expected = [held[n].ids.tolist() for n in kept]
+    if target == "megatron":
+        found = [
+            one.ids.tolist()
+            for path in sorted((tmp_path / "out").glob("*.idx"))
+            for one in open_store(path)
+        ]
+        assert found == expected
+    elif target == "merged":
+        merged = open_store(tmp_path / "out/all")
+        assert [one.ids.tolist() for one in merged] == expected
+        assert merged.trained_tokens == held.trained_tokens
+    elif target == "flat":
+        flat = np.fromfile(tmp_path / "out/train.bin", "<u2")
+        assert flat.tolist() == [one for ids in expected for one in ids]
+        assert json.loads((tmp_path / "out/train.json").read_text())["documents"] == 16
+    elif target == "parquet":
+        import pyarrow.parquet as pq
+
+        found = [
+            ids
+            for path in sorted((tmp_path / "out").glob("*.parquet"))
+            for ids in pq.read_table(path)["input_ids"].to_pylist()
+        ]
+        assert found == expected
+    older = export_store(store, to="flat", out=tmp_path / "older", generation=1)
+    assert older.documents == 20
+
+
+def test_a_shard_named_without_its_store_does_not_give_removed_documents(store):
+    open_store(store / "train/shard_00000")
+    remove_documents(store, documents_file=listed(store, "train:0"))
+    with pytest.raises(InputError, match="documents of which some were removed"):
+        open_store(store / "train/shard_00000")
+
+
+def test_walking_skips_whole_stretches_of_removed_documents(store):
+    remove_documents(store, sources=["more/b.jsonl"])
+    assert sum(len(stretch.lengths) for stretch in walk(open_store(store))) == 20
+    assert list(walk(open_store(store), 4)) == []
+
+
+def test_a_copy_of_a_store_is_the_same_store(store, tmp_path):
+    remove_documents(store, documents_file=listed(store, "train:0"))
+    shutil.copytree(store, tmp_path / "copy")
+    for number in (1, 2, 3):
+        one, two = (open_store(p, generation=number) for p in (store, tmp_path / "copy"))
+        assert one.fingerprint == two.fingerprint
+
+
+def test_inspecting_says_what_is_removed(store):
+    remove_documents(store, documents_file=listed(store, "train:1"))
+    found = batchloom.inspect(store)
+    assert (found.generation, found.removed, found.documents) == (3, 1, 24)
+    assert found.first[1] == "(removed)"
+    older = batchloom.inspect(store, generation=1)
+    assert (older.generation, older.removed, older.documents) == (1, 0, 20)

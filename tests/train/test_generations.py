@@ -1,0 +1,95 @@
+"""Runs on stores that grow, and lose documents, meanwhile."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from batchloom.cli.main import run
+from batchloom.store.compact import compact_store
+from batchloom.store.remove import remove_documents
+from batchloom.testing.stores import append_documents
+from train.runs import PLAIN, counting_documents, small_store, steps_of
+
+
+@pytest.fixture
+def store(tmp_path):
+    return small_store(tmp_path / "s").path
+
+
+@pytest.fixture
+def words(store, tmp_path):
+    (tmp_path / "small.json").write_text(json.dumps({**PLAIN, "steps": 6}))
+    return ["--data", store, "--config-file", tmp_path / "small.json"]
+
+
+def train(*words):
+    return run(["train", "--device", "cpu", *map(str, words)])
+
+
+def grow(store):
+    append_documents(store, {"train": counting_documents(60, 7), "val": counting_documents(9, 8)})
+
+
+def test_a_run_goes_on_with_the_generation_it_was_begun_on(store, words, tmp_path, capsys):
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert train(*words, "--out", whole) == 0
+    assert train(*words, "--out", halves, "--stop-at", 3) == 0
+    grow(store)
+    remove_documents(store, sources=["given"])
+    capsys.readouterr()
+    assert train("--data", store, "--out", halves, "--resume") == 0
+    told = capsys.readouterr().out
+    assert (
+        f"The run was begun on generation 1 of {store} and goes on with it; the newest is 3."
+        in told
+    )
+    assert "150 documents" in told
+    assert steps_of(halves) == steps_of(whole)
+
+
+def test_a_run_on_a_generation_that_was_compacted_away_is_refused(store, words, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(*words, "--out", out, "--stop-at", 3) == 0
+    grow(store)
+    compact_store(store)
+    assert train("--data", store, "--out", out, "--resume") == 1
+    said = capsys.readouterr().err
+    assert "Generation 1 of" in said
+    assert "was compacted away when generation 3 was made" in said
+
+
+def test_a_generation_can_be_asked_for(store, words, tmp_path, capsys):
+    grow(store)
+    assert train(*words, "--out", tmp_path / "new", "--stop-at", 2) == 0
+    assert "210 documents" in capsys.readouterr().out
+    assert json.loads((tmp_path / "new/run.json").read_text())["data"]["generation"] == 2
+    assert train(*words, "--out", tmp_path / "old", "--stop-at", 2, "--generation", 1) == 0
+    assert "150 documents" in capsys.readouterr().out
+    assert train(*words, "--out", tmp_path / "old", "--resume") == 0
+    # The right one is found alone, and another one is refused.
+    assert train(*words, "--out", tmp_path / "old", "--resume", "--generation", 2) == 1
+    assert "data.fingerprint was" in capsys.readouterr().err
+    assert train(*words, "--out", tmp_path / "other", "--generation", 7) == 1
+    assert "has no generation 7; it has: 1, 2" in capsys.readouterr().err
+
+
+def test_where_train_did_not_change_the_run_still_looks_at_its_own_val(
+    store, words, tmp_path, capsys
+):
+    assert train(*words, "--out", tmp_path / "one", "--stop-at", 3) == 0
+    append_documents(store, {"val": counting_documents(9, 8)})
+    assert train(*words, "--out", tmp_path / "two", "--stop-at", 3) == 0
+    capsys.readouterr()
+    assert train("--data", store, "--out", tmp_path / "one", "--resume") == 0
+    assert "was begun on generation 1" in capsys.readouterr().out
+    assert train("--data", store, "--out", tmp_path / "two", "--resume") == 0
+    assert "was begun on" not in capsys.readouterr().out
+
+
+def test_generations_are_of_stores(words, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("text")
+    assert train("--input-file", tmp_path / "a.txt", "--generation", 1) == 2
+    assert "--generation: 1 goes with --data only" in capsys.readouterr().err
+    assert train("--data", Path("dummy"), "--generation", 1, "--out", tmp_path / "r") == 2
+    assert "only stores have generations" in capsys.readouterr().err
