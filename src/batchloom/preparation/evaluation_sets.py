@@ -1,0 +1,97 @@
+"""Evaluation sets for decontamination: their records read from files, and the index made of them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.tally import Listener, Note
+from batchloom.sources.listing import list_sources
+from batchloom.sources.parts import PartReader
+from batchloom.sources.places import error_of
+from batchloom.sources.rules import Limits, Part, ReadRules
+from batchloom.store.writer import write_pieces
+from batchloom.text.overlap import Decontaminate
+from batchloom.text.overlap_index import Overlap, build_index, load_index
+
+_DEEPEST = 32
+
+
+def with_index(
+    settings: Decontaminate, folder: Path, listener: Listener | None = None
+) -> Decontaminate:
+    """The settings with the index of their sets, which is made in ``folder``, or was there.
+
+    Raises:
+        InputError: a file of a set cannot be read, a record of it cannot be used, or no field of
+            a set has ``min_words`` words.
+    """
+    path = folder / f"evaluation_sets.{_key(settings)}.index"
+    if not path.exists():
+        index = index_of(settings)
+        write_pieces(path, index.pieces())
+        if listener:
+            listener(Note(_told(settings, index)))
+    return replace(settings, index=str(path))
+
+
+def index_of(settings: Decontaminate) -> Overlap:
+    """The index of the sets that the settings name."""
+    records = {name: records_of(place) for name, place in settings.sets.items()}
+    return build_index(records, words=settings.words, min_words=settings.min_words)
+
+
+def identity(settings: Decontaminate) -> str:
+    """What a recipe's fingerprint holds of the sets: their contents, wherever the files lie."""
+    index = load_index(settings.index) if settings.index else index_of(settings)
+    return index.fingerprint
+
+
+def records_of(place: str) -> Iterator[tuple[str, ...]]:
+    """The records of an evaluation set: of each the texts of its fields, in order.
+
+    Args:
+        place: a file or folder in any form that ``prepare`` reads; of a text file each line is a
+            record.
+
+    Raises:
+        InputMissingError, InputError: it cannot be read.
+        RecordError: a record cannot be used: an evaluation set is looked for whole or not at all.
+    """
+    rules = ReadRules(None, "line", Limits())
+    for source in list_sources([place]).sources:
+        with PartReader(Part(source, 0, source.size), rules) as reader:
+            before = 0
+            for found in reader:
+                if found.bad:
+                    raise error_of(source, rules, before, found.bad[0])
+                before += found.seen
+                for value in found.values:
+                    yield tuple(_texts(value, 0))
+
+
+def _key(settings: Decontaminate) -> str:
+    """What decides an index, as far as can be told without reading the sets."""
+    files = {
+        name: [[one.path, one.size, one.mtime_ns] for one in list_sources([place]).sources]
+        for name, place in settings.sets.items()
+    }
+    return fingerprint([files, settings.words, settings.min_words])[:16]
+
+
+def _texts(value: Any, depth: int) -> Iterator[str]:
+    """Every text in a value, those of lists and objects in it too."""
+    if isinstance(value, str):
+        yield value
+    elif depth < _DEEPEST and isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item, depth + 1)
+    elif depth < _DEEPEST and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item, depth + 1)
+
+
+def _told(settings: Decontaminate, index: Overlap) -> str:
+    names = ", ".join(settings.sets)
+    return f"Documents that share {settings.words} words with {names} are dropped: {len(index.hashes):,} n-grams."

@@ -1,0 +1,314 @@
+"""Words and sentences of English, told apart as spaCy's tokenizer and sentencizer do.
+
+The published quality rules count words as datatrove does, and datatrove counts what
+``spacy.blank("en")`` finds: white space separates, affixes are taken off (``("word",`` is four
+words), contractions are cut (``don't`` is ``do n't``), abbreviations and addresses stay whole.
+The same rules are applied here to each piece between white space, in time linear in its length
+whatever it holds, and what became of a piece is kept for its next occurrence.
+
+One thing differs: spaCy looks for its exceptions (``:-)``, ``a.m.``) among all words of a text, so
+that one which reaches over a space hides another that overlaps it; here a piece stands alone.
+"""
+
+import functools
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, final
+
+# What is kept of pieces: enough for the common ones, a few MiB.
+_KEPT_PIECES = 1 << 16
+_KEPT_LENGTH = 64
+# No suffix but a run of dots is longer, what stands before it included.
+_SUFFIX_REACH = 16
+
+# The infixes of ``english.json`` on ASCII, where their classes of letters are short.
+_INFIX_ASCII = re.compile(
+    r"\.\.+|(?<=[0-9])[+\-*^](?=[0-9-])|(?<=[a-z'\"`,])\.(?=[A-Z'\"`,])|(?<=[a-zA-Z]),(?=[a-zA-Z])"
+    r"|(?<=[a-zA-Z0-9])(?:-{1,3}|~)(?=[a-zA-Z])|(?<=[a-zA-Z0-9])[:<>=/](?=[a-zA-Z])"
+)
+# First letters of the prefixes that begin with one: US$, C$, A$.
+_LETTERS_OF_PREFIXES = frozenset("UCA")
+
+# spaCy's URL_PATTERN (Diego Perini, MIT) without ``(?::\S*)?`` in its user part, which ``\S+``
+# before it takes in: the same strings match, in linear time.
+_URL = (
+    r"(?:(?:[\w\+\-\.]{2,})://)?(?:\S+@)?(?:"
+    r"(?!(?:10|127)(?:\.\d{1,3}){3})(?!(?:169\.254|192\.168)(?:\.\d{1,3}){2})"
+    r"(?!172\.(?:1[6-9]|2\d|3[0-1])(?:\.\d{1,3}){2})"
+    r"(?:[1-9]\d?|1\d\d|2[01]\d|22[0-3])(?:\.(?:1?\d{1,2}|2[0-4]\d|25[0-5])){2}"
+    r"(?:\.(?:[1-9]\d?|1\d\d|2[0-4]\d|25[0-4]))"
+    r"|(?:(?:[A-Za-z0-9\u00a1-\uffff][A-Za-z0-9\u00a1-\uffff_-]{0,62})?[A-Za-z0-9\u00a1-\uffff]\.)+"
+    r"(?:[@LOWER@]{2,63}))(?::\d{2,5})?(?:[/?#]\S*)?$"
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The tables of ``english.json``, ready for use.
+
+    Attributes:
+        prefix, suffix, infix, url: the expressions.
+        ends: ASCII characters that are a suffix whatever stands before them.
+        special: pieces whose words are given.
+        phrases: exceptions by the words they fall into without it.
+        reaches: by first word, how many words such exceptions have.
+        longest: characters of the longest special piece.
+    """
+
+    prefix: re.Pattern[str]
+    suffix: re.Pattern[str]
+    infix: re.Pattern[str]
+    url: re.Pattern[str]
+    ends: frozenset[str]
+    special: Mapping[str, tuple[str, ...]]
+    phrases: dict[tuple[str, ...], tuple[str, ...]]
+    reaches: dict[str, tuple[int, ...]]
+    longest: int
+
+
+@functools.cache
+def english() -> Mapping[str, Any]:
+    """The tables of how English is written; where they are from stands in the file."""
+    tables: Mapping[str, Any] = json.loads(Path(__file__).with_name("english.json").read_bytes())
+    return tables
+
+
+@functools.cache
+def _rules() -> _Rules:
+    tables = english()
+    special = {entry.replace(" ", ""): tuple(entry.split()) for entry in tables["special"]}
+    suffix = re.compile("|".join(f"{suffix}$" for suffix in tables["suffixes"]))
+    rules = _Rules(
+        re.compile("|".join(tables["prefixes"])),
+        suffix,
+        re.compile("|".join(tables["infixes"])),
+        re.compile(_URL.replace("@LOWER@", tables["lower"])),
+        frozenset(filter(suffix.match, map(chr, range(128)))),
+        special,
+        {},
+        {},
+        max(map(len, special)),
+    )
+    for piece, words in special.items():
+        found = tuple(_words_of(piece, rules, {}))
+        if len(found) > 1 or (rules.prefix.match(piece) and found != words):
+            rules.phrases[found] = words
+            rules.reaches[found[0]] = tuple({*rules.reaches.get(found[0], ()), len(found)})
+    return rules
+
+
+def _words_of(piece: str, rules: _Rules, special: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The words of a piece without white space, exceptions that affixes hide aside."""
+    before: list[str] = []
+    after: list[str] = []
+    start, stop = _strip(piece, rules, special, before, after)
+    core = piece[start:stop]
+    if not core:
+        words = []
+    elif core in special:
+        words = list(special[core])
+    elif "." in core and rules.url.match(core):
+        words = [core]
+    else:
+        words = _cut(core, rules)
+    return before + words + after[::-1]
+
+
+def _strip(
+    piece: str,
+    rules: _Rules,
+    special: Mapping[str, tuple[str, ...]],
+    before: list[str],
+    after: list[str],
+) -> tuple[int, int]:
+    """Take prefixes and suffixes off; gives what is left of the piece."""
+    start, stop, longest = 0, len(piece), rules.longest
+    while start < stop:
+        if stop - start <= longest and piece[start:stop] in special:
+            break
+        inner = _prefix_stop(piece, rules, start, stop)
+        if start < inner and 0 < stop - inner <= longest and piece[inner:stop] in special:
+            before.append(piece[start:inner])
+            return inner, stop
+        outer = _suffix_start(piece, rules, inner, stop)
+        if outer < stop and 0 < outer - start <= longest and piece[start:outer] in special:
+            after.append(piece[outer:stop])
+            return start, outer
+        if start < inner:
+            before.append(piece[start:inner])
+        if outer < stop:
+            after.append(piece[outer:stop])
+        if start == inner and outer == stop:
+            break
+        start, stop = inner, outer
+    return start, stop
+
+
+def _prefix_stop(piece: str, rules: _Rules, start: int, stop: int) -> int:
+    """Where the prefix of ``piece[start:stop]`` ends; ``start`` where it has none."""
+    first = piece[start]
+    if first.isascii() and first.isalnum() and first not in _LETTERS_OF_PREFIXES:
+        return start
+    match = rules.prefix.match(piece, start, stop)
+    return match.end() if match else start
+
+
+def _suffix_start(piece: str, rules: _Rules, start: int, stop: int) -> int:
+    """Where the suffix of ``piece[start:stop]`` begins; ``stop`` where it has none."""
+    tail = piece[max(start, stop - _SUFFIX_REACH) : stop]
+    last = tail[-1:]
+    if last in rules.ends or (last == "." and "a" <= tail[-2:-1] <= "z"):
+        return stop - 1
+    if last == "." and tail.endswith(".."):
+        at = stop - 2
+        while at > start and piece[at - 1] == ".":
+            at -= 1
+        return at
+    # A suffix of letters follows a digit, or is 's.
+    if tail.isascii() and last.isalnum() and (last.isdigit() or tail.isalpha()):
+        return stop
+    match = rules.suffix.search(tail)
+    return stop - len(tail) + match.start() if match else stop
+
+
+def _cut(core: str, rules: _Rules) -> list[str]:
+    """The words between and of infixes."""
+    if not core.isascii():
+        infix = rules.infix
+    elif core.isalnum():
+        return [core]
+    else:
+        infix = _INFIX_ASCII
+    words, start = [], 0
+    for match in infix.finditer(core):
+        at, stop = match.span()
+        if at == 0:
+            continue
+        if at != start:
+            words.append(core[start:at])
+        words.append(core[at:stop])
+        start = stop
+    if start < len(core):
+        words.append(core[start:])
+    return words
+
+
+def _with_phrases(words: list[str], rules: _Rules) -> list[str]:
+    """The words with exceptions put together again: the longest first, then the first."""
+    if len(words) == 1:
+        return words
+    found = [
+        (-reach, at)
+        for at, word in enumerate(words)
+        for reach in rules.reaches.get(word, ())
+        if at + reach <= len(words) and tuple(words[at : at + reach]) in rules.phrases
+    ]
+    if not found:
+        return words
+    seen: set[int] = set()
+    chosen: dict[int, int] = {}
+    for reach, at in sorted(found):
+        if at not in seen and at - reach - 1 not in seen:
+            chosen[at] = at - reach
+        seen.update(range(at, at - reach))
+    out: list[str] = []
+    at = 0
+    while at < len(words):
+        stop = chosen.get(at, 0)
+        out += rules.phrases[tuple(words[at:stop])] if stop else words[at : at + 1]
+        at = stop or at + 1
+    return out
+
+
+def words_of(piece: str) -> tuple[str, ...]:
+    """The words of a piece that holds no white space."""
+    rules = _rules()
+    if piece in rules.special:
+        return rules.special[piece]
+    if piece.isascii() and piece.isalpha():
+        return (piece,)
+    core, last = piece[:-1], piece[-1:]
+    if (
+        (last in rules.ends or (last == "." and core[-1:].islower()))
+        and core.isascii()
+        and core.isalpha()
+        and core not in rules.special
+    ):
+        return core, last
+    return tuple(_with_phrases(_words_of(piece, rules, rules.special), rules))
+
+
+@final
+class _Pieces(dict[str, tuple[str, ...]]):
+    """Words by piece; found when first asked for."""
+
+    def __missing__(self, piece: str) -> tuple[str, ...]:
+        words = words_of(piece)
+        if len(piece) <= _KEPT_LENGTH:
+            if len(self) >= _KEPT_PIECES:
+                self.clear()
+            self[piece] = words
+        return words
+
+
+_PIECES = _Pieces()
+
+
+def words(text: str) -> Iterator[str]:
+    """The words of a text, in order."""
+    return chain.from_iterable(map(_PIECES.__getitem__, text.split()))
+
+
+_ODD_SPACE = re.compile(r"^ |  |[^\S ]")
+_SPACE_OR_PIECE = re.compile(r"\s+|\S+")
+
+
+def sentences(line: str, most: int) -> int:
+    """How many sentences a text has, counted up to ``most``.
+
+    A sentence ends with ``. ! ?`` and their like as words of their own, and the punctuation that
+    follows them.
+    """
+    ends, count, ended = _sentence_ends(), 0, False
+    for word in _words_and_spaces(line):
+        count = count or 1
+        if word in ends:
+            ended = True
+        elif ended and not is_punctuation(word):
+            count, ended = count + 1, False
+            if count >= most:
+                break
+    return min(count, most)
+
+
+def _words_and_spaces(text: str) -> Iterator[str]:
+    """The words, and white space but for one space before a word, which counts as a word, too."""
+    if text.isascii() and not _ODD_SPACE.search(text):
+        yield from words(text)
+        return
+    for match in _SPACE_OR_PIECE.finditer(text):
+        piece = match[0]
+        if not piece.isspace():
+            yield from _PIECES[piece]
+        elif match.start() and piece.startswith(" "):
+            if len(piece) > 1:
+                yield piece[1:]
+        else:
+            yield piece
+
+
+@functools.cache
+def _sentence_ends() -> frozenset[str]:
+    return frozenset(english()["sentence_ends"])
+
+
+@functools.lru_cache(4096)
+def is_punctuation(word: str) -> bool:
+    """Whether every character of a word is of Unicode's category P."""
+    return all(unicodedata.category(char).startswith("P") for char in word)
