@@ -7,8 +7,8 @@ from pathlib import Path
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import Recipe
-from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.recipe_values import dedup_of
+from batchloom.preparation.run_settings import RunSettings
 from batchloom.sources.rules import Limits
 from batchloom.store.manifest import read_manifest
 from batchloom.store.opening import open_store

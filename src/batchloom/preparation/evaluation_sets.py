@@ -1,25 +1,29 @@
 """Evaluation sets for decontamination: their records read from files, and the index made of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from batchloom.core.fingerprint import fingerprint
-from batchloom.preparation.tally import Listener, Note
+from batchloom.core.spec import to_plain
 from batchloom.sources.listing import list_sources
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits, Part, ReadRules
 from batchloom.store.writer import write_pieces
 from batchloom.text.overlap import Decontaminate
-from batchloom.text.overlap_index import Overlap, build_index, load_index
+from batchloom.text.overlap_index import Overlap, build_index
+from batchloom.text.registry import settings_of
+from batchloom.text.steps import CleanStep
 
+DECONTAMINATE = "decontaminate"
 _DEEPEST = 32
 
 
 def with_index(
-    settings: Decontaminate, folder: Path, listener: Listener | None = None
+    settings: Decontaminate, folder: Path, tell: Callable[[str], None] | None = None
 ) -> Decontaminate:
     """The settings with the index of their sets, which is made in ``folder``, or was there.
 
@@ -31,8 +35,8 @@ def with_index(
     if not path.exists():
         index = index_of(settings)
         write_pieces(path, index.pieces())
-        if listener:
-            listener(Note(_told(settings, index)))
+        if tell:
+            tell(_told(settings, index))
     return replace(settings, index=str(path))
 
 
@@ -42,10 +46,42 @@ def index_of(settings: Decontaminate) -> Overlap:
     return build_index(records, words=settings.words, min_words=settings.min_words)
 
 
-def identity(settings: Decontaminate) -> str:
-    """What a recipe's fingerprint holds of the sets: their contents, wherever the files lie."""
-    index = load_index(settings.index) if settings.index else index_of(settings)
-    return index.fingerprint
+def steps_with_index(
+    steps: Sequence[CleanStep], folder: Path, tell: Callable[[str], None]
+) -> tuple[CleanStep, ...]:
+    """The steps as workers take them: where one looks for evaluation sets, with the index of them."""
+    ready = []
+    for step in steps:
+        if step.name == DECONTAMINATE:
+            settings = with_index(settings_of(step), folder, tell)
+            step = CleanStep(step.name, to_plain(settings))  # noqa: PLW2901 - what it becomes
+        ready.append(step)
+    return tuple(ready)
+
+
+def sets_identity(steps: Sequence[CleanStep]) -> str | None:
+    """What names the contents of all evaluation sets of these steps; None where there are none.
+
+    Raises:
+        InputMissingError, InputError: a set cannot be read.
+    """
+    found = [settings_of(step) for step in steps if step.name == DECONTAMINATE]
+    if not found:
+        return None
+    return fingerprint(
+        [_identity(_key(one), (*one.sets.items(),), one.words, one.min_words) for one in found]
+    )
+
+
+@lru_cache(maxsize=8)
+def _identity(
+    key: str,  # noqa: ARG001 - it changes with the files
+    sets: tuple[tuple[str, str], ...],
+    words: int,
+    min_words: int,
+) -> str:
+    """The fingerprint of an index."""
+    return index_of(Decontaminate(sets=dict(sets), words=words, min_words=min_words)).fingerprint
 
 
 def records_of(place: str) -> Iterator[tuple[str, ...]]:

@@ -33,6 +33,7 @@ from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.rules import Limits
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.text.cleaner import Cleaner
+from batchloom.text.steps import CleanStep
 from batchloom.tokens import EngineChoice, Tokenizer, on_engine, tokenizer_from_state
 
 
@@ -47,6 +48,7 @@ class Hand:
         engine: how it encodes.
         dtype: name of the dtype on disk.
         chat: whether some source has conversations.
+        clean: the steps of cleaning, ready to be taken.
         overlap: whether a batch is encoded on a thread while the next one is read.
     """
 
@@ -56,6 +58,7 @@ class Hand:
     engine: EngineChoice
     dtype: str
     chat: bool
+    clean: tuple[CleanStep, ...]
     overlap: bool
 
     def __call__(self) -> Work:
@@ -83,7 +86,7 @@ class Hand:
             Membership(recipe.val_fraction, recipe.test_fraction),
             chat,
             overlap=self.overlap,
-            cleaner=Cleaner(recipe.reading.clean) if recipe.reading.clean else None,
+            cleaner=Cleaner(self.clean) if self.clean else None,
             dedup=recipe.dedup,
         )
 

@@ -18,6 +18,7 @@ from batchloom.execution.seam import Crew
 from batchloom.preparation.crews import crew_for, workers_of
 from batchloom.preparation.dedup_report import DuplicateReader
 from batchloom.preparation.encoding import Task
+from batchloom.preparation.evaluation_sets import steps_with_index
 from batchloom.preparation.hand import Hand, doing
 from batchloom.preparation.orders import UnitOrder
 from batchloom.preparation.phases import Phases, Shards, Wrote, find_all, have_done
@@ -43,6 +44,7 @@ from batchloom.preparation.work import (
 )
 from batchloom.sources.listing import Listing
 from batchloom.store.format import TOKEN_DTYPES
+from batchloom.text.registry import packages
 from batchloom.tokens import Tokenizer, engine_choice
 
 T = TypeVar("T")
@@ -139,6 +141,7 @@ class Making:
             engine_choice(tokenizer),
             dtype,
             chat is not None,
+            steps_with_index(recipe.reading.clean, self._work.path, self._note),
             overlap=cores() >= 2 * workers,
         )
         task = hand.task_of(tokenizer, self._readings, chat)
@@ -192,6 +195,7 @@ class Making:
                 tokenizer.engine.version,
                 tokenizer.engine.note,
             ],
+            "packages": packages(self._recipe.reading.clean),
         }
         content = self._settings.content
         names = [unit_identity(unit, decided_by, content) for unit in self._units]

@@ -18,6 +18,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, shown, to_plain
 from batchloom.preparation.conversations import ChatRules
 from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.evaluation_sets import sets_identity
 from batchloom.preparation.overlong import OVERLONG, Overlong
 from batchloom.preparation.read_recipe import (
     ReadRecipe,
@@ -27,6 +28,8 @@ from batchloom.preparation.read_recipe import (
 )
 from batchloom.preparation.recipe_values import dedup_plain, steps_plain
 from batchloom.sources.listing import input_labels
+from batchloom.text.registry import clean_problems
+from batchloom.text.steps import CleanStep
 
 Dtype = Literal["auto", "uint16", "int32"]
 
@@ -162,6 +165,8 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     plain["inputs"] = input_labels(recipe.inputs)
     plain["sources"] = sources_plain(recipe.sources)
     plain["reading"]["clean"] = steps_plain(recipe.reading.clean)
+    if sets := sets_identity(recipe.reading.clean):
+        plain["reading"]["sets_hash"] = sets
     plain["dedup"] = dedup_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
@@ -218,7 +223,7 @@ def _share(max_bad: int | str) -> Fraction | None:
 
 
 def _problems(recipe: Recipe) -> list[str]:
-    problems = _word_problems(recipe)
+    problems = _word_problems(recipe) + _clean_problems(recipe)
     if not recipe.inputs:
         problems.append("inputs: there are none; name at least one file, folder or glob")
     problems += [
@@ -246,6 +251,13 @@ def _problems(recipe: Recipe) -> list[str]:
             "to 100% such as '0.1%'"
         )
     return problems
+
+
+def _clean_problems(recipe: Recipe) -> list[str]:
+    steps = recipe.reading.clean
+    if not all(isinstance(step, CleanStep) for step in steps):
+        return ["clean: holds something else than CleanStep; give batchloom.text.steps.CleanStep"]
+    return clean_problems(steps)
 
 
 def _source_problems(recipe: Recipe) -> list[str]:

@@ -10,12 +10,17 @@ from batchloom.core.errors import MissingDependencyError, SettingsError
 from batchloom.core.spec import from_plain, nearest, raise_problems, shown, to_plain
 from batchloom.text import (
     boilerplate,
+    c4,
     control,
+    fineweb,
+    gopher,
     html,
     language,
     length,
     mojibake,
+    overlap,
     pii,
+    repetition,
     whitespace,
 )
 from batchloom.text.steps import Clean, CleanStep
@@ -69,6 +74,17 @@ STEPS: dict[str, KnownStep] = {
     ),
     "language": KnownStep(
         "other languages are dropped", language.LanguageSettings, language.make, _FASTTEXT
+    ),
+    "c4": KnownStep("the rules of C4, of lines and of documents", c4.C4, c4.make),
+    "gopher": KnownStep("the quality rules of Gopher", gopher.Gopher, gopher.make),
+    "repetition": KnownStep(
+        "what repeats itself by the rules of Gopher", repetition.Repetition, repetition.make
+    ),
+    "fineweb": KnownStep("the rules of FineWeb", fineweb.FineWeb, fineweb.make),
+    "decontaminate": KnownStep(
+        "what shares words with an evaluation set is dropped",
+        overlap.Decontaminate,
+        overlap.make,
     ),
     "pii": KnownStep(
         "emails, addresses, phone and card numbers are masked", pii.PiiSettings, pii.make
