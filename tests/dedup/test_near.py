@@ -181,4 +181,4 @@ def test_bands_that_were_cut_are_told(tmp_path):
 
 
 def test_keys_of_bands_have_partitions_too():
-    assert partitions_of(14 * 10**6) == 4
+    assert partitions_of(14 * 10**6) == 7

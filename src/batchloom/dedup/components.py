@@ -23,8 +23,9 @@ from batchloom.core.keys import mix
 from batchloom.dedup.aside import mapped, records_in, touching, written
 from batchloom.dedup.find import DUPLICATE, duplicates
 
-# Links of a partition, and of a chunk that is in memory at once.
-_PARTITION = _CHUNK = 1 << 20
+# Links of a partition, and pairs of a chunk that is in memory at once: links both ways, with room.
+_PARTITION = 1 << 20
+_CHUNK = 1 << 22
 _U32 = np.uint64(32)
 _PAIR = np.dtype([("one", "<u8"), ("other", "<u8")])
 
@@ -37,6 +38,8 @@ class _Spill:
 
     def __init__(self, folder: Path, partitions: int) -> None:
         self._folder, self._partitions = folder, partitions
+        # The last partition that was one chunk, as it is mostly asked for twice.
+        self._kept: tuple[int, tuple[_Documents, _Documents]] | None = None
         with touching(folder):
             folder.mkdir(parents=True)
 
@@ -44,30 +47,39 @@ class _Spill:
         """Put pairs down [K], [K]."""
         if not len(one):
             return
-        pairs = np.stack([one, other], axis=1)
-        partition = mix(one.copy()) % np.uint64(self._partitions)
+        partition = mix(one.copy())
+        partition %= np.uint64(self._partitions)
         partition = partition.astype(np.min_scalar_type(self._partitions))
         order = np.argsort(partition, kind="stable")
-        pairs, partition = pairs[order], partition[order]
-        present, starts = np.unique(partition, return_index=True)
-        for number, piece in zip(present.tolist(), np.split(pairs, starts[1:]), strict=True):
+        pairs = np.stack([one[order], other[order]], axis=1)
+        partition = partition[order]
+        starts = np.flatnonzero(np.concatenate([[True], partition[1:] != partition[:-1]]))
+        numbers = partition[starts].tolist()
+        for number, piece in zip(numbers, np.split(pairs, starts[1:]), strict=True):
             path = self._path(number)
             # Opened for each piece: there may be more partitions than a process may open files.
             with touching(path), path.open("ab") as file:
                 file.write(np.ascontiguousarray(piece, "<u8").data)
 
     def chunks(self, partition: int) -> Iterator[tuple[_Documents, _Documents]]:
-        """The pairs of a partition, a chunk at a time, each sorted and its equal ones once."""
+        """The pairs of a partition, a chunk at a time, each sorted by its first."""
         path = self._path(partition)
-        if not path.exists():
-            return
-        pairs = mapped(path, _PAIR)
-        for start in range(0, len(pairs), _CHUNK):
-            chunk = pairs[start : start + _CHUNK]
-            yield _once(chunk["one"].copy(), chunk["other"].copy())
+        if self._kept is not None and self._kept[0] == partition:
+            yield self._kept[1]
+        elif path.exists():
+            self._kept = None
+            pairs = mapped(path, _PAIR)
+            for start in range(0, len(pairs), _CHUNK):
+                one = pairs["one"][start : start + _CHUNK].copy()
+                order = np.argsort(one, kind="stable")
+                chunk = one[order], pairs["other"][start : start + _CHUNK][order]
+                if len(order) == len(pairs):
+                    self._kept = partition, chunk
+                yield chunk
 
     def remove(self) -> None:
         """Take the files away."""
+        self._kept = None
         with touching(self._folder):
             shutil.rmtree(self._folder)
 
@@ -123,7 +135,8 @@ def _first_spill(links: Sequence[Path], scratch: Path, partitions: int) -> tuple
     # Two documents that are alike mostly agree in many bands: only here do all their links meet.
     pairs = _Spill(scratch / "links", partitions)
     for partition in range(partitions):
-        for later, first in once.chunks(partition):
+        for linked in once.chunks(partition):
+            later, first = _once(*linked)
             pairs.add(later, first)
             pairs.add(first, later)
     once.remove()
@@ -134,13 +147,12 @@ def _large_star(pairs: _Spill, out: _Spill, partitions: int) -> bool:
     """Link each document's later neighbours to the first of its neighbourhood; was anything new?"""
     changed = False
     for partition in range(partitions):
-        documents, firsts = _smallest(pairs, partition)
-        firsts = np.minimum(documents, firsts)
+        table = _smallest(pairs, partition)
         for one, other in pairs.chunks(partition):
+            first = np.minimum(one, _look_up(table, one))
             outward = other > one
-            first = firsts[np.searchsorted(documents, one[outward])]
-            changed |= bool((first != one[outward]).any())
-            out.add(*_once(other[outward], first))
+            changed |= bool((first != one)[outward].any())
+            out.add(other[outward], first[outward])
     return changed
 
 
@@ -148,12 +160,12 @@ def _small_star(pairs: _Spill, out: _Spill, partitions: int) -> bool:
     """Link each document's earlier neighbours, and itself, to the first of them; was anything new?"""
     changed = False
     for partition in range(partitions):
-        documents, firsts = _smallest(pairs, partition)
+        table = _smallest(pairs, partition)
         for one, other in pairs.chunks(partition):
-            first = firsts[np.searchsorted(documents, one)]
+            first = _look_up(table, one)
             linked = first == other
             changed |= not bool(linked.all())
-            later, first = _once(np.where(linked, one, other), first)
+            later = np.where(linked, one, other)
             out.add(later, first)
             out.add(first, later)
     return changed
@@ -165,18 +177,18 @@ def _drops(
     """Give documents and what stays for them their parts, and write them down by partition."""
     first_parts = _Spill(scratch / "first_parts", partitions)
     for partition in range(partitions):
-        documents, part_of = _smallest(parts, partition)
+        part_of = _smallest(parts, partition)
         for one, other in stars.chunks(partition):
             outward = other > one
-            first_parts.add(other[outward], part_of[np.searchsorted(documents, one[outward])])
+            first_parts.add(other[outward], _look_up(part_of, one[outward]))
     files = []
     for partition in range(partitions):
-        documents, part_of = _smallest(parts, partition)
         later, first = _smallest(stars, partition)
         which = np.flatnonzero(first < later)
         later, first = later[which], first[which]
-        _, first_part = _smallest(first_parts, partition)
-        rows = duplicates(later, part_of[np.searchsorted(documents, later)], first, first_part)
+        part = _look_up(_smallest(parts, partition), later)
+        first_part = _look_up(_smallest(first_parts, partition), later)
+        rows = duplicates(later, part, first, first_part)
         path = out / f"near_{partition:05d}.drops"
         with written(path) as file:
             file.write(rows[rows["unit"] >= first_new].data)
@@ -190,10 +202,21 @@ def _smallest(pairs: _Spill, partition: int) -> tuple[_Documents, _Documents]:
     for chunk in pairs.chunks(partition):
         one, other = chunk
         if len(documents):
-            one, other = _once(np.concatenate([documents, one]), np.concatenate([firsts, other]))
+            one, other = np.concatenate([documents, one]), np.concatenate([firsts, other])
+            order = np.argsort(one, kind="stable")
+            one, other = one[order], other[order]
         starts = np.flatnonzero(np.concatenate([[True], one[1:] != one[:-1]]))
-        documents, firsts = one[starts], other[starts]
+        documents, firsts = one[starts], np.minimum.reduceat(other, starts)
     return documents, firsts
+
+
+def _look_up(table: tuple[_Documents, _Documents], documents: _Documents) -> _Documents:
+    """What a table of :func:`_smallest` says of documents that are sorted, each any number of times."""
+    new = np.ones(len(documents), bool)
+    np.not_equal(documents[1:], documents[:-1], out=new[1:])
+    starts = np.flatnonzero(new)
+    values = table[1][np.searchsorted(table[0], documents[starts])]
+    return np.repeat(values, np.diff(starts, append=len(documents)))
 
 
 def _once(one: _Documents, other: _Documents) -> tuple[_Documents, _Documents]:

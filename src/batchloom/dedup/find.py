@@ -24,7 +24,7 @@ DUPLICATE = np.dtype(
     ]
 )
 # Keys that are compared at once with those that stay.
-_BATCH = 1 << 22
+_BATCH = 1 << 21
 _U32 = np.uint64(32)
 
 

@@ -17,9 +17,9 @@ KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4"), ("part", "<u
 BAND_KEY = np.dtype([("high", "<u8"), ("number", "<u4"), ("part", "<u4")])
 
 # Keys that are sorted together; a part of the form of the file.
-RUN = 1 << 22
-# Keys of a partition, so many that they are found in 400 MB of memory.
-_PARTITION = 1 << 22
+RUN = 1 << 21
+# Keys of a partition. However often they repeat, they are searched in 600 MiB.
+_PARTITION = 1 << 21
 
 
 def partitions_of(keys: int) -> int:
@@ -99,7 +99,9 @@ class _Runs:
 
     def _put_down(self, records: NDArray[np.void]) -> None:
         low = records["low"].copy() if "low" in (records.dtype.names or ()) else None
-        self._file.write(records[ordered(records["high"].copy(), low)].data)
+        order = ordered(records["high"].copy(), low)
+        # Several times as fast as indexing, for records.
+        self._file.write(np.take(records, order).data)
 
 
 def key_records(

@@ -6,7 +6,7 @@ the same count finds them again.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, final
 
@@ -25,6 +25,7 @@ _PARTING = re.compile(r"(\n\s*\n)")
 _MOST = 1 << 32
 # Numbers whose drops are in memory at once.
 _STRETCH = 1 << 22
+_CACHED = 1 << 14
 
 
 def count_pieces(text: str, pieces: Pieces) -> int:
@@ -50,28 +51,47 @@ def piece_keys(
     Raises:
         InputError: a unit has more pieces than can be numbered.
     """
-    if pieces == "lines":
-        # One loop over all texts: most of them are short.
-        split = "\n".join(texts).split("\n") if texts else []
-    else:
-        split = [piece for text in texts for piece in _BLANK.split(text)]
-    split = list(map(str.strip, split))
-    stop = start + len(split)
+    digests: list[bytes] = []
+    shown = [np.zeros(0, bool)]
+    for some in _few(texts):
+        split = _split(some, pieces)
+        encoded = map(str.encode, filter(None, split))
+        digests.append(b"".join(map(xxhash.xxh3_128_digest, encoded)))
+        shown.append(np.fromiter(map(bool, split), bool, len(split)))
+    numbers = np.flatnonzero(np.concatenate(shown))
+    stop = start + sum(map(len, shown))
     if stop > _MOST:
         raise InputError(
             f"One unit of input has more than {_MOST:,} {pieces}, too many to number; cut the file it comes from into "
             "several."
         )
-    digests = b"".join(map(xxhash.xxh3_128_digest, map(str.encode, filter(None, split))))
-    numbers = np.flatnonzero(np.fromiter(map(bool, split), bool, len(split)))
     records = np.empty(len(numbers), KEY)
     # A digest is big-endian, its high half first.
-    halves = np.frombuffer(digests, ">u8").reshape(-1, 2)
+    halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
     records["high"], records["low"] = halves[:, 0], halves[:, 1]
     counts = [count_pieces(text, pieces) for text in texts]
     records["part"] = np.repeat(np.asarray(parts, np.uint32), counts)[numbers]
     records["number"] = numbers + start
     return records, stop
+
+
+def _few(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Stretches of texts whose pieces stay in a core's cache together."""
+    first = size = 0
+    for place, text in enumerate(texts):
+        size += len(text)
+        if size >= _CACHED:
+            yield texts[first : place + 1]
+            first, size = place + 1, 0
+    if first < len(texts):
+        yield texts[first:]
+
+
+def _split(texts: Sequence[str], pieces: Pieces) -> list[str]:
+    """The pieces of texts without the white space at their ends."""
+    if pieces == "lines":
+        return list(map(str.strip, "\n".join(texts).split("\n")))
+    return [piece.strip() for text in texts for piece in _BLANK.split(text)]
 
 
 def remove(
@@ -101,19 +121,14 @@ def remove(
 
 
 def _without(text: str, going: list[int], pieces: Pieces) -> str:
-    if pieces == "lines":
-        split = text.split("\n")
-        ends = ["\n"] * (len(split) - 1)
-    else:
-        both = _PARTING.split(text)
-        split, ends = both[::2], both[1::2]
     gone = set(going)
-    stay = [place for place in range(len(split)) if place not in gone]
-    if len(split) - 1 in gone and stay:
-        # The text ends as it did: at its last piece, without what parted it from the next.
-        ends[stay[-1]] = ""
-    ends.append("")
-    return "".join(split[place] + ends[place] for place in stay)
+    if pieces == "lines":
+        return "\n".join([line for place, line in enumerate(text.split("\n")) if place not in gone])
+    both = _PARTING.split(text)
+    stay = [place for place in range(0, len(both), 2) if place // 2 not in gone]
+    # The text ends with its last paragraph, without what parted that from the next.
+    kept = [both[place] + both[place + 1] for place in stay[:-1]]
+    return "".join([*kept, *(both[place] for place in stay[-1:])])
 
 
 @final
