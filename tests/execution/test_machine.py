@@ -24,9 +24,7 @@ GIB = 1 << 30
         (1, 0, None, None, 1),
     ],
 )
-def test_workers_are_as_many_as_cores_orders_and_memory_allow(
-    asked, orders, free, memory, workers
-):
+def test_workers_are_as_many_as_cores_orders_and_memory_allow(asked, orders, free, memory, workers):
     assert workers_for(asked, orders, cores=8, free=free, memory=memory) == workers
 
 
