@@ -1,0 +1,280 @@
+"""A crew on a Ray cluster: several nodes on this machine, started once, some of which are killed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from batchloom.core.errors import InputError, OutputError, WorkerError
+from batchloom.execution.ray_cluster import RayCluster, RayCrew, _unconnected, room
+from batchloom.execution.retry import carry_out
+from batchloom.execution.seam import Done, Lost, Told
+from execution.contract import check_contract, results, until
+from execution.works import setup
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'batchloom[ray]'")
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+OBJECTS = 80 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head without processors, and three nodes of one processor each."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": False,
+                "object_store_memory": OBJECTS,
+                "_system_config": {
+                    "health_check_initial_delay_ms": 500,
+                    "health_check_period_ms": 500,
+                    "health_check_timeout_ms": 500,
+                    "health_check_failure_threshold": 3,
+                },
+            },
+        )
+        try:
+            made.living = [add_node(made) for _ in range(3)]
+            yield made
+        finally:
+            made.shutdown()
+
+
+def add_node(cluster):
+    return cluster.add_node(num_cpus=1, object_store_memory=OBJECTS)
+
+
+def kill_node(cluster):
+    """End a node as a machine without power does: its raylet is gone, its workers with it."""
+    os.kill(cluster.living.pop().all_processes["raylet"][0].process.pid, signal.SIGKILL)
+
+
+def test_the_contract_of_a_crew(cluster, tmp_path):
+    with RayCrew(setup, RayCluster(cluster.address, shared=tmp_path)) as crew:
+        check_contract(crew)
+        assert crew.workers == 3
+        assert len(set(results(crew, [("pid", None)] * 20).values())) <= 3
+        assert list(tmp_path.iterdir()) != []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_worker_takes_its_own_order_with_it(cluster):
+    limit = 400 << 20
+    died = "died on a node of the Ray cluster (out of memory?)"
+    orders = [
+        (("tell then die", signal.SIGKILL), 3, died),
+        (("exit", 3), 0, died),
+        (("no memory", None), 0, "ran out of memory"),
+        (("hold", 600 << 20), 1, " MiB of memory, more than the 400 MiB that a worker may use"),
+    ]
+    with RayCrew(setup, RayCluster(cluster.address, workers=2, memory=limit)) as crew:
+        for number, (order, _, _) in enumerate(orders):
+            crew.give(number, order)
+        crew.give(9, ("square", 5))
+        assert crew.workers <= 2
+        events = []
+        while crew.unfinished:
+            events.append(crew.next(30))
+        for number, (_, tells, reason) in enumerate(orders):
+            mine = [one for one in events if one.number == number]
+            # Whoever takes its memory may be found out before it tells of it.
+            assert len(mine) - 1 == tells or order[0] == "hold"
+            assert [type(one) for one in mine] == [Told] * (len(mine) - 1) + [Lost]
+            assert mine[-1].reason.endswith(reason)
+        assert Done(9, 25) in events
+
+
+def test_a_node_that_does_not_see_the_folder_is_named(cluster, tmp_path):
+    with RayCrew(setup, RayCluster(cluster.address, shared=tmp_path)) as crew:
+        for token in tmp_path.iterdir():
+            token.unlink()
+        crew.give(0, ("square", 1))
+        with pytest.raises(OutputError, match=r"The node .* does not see .* on every node"):
+            until(crew, Done)
+
+
+def test_results_come_once_whatever_workers_and_nodes_are_killed(cluster):
+    drawn, found, reasons = random.Random(5), {}, []
+
+    def lost(number, order, reason):
+        reasons.append(reason)
+        return order
+
+    with RayCrew(setup, RayCluster(cluster.address)) as crew:
+        for event in carry_out(crew, [(n, ("flaky", n)) for n in range(200)], lost):
+            if isinstance(event, Done):
+                assert event.number not in found
+                found[event.number] = event.result
+                if len(found) == 100:
+                    kill_node(cluster)
+                elif len(found) % 25 == 0:
+                    victims = [p for p in psutil.process_iter() if name(p) == "ray::do_order"]
+                    if victims:
+                        drawn.choice(victims).kill()
+    assert found == {number: number * 3 for number in range(200)}
+    assert reasons
+
+
+def name(process):
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def test_an_order_on_a_node_that_dies_is_lost(cluster):
+    """The node is the one that works: there are two left, and both are busy."""
+    with RayCrew(setup, RayCluster(cluster.address)) as crew:
+        for number in range(2):
+            crew.give(number, ("sleep", 4))
+        for _ in range(2):
+            until(crew, Told)
+        kill_node(cluster)
+        events = [crew.next(30) for _ in range(2)]
+        assert {type(one) for one in events} == {Done, Lost}
+        [lost] = [one for one in events if isinstance(one, Lost)]
+        assert lost.reason in (
+            "was on a node of the Ray cluster that died",
+            "died on a node of the Ray cluster (out of memory?)",
+        )
+        # The last node goes, and nobody is left.
+        crew.give(5, ("sleep", 30))
+        until(crew, Told)
+        kill_node(cluster)
+        assert until(crew, Lost).number == 5
+
+
+def test_a_cluster_that_shrinks_to_nothing_ends_the_job_and_one_that_grows_goes_on(cluster):
+    with RayCrew(setup, RayCluster(cluster.address, patience=1.5)) as crew:
+        crew.give(0, ("square", 7))
+        with pytest.raises(WorkerError, match=r"No node .* a processor for 1.5 seconds; what is"):
+            until(crew, Done)
+    with RayCrew(setup, RayCluster(cluster.address, patience=30)) as crew:
+        crew.give(0, ("square", 7))
+        assert crew.next(0.1) is None
+        cluster.living.append(add_node(cluster))
+        assert until(crew, Done) == Done(0, 49)
+
+
+def test_a_node_without_batchloom_is_told_in_one_sentence(cluster, tmp_path):
+    (tmp_path / "batchloom").mkdir()
+    (tmp_path / "batchloom" / "__init__.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'batchloom'\", name='batchloom')"
+    )
+    cluster.remove_node(cluster.living.pop())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        cluster.living.append(add_node(cluster))
+    with RayCrew(setup, RayCluster(cluster.address)) as crew:
+        crew.give(0, ("square", 7))
+        with pytest.raises(WorkerError, match="cannot load batchloom .* install the same"):
+            until(crew, Done)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "words"),
+    [
+        (
+            "127.0.0.1:1",
+            WorkerError,
+            r"There is no Ray cluster at '127.0.0.1:1' \(.*refused\); give",
+        ),
+        ("nonsense", WorkerError, "There is no Ray cluster at 'nonsense'"),
+        ("ray://127.0.0.1:10001", InputError, "is an address of Ray's client"),
+    ],
+)
+def test_a_wrong_address_is_told_at_once(address, kind, words):
+    began = time.monotonic()
+    with pytest.raises(kind, match=words), RayCrew(setup, RayCluster(address)):
+        pass
+    assert time.monotonic() - began < 5
+
+
+def test_another_python_is_told_in_one_sentence():
+    from ray._private.utils import check_version_info
+
+    other = {"ray_version": ray.__version__, "python_version": "3.8.1"}
+    with pytest.raises(RuntimeError) as caught:
+        check_version_info(other, "node 127.0.0.1")
+    said = _unconnected("127.0.0.1:1", caught.value)
+    assert said.startswith("The Ray cluster at '127.0.0.1:1' is of another Python or Ray")
+    assert "3.8.1" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "memory", "workers"),
+    [
+        ([], None, 0),
+        ([{"CPU": 4.0}, {}, {"CPU": 0.0}, {"CPU": 2.5}], None, 6),
+        ([{"CPU": 4.0, "memory": 10.0}, {"CPU": 1.0, "memory": 100.0}], 5, 3),
+        ([{"CPU": 4.0, "memory": 4.0}], 5, 0),
+    ],
+)
+def test_workers_fit_into_processors_and_memory(nodes, memory, workers):
+    assert room(nodes, memory) == workers
+
+
+def run(code, extra=(), **more):
+    paths = [*extra, *(path for path in sys.path if path)]
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **more},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_a_ray_of_its_own_is_of_this_machine_alone_and_ends(tmp_path):
+    done = run("""
+        import psutil
+        from batchloom.execution.ray_cluster import RayCluster, RayCrew
+        from execution.contract import results
+        from execution.works import setup
+
+        with RayCrew(setup, RayCluster(workers=2)) as crew:
+            assert results(crew, [("square", n) for n in range(9)]) == {n: n * n for n in range(9)}
+            assert crew.workers == 2
+            family = psutil.Process().children(recursive=True)
+            listening = [
+                place.laddr.ip
+                for one in family
+                for place in one.net_connections(kind="inet")
+                if place.status == psutil.CONN_LISTEN
+            ]
+        assert listening and all(ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for ip in listening), listening
+        gone, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive, alive
+        print("right")
+    """)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_without_ray_the_remedy_is_told(tmp_path):
+    (tmp_path / "ray.py").write_text("raise ImportError('no ray here')")
+    done = run(
+        """
+        from batchloom.execution.ray_cluster import RayCluster, RayCrew
+        from execution.works import setup
+        with RayCrew(setup, RayCluster()):
+            pass
+        """,
+        extra=[tmp_path],
+    )
+    assert "MissingDependencyError: --engine ray needs ray: pip install 'batchloom[ray]'" in (
+        done.stderr
+    )
