@@ -16,7 +16,8 @@ from batchloom.chat.choose import choose_template
 from batchloom.compat import GPTDataLoader, PretrainingDataset, SFTDataset, load_jsonl_file
 from batchloom.preparation.work import WORK_NAME
 from batchloom.sources.listing import list_sources
-from batchloom.testing.stores import write_store
+from batchloom.store.compact import compact_store
+from batchloom.testing.stores import append_documents, write_store
 from batchloom.tokens import resolve_tokenizer
 from chat.conftest import metaspace
 from prepare.stores import jsonl
@@ -87,6 +88,20 @@ def another_plan():
     loaders[0].load_state_dict(loaders[1].state_dict())
 
 
+def another_generation():
+    loader = batchloom.Loader(write_store("s", [[1, 2, 3]] * 9), seq_len=4, global_batch_size=1)
+    append_documents("s", [[4, 5]])
+    newer = batchloom.Loader(batchloom.open_store("s"), seq_len=4, global_batch_size=1)
+    newer.load_state_dict(loader.state_dict())
+
+
+def compacted():
+    write_store("s", [[1, 2, 3]] * 9)
+    append_documents("s", [[4, 5]])
+    compact_store("s")
+    batchloom.open_store("s", generation=1)
+
+
 def no_torch(patch):
     store = write_store("s", [[1, 2, 3]] * 9)
     patch.setitem(sys.modules, "torch", None)
@@ -132,6 +147,8 @@ HERE = {
     "holds token id ...; the tokenizer has ids 0 to ...": lambda _: foreign(),
     "has no documents in subset 'val'": lambda _: batchloom.open_store(
         write_store("s", [[1]]).path, "val"),
+    "was compacted away when generation ... was made": lambda _: compacted(),
+    "The state was made on generation ... is open": lambda _: another_generation(),
     "global_batch_size: ... cannot be shared by": lambda _: shared(),
     "The state belongs to another plan": lambda _: another_plan(),
     "output='torch' needs torch, which is not installed": no_torch,

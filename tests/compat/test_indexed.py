@@ -8,7 +8,8 @@ import pytest
 import batchloom
 from batchloom.compat import GPTDataLoader, IndexedDataset, PretrainingDataset
 from batchloom.core.errors import InputError
-from batchloom.testing.stores import write_store
+from batchloom.store.remove import remove_documents
+from batchloom.testing.stores import append_documents, write_store
 from oracles import megatron, megatron_prefix
 from prepare.stores import jsonl
 
@@ -119,3 +120,20 @@ def test_it_goes_into_a_dataloader_and_a_model(tmp_path):
     padded = model(**batch).loss
     alone = [model(torch.tensor([ids]), labels=torch.tensor([ids])).loss for ids in ([5, 6, 7, 8], [9, 10])]  # fmt: skip
     assert torch.allclose(padded, (3 * alone[0] + alone[1]) / 4, atol=1e-6)
+
+
+def test_a_pickled_dataset_stays_of_its_generation(tmp_path):
+    write_store(tmp_path, [[1, 2], [3]])
+    data = pickle.dumps(IndexedDataset(tmp_path))
+    append_documents(tmp_path, [[4, 5, 6]])
+    assert [ids.tolist() for ids in pickle.loads(data)[:]] == [[1, 2], [3]]
+    assert len(IndexedDataset(tmp_path)) == 3
+
+
+def test_removed_documents_give_no_row(tmp_path):
+    write_store(tmp_path / "s", [[1, 2, 256], [3, 4, 256], [5, 6, 256]])
+    (tmp_path / "list").write_text("train:1\n")
+    remove_documents(tmp_path / "s", documents_file=tmp_path / "list")
+    rows = PretrainingDataset(tmp_path / "s", "bytes", 4, output="numpy")
+    assert [row["input_ids"][:2].tolist() for row in (rows[0], rows[1])] == [[1, 2], [5, 6]]
+    assert len(rows) == 2

@@ -1,7 +1,7 @@
 """``IndexedDataset`` and ``PretrainingDataset``: indexed ``.bin/.idx`` pairs as Megatron's readers give them."""
 
 import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -15,6 +15,7 @@ from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.spec import shown, whole
 from batchloom.store.index import map_index
 from batchloom.store.opening import open_store
+from batchloom.store.reader import Store
 
 Ids = NDArray[Any]
 
@@ -38,7 +39,10 @@ class IndexedDataset:
 
     def __init__(self, prefix: str | os.PathLike[str], split: str = "train") -> None:
         # Opening it checks all of the index, documents and sequences.
-        self._store = open_store(prefix, split)
+        self._read(open_store(prefix, split))
+
+    def _read(self, store: Store) -> None:
+        self._store = store
         if self._store.manifest is None:
             path = self._store.path
             index = map_index(path.with_name(path.name + ".idx"))
@@ -47,8 +51,8 @@ class IndexedDataset:
             self.sequence_lengths = self._store.lengths.slice(0, len(self._store)).view("<i4")
             self.document_indices = np.arange(len(self._store) + 1)
 
-    def __reduce__(self) -> tuple[type["IndexedDataset"], tuple[Path, str]]:
-        return IndexedDataset, (self._store.path, self._store.split)
+    def __reduce__(self) -> tuple[Callable[[Store], "IndexedDataset"], tuple[Store]]:
+        return _dataset_of, (self._store,)
 
     def __len__(self) -> int:
         return len(self.sequence_lengths)
@@ -92,6 +96,13 @@ class IndexedDataset:
         begin = int(self.sequence_lengths[first:place].sum(dtype=np.int64)) + offset
         ids: Ids = self._store[document].ids[begin : begin + stop - offset]
         return ids
+
+
+def _dataset_of(store: Store) -> IndexedDataset:
+    """A dataset of an open store, which stays of its generation."""
+    dataset = IndexedDataset.__new__(IndexedDataset)
+    dataset._read(store)  # noqa: SLF001
+    return dataset
 
 
 @final

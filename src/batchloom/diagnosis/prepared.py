@@ -75,7 +75,7 @@ def prepared_facts(given: str, seq_len: int, preview: int, *, full: bool) -> Pre
 def _preview(place: Path, count: int) -> tuple[Preview, ...]:
     store = open_store(place)
     shown = []
-    for number in range(min(count, len(store))):
+    for number in store.first(count):
         ids = store[number].ids.astype(np.int64)
         span = (np.array([number]), np.zeros(1, np.int64), np.array([ids.size]))
         trained = store.mask(*span)[0] if store.masked else np.ones(ids.size, bool)

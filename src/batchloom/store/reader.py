@@ -249,6 +249,12 @@ class Store:
             self.tokens - (gone.tokens if gone else 0),
         )
 
+    def first(self, count: int) -> list[int]:
+        """Numbers of the first ``count`` documents that are not removed."""
+        numbers = np.arange(min(len(self), count + self.removed.size))
+        kept: list[int] = numbers[~are_removed(self.removed, numbers)][:count].tolist()
+        return kept
+
     @property
     def end_id(self) -> int:
         """The end-of-document id, which also fills padding; 0 for a bare prefix."""

@@ -326,21 +326,14 @@ def _check_content(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
     verdict.facts["tokenizer"] = f"{entry.name}, {entry.vocab_size:,} ids, {entry.fingerprint}"
     try:
         tokenizer = store.tokenizer
-        first = _first_kept(store)
-        verdict.sample = "" if first is None else tokenizer.decode(store[first].ids[:_SAMPLE_IDS])
+        for first in store.first(1):
+            verdict.sample = tokenizer.decode(store[first].ids[:_SAMPLE_IDS])
     except BatchloomError as error:
         verdict.faults.append(str(error))
         return
     # What says that it was made up may look like it.
     if not store.synthetic:
         verdict.faults += _noise_faults(_sample_ids(store), entry.vocab_size, str(folder))
-
-
-def _first_kept(store: Store) -> int | None:
-    """The first document that is not removed."""
-    return next(
-        (n for n in range(len(store)) if not are_removed(store.removed, np.array([n]))[0]), None
-    )
 
 
 def _sample_ids(store: Store) -> NDArray[np.int64]:
