@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from batchloom.preparation.recipe import Recipe
     from batchloom.preparation.recipe_choice import read_recipe
     from batchloom.sources.presets import list_datasets
-    from batchloom.store.reader import Store, open_store
+    from batchloom.store.opening import open_store
+    from batchloom.store.reader import Store
 
 __version__ = "0.1.0"
 
@@ -55,7 +56,7 @@ _HOMES = {
     "doctor": "batchloom.diagnosis.doctor",
     "inspect": "batchloom.batches.inspect",
     "list_datasets": "batchloom.sources.presets",
-    "open_store": "batchloom.store.reader",
+    "open_store": "batchloom.store.opening",
     "prepare": "batchloom.preparation.job",
     "read_recipe": "batchloom.preparation.recipe_choice",
 }

@@ -8,9 +8,10 @@ from batchloom.preparation.job import run_recipe
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_values import dedup_of
+from batchloom.preparation.run_settings import RunSettings
 from batchloom.sources.rules import Limits
 from batchloom.store.manifest import read_manifest
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 
 SMALL = Limits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 
@@ -34,8 +35,7 @@ def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **setti
         recipe_of(inputs=tuple(map(str, inputs)), **settings),
         Path(out),
         listener or (lambda event: None),
-        limits=limits,
-        unit_bytes=unit_bytes,
+        settings=RunSettings(limits=limits or Limits(), unit_bytes=unit_bytes),
     )
 
 
@@ -66,7 +66,7 @@ def tree(out):
     return {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(Path(out).rglob("*"))
-        if path.is_file() and path.name != "report.json"
+        if path.is_file() and path.stem != "report"
     }
 
 

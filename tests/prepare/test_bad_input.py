@@ -22,7 +22,7 @@ from batchloom.core.errors import (
     TooManyBadRecordsError,
 )
 from batchloom.preparation.recipe import Recipe, allowed_bad
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 from prepare.stores import jsonl, make, recipe_of, texts
 
 
@@ -205,7 +205,7 @@ def test_a_broken_gzip_stops_the_job_and_finished_units_stay(tmp_path):
         make([tmp_path / "a.jsonl", tmp_path / "b.txt.gz"], tmp_path / "out", unit_bytes=10_000)
     sentence = "b.txt.gz is cut short: its gzip data ends or fails at byte 1,400,000 of 1,400,000;"
     assert one_sentence(error).startswith(sentence)
-    assert (tmp_path / "out" / ".work" / "units" / "00000" / "unit.json").exists()
+    assert list((tmp_path / "out" / ".work" / "units").glob("*/unit.json"))
     assert not (tmp_path / "out" / "dataset_metadata.json").exists()
 
 

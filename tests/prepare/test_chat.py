@@ -66,12 +66,15 @@ def test_batches_train_the_answers_and_nothing_else(tmp_path):
 def test_the_same_whatever_the_units_and_after_a_stop(tmp_path):
     from batchloom.preparation.job import run_recipe
     from batchloom.preparation.recipe import Recipe
+    from batchloom.preparation.run_settings import RunSettings
 
     jsonl(tmp_path / "in.jsonl", ASKED)
     recipe = Recipe(inputs=(str(tmp_path / "in.jsonl"),), tokenizer="bytes", val_fraction=0.2)
     whole = batchloom.open_store(run_recipe(recipe, tmp_path / "a", lambda _: None).path)
     cut = batchloom.open_store(
-        run_recipe(recipe, tmp_path / "b", lambda _: None, unit_bytes=700).path
+        run_recipe(
+            recipe, tmp_path / "b", lambda _: None, settings=RunSettings(unit_bytes=700)
+        ).path
     )
     assert cut.shards > whole.shards
     for number in range(len(whole)):

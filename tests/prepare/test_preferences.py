@@ -67,7 +67,7 @@ SETTINGS = {"unit_bytes": 4000, "val_fraction": 0.2, "tokens_per_shard": 500}
 
 
 def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
-    monkeypatch.setattr("batchloom.preparation.shards._STRETCH_ROWS", 7)
+    monkeypatch.setattr("batchloom.preparation.settle._STRETCH_ROWS", 7)
     monkeypatch.setattr("batchloom.preparation.shards._STRETCH_TOKENS", 100)
     monkeypatch.setattr("batchloom.preparation.tokenize._BATCH_DOCUMENTS", 9)
     jsonl(tmp_path / "in.jsonl", ROWS)
@@ -98,7 +98,7 @@ def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
     ]
     expected, out, runs = tree(tmp_path / "whole"), tmp_path / "out", 0
     assert any(name.endswith(".pairs") for name in expected)
-    while run_killed({"open"}, 150, inputs, out, **SETTINGS):
+    while run_killed({"open"}, 200, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 40
     assert runs > 2

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 from prepare.stores import make, texts, tree
 
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 import batchloom
 from batchloom.core.errors import InputError
+from batchloom.preparation.encode import hash_documents
 from batchloom.preparation.subsets import Membership, unit_interval
-from batchloom.preparation.unit_files import hash_texts, with_control
+from batchloom.preparation.unit_files import with_control
 from batchloom.store.index import map_index
 from batchloom.store.manifest import read_manifest
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 from batchloom.text.normalize import normalize
 from prepare.stores import SMALL, documents, jsonl, make, texts, tree
 
@@ -85,7 +86,7 @@ def check_subsets(out, val, test, kept):
     assert len(filled) == min(len(wanted), len(set(kept)))
     assert "train" in filled
     for text, side in sides.items():
-        low, high = hash_texts([text])[0].tolist()
+        low, high = hash_documents([text])[0].tolist()
         u = unit_interval(np.array([high], np.uint64))[0]
         natural = "val" if u < val else "test" if u < val + test else "train"
         moved = read_manifest(out).subset_overrides.get(f"{(high << 64) | low:032x}", natural)
@@ -184,7 +185,7 @@ def test_membership_stays_when_data_is_added(tmp_path):
 
 
 def test_shares_are_about_what_was_asked():
-    hashes = hash_texts([f"text {i}" for i in range(40_000)])
+    hashes = hash_documents([f"text {i}" for i in range(40_000)])
     codes = Membership(0.1, 0.05).codes(hashes)
     shares = np.bincount(codes, minlength=3) / len(codes)
     assert shares == pytest.approx([0.85, 0.1, 0.05], abs=0.006)

@@ -8,14 +8,16 @@ from batchloom.batches.tables import load_table, lock_table, table_folders, writ
 from batchloom.core.spec import from_plain
 from batchloom.plan.plan import Plan
 from batchloom.plan.spec import PlanSpec
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 
 
 def main() -> None:
     """Read a request from standard input; leave at once when another process counts."""
     os.nice(10)
     request = json.load(sys.stdin)
-    store = open_store(request["path"], request["split"] or "train")
+    store = open_store(
+        request["path"], request["split"] or "train", generation=request["generation"]
+    )
     plan = Plan(store, from_plain(PlanSpec, request["spec"]))
     folders = table_folders(store)
     parent = os.getppid()

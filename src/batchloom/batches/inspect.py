@@ -1,6 +1,7 @@
 """What a store holds and how full its sequences would be."""
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from batchloom.core.spec import raise_problems, shown, whole
 from batchloom.plan.plan import Plan
 from batchloom.plan.pools import LeftOut
 from batchloom.plan.spec import Overlong, PlanSpec
+from batchloom.store.opening import open_store
 from batchloom.store.pairs import SIDE_NAMES
-from batchloom.store.reader import Store, open_store
+from batchloom.store.reader import Store
+from batchloom.store.removed import are_removed
 
 PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
 _SAMPLED_POOLS = 4
@@ -55,6 +58,8 @@ class Inspection:
         first: the beginning of the first documents, decoded (empty for a bare prefix).
         preferences: ``pairs`` or ``labels`` where the documents are preferences, else empty.
         sides: documents by side (``chosen``, ``rejected``, ``good``, ``bad``), of preferences.
+        generation: of a store, which one; else None.
+        removed: documents that were removed; they count among the others until the store is compacted.
     """
 
     path: str
@@ -75,10 +80,17 @@ class Inspection:
     first: tuple[str, ...]
     preferences: str = ""
     sides: dict[str, int] = field(default_factory=dict)
+    generation: int | None = None
+    removed: int = 0
 
 
 def inspect(
-    path: str | Path, *, split: str = "train", seq_len: int = 2048, first: int = 3
+    path: str | Path,
+    *,
+    split: str = "train",
+    seq_len: int = 2048,
+    first: int = 3,
+    generation: int | None = None,
 ) -> Inspection:
     """Look at one subset of a store (or a bare prefix) without changing anything.
 
@@ -87,6 +99,7 @@ def inspect(
         split: the subset.
         seq_len: tokens of a sequence, for the packing efficiencies.
         first: how many documents to decode.
+        generation: of the store; None for the newest.
 
     Raises:
         StoreMissingError, StoreError: as :func:`batchloom.open_store`.
@@ -97,13 +110,14 @@ def inspect(
     number = whole(first)
     if number is None or number < 0:
         raise_problems([f"first: {shown(first)} is no number of documents"])
-    store = open_store(path, split)
+    store = open_store(path, split, generation=generation)
     if not len(store):
         raise InputError(f"{path} holds no documents; there is nothing to inspect.")
     lengths = store.lengths.slice(0, len(store))
     texts = []
     if store.manifest:
-        texts = [_beginning(store, number) for number in range(min(first, len(store)))]
+        there = (n for n in range(len(store)) if not are_removed(store.removed, np.array([n]))[0])
+        texts = [_beginning(store, number) for number in islice(there, first)]
     return Inspection(
         path=str(path),
         split=store.split,
@@ -128,6 +142,8 @@ def inspect(
         first=tuple(texts),
         preferences=store.preferences,
         sides=_sides(store),
+        generation=store.generation,
+        removed=int(store.removed.size),
     )
 
 

@@ -25,9 +25,10 @@ from batchloom.batches.tables import (
 from batchloom.batches.world import find_world
 from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
 from batchloom.core.spec import shown, to_plain, whole
-from batchloom.plan.plan import Plan
+from batchloom.plan.plan import SOURCE, Plan
 from batchloom.plan.ranks import check_world, rank_positions
 from batchloom.plan.spec import POOL_SIZE, Last, Overlong, PlanSpec
+from batchloom.store.manifest import generation_with, read_manifest
 from batchloom.store.reader import Store
 
 # glibc keeps no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
@@ -235,6 +236,7 @@ class Loader:
         Raises:
             StateError: the state is of another store, tokenizer or plan; names each field that differs.
         """
+        refuse_other_generation(self.store, state)
         position = self.plan.resume(state)
         step, inside = divmod(position, self.plan.spec.global_batch_size)
         if inside:
@@ -274,7 +276,7 @@ class Loader:
         local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
         if local != "0" or self.plan.pools.count <= IN_PLACE or self.plan.has_counts:
             return
-        count_beside(str(self.store.path), self.store.split, to_plain(self.plan.spec))
+        count_beside(self.store, to_plain(self.plan.spec))
 
 
 @dataclass(slots=True, eq=False)
@@ -304,6 +306,31 @@ def _store_of(plan: Plan) -> Store:
             "Give Plan(open_store(path), spec)."
         )
     return plan.store
+
+
+def refuse_other_generation(store: Store, state: dict[str, Any]) -> None:
+    """Refuse a state that was made on another generation of the store; any other is the plan's to judge.
+
+    Raises:
+        StateError: says which generation to open.
+        GenerationError: it was compacted away.
+    """
+    try:
+        theirs = state["identity"]["sources"][SOURCE]["store"]
+    except (KeyError, TypeError):
+        return
+    if theirs == store.fingerprint or store.manifest is None or not store.on_disk:
+        return
+    newest = read_manifest(store.path)
+    number = generation_with(newest, store.split, theirs)
+    if number is None:
+        return
+    # Where it was compacted away, this says so.
+    read_manifest(store.path, number)
+    raise StateError(
+        f"The state was made on generation {number} of {store.path}, and generation {store.generation} is open: "
+        f"open_store({str(store.path)!r}, {store.split!r}, generation={number}) goes on with it exactly."
+    )
 
 
 def refuse_preferences(store: Store) -> None:

@@ -166,7 +166,7 @@ def _lock_file(name: str, folders: list[Path]) -> int | None:
     return None
 
 
-def count_beside(store_path: str, split: str, spec: dict[str, object]) -> None:
+def count_beside(store: Store, spec: dict[str, object]) -> None:
     """Start counting in a process of its own, at low priority; see :mod:`batchloom.batches.count`.
 
     Should it fail, whoever needs the table counts it and meets the reason.
@@ -177,7 +177,14 @@ def count_beside(store_path: str, split: str, spec: dict[str, object]) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    request = canonical({"path": store_path, "split": split, "spec": spec})
+    request = canonical(
+        {
+            "path": str(store.path),
+            "split": store.split,
+            "generation": store.generation,
+            "spec": spec,
+        }
+    )
     threading.Thread(target=process.communicate, args=(request,), daemon=True).start()
 
 

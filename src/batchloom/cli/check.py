@@ -27,6 +27,9 @@ def check(
     vocab_size: Annotated[
         int | None, typer.Option(help="Every id of a bare prefix must be below this.")
     ] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="An older generation of a store; the newest by default.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Verify a store or a raw file, and say whether it is real data, synthetic or absent.
@@ -34,7 +37,9 @@ def check(
     Exit code 0: sound, 1: faulty or absent, 2: wrong options.
     """
     try:
-        verdict = batchloom.check(path, text_field=text_field, vocab_size=vocab_size)
+        verdict = batchloom.check(
+            path, text_field=text_field, vocab_size=vocab_size, generation=generation
+        )
     except InputMissingError as error:
         if not as_json:
             plain_console().print(f"{'data:':12} absent")

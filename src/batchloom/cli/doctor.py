@@ -9,11 +9,11 @@ from rich.console import Console
 import batchloom
 from batchloom.chat.mapping import parse_mapping
 from batchloom.cli.console import plain_console
-from batchloom.cli.prepare import Display, duration, marker, megabytes
+from batchloom.cli.prepare import Display, marker
 from batchloom.cli.preview import print_preview
 from batchloom.cli.secrets import without_secrets
 from batchloom.core.errors import BatchloomError, SettingsError
-from batchloom.core.values import counted, visible
+from batchloom.core.values import counted, duration, megabytes, visible
 from batchloom.diagnosis.doctor import Diagnosis, unread
 from batchloom.diagnosis.prepared import PreparedFacts
 from batchloom.preparation.findings import LengthFacts, SourceFacts

@@ -10,8 +10,7 @@ from typing import Annotated, final
 import typer
 
 from batchloom.cli.console import plain_console
-from batchloom.cli.prepare import megabytes
-from batchloom.core.values import counted
+from batchloom.core.values import counted, megabytes
 from batchloom.store.export import export_store
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -33,6 +32,9 @@ def export(
         str | None,
         typer.Option(metavar="NAME", help="With --to megatron: all shards as one prefix NAME."),
     ] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="An older generation of the store; the newest by default.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.")
     ] = False,
@@ -44,6 +46,7 @@ def export(
         out=out,
         split=split,
         merge=merge,
+        generation=generation,
         progress=_Lines().count,
     )
     if as_json:

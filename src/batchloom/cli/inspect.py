@@ -13,6 +13,7 @@ import batchloom
 from batchloom.batches.inspect import Inspection
 from batchloom.cli.console import plain_console
 from batchloom.core.values import counted, visible
+from batchloom.store.format import PAGE_NAME
 
 _BAR = 40
 
@@ -28,16 +29,23 @@ def inspect(
         int, typer.Option(help="Tokens of a sequence, for the packing table.")
     ] = 2048,
     first: Annotated[int, typer.Option(help="How many documents to show decoded.")] = 3,
+    generation: Annotated[
+        int | None, typer.Option(help="An older generation of the store; the newest by default.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show shards, documents, tokens, lengths, packing efficiency and the first documents."""
-    found = batchloom.inspect(path, split=split, seq_len=seq_len, first=first)
+    found = batchloom.inspect(
+        path, split=split, seq_len=seq_len, first=first, generation=generation
+    )
     if as_json:
         print(json.dumps(dataclasses.asdict(found), ensure_ascii=False))
         return
     console = plain_console()
     _print_counts(console, found)
     _print_packing(console, found)
+    if (page := path / PAGE_NAME).is_file():
+        console.print(f"report: {visible(str(page))}")
     for number, text in enumerate(found.first):
         console.print(f"document {number} begins {text!r}")
 
@@ -48,6 +56,15 @@ def _print_counts(console: Console, found: Inspection) -> None:
     console.print(
         f"{visible(str(found.path))}{split}: {documents}, {found.tokens:,} tokens ({found.dtype}) in {shards}",
     )
+    if found.generation is not None and found.generation > 1:
+        console.print(
+            f"generation {found.generation} (batchloom log {visible(str(found.path))} lists all)"
+        )
+    if found.removed:
+        console.print(
+            f"{counted(found.removed, 'document')} of these removed: read as end tokens that are not trained, until "
+            "batchloom compact"
+        )
     if found.preferences:
         sides = ", ".join(f"{count:,} {side}" for side, count in found.sides.items())
         console.print(f"preferences ({found.preferences}): {sides}")

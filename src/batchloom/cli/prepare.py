@@ -14,15 +14,18 @@ from rich.table import Table
 
 from batchloom.chat.mapping import parse_mapping
 from batchloom.cli.console import plain_console
+from batchloom.cli.profile import print_profile
 from batchloom.core.files import printable
 from batchloom.core.spec import shown
-from batchloom.core.values import counted, visible
+from batchloom.core.values import counted, duration, megabytes, visible
 from batchloom.preparation.job import run_chosen
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_choice import choose_recipe
 from batchloom.preparation.recipe_file import recipe_settings, recipe_text
 from batchloom.preparation.recipe_values import SIZE, size_of
+from batchloom.preparation.report import read_facts
 from batchloom.preparation.result import PrepareResult
+from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.tally import Note, Progress
 from batchloom.store.format import QUARANTINE_NAME
 
@@ -37,6 +40,7 @@ _PHASES = {
     "write": "writing shards",
     "look": "looking at every row",
     "convert": "converting",
+    "upload": "sending",
 }
 _OF_ROWS = ("look", "convert")
 
@@ -74,7 +78,12 @@ def prepare(
         ),
     ] = None,
     *,
-    out: Annotated[Path | None, typer.Option(help="Folder of the store.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of the store, or a place in an object store (s3://bucket/prefix)."
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -216,6 +225,16 @@ def prepare(
             "10 GB are read where they lie.",
         ),
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Say at the end where the time went.")
+    ] = False,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where a store that goes elsewhere is made before it is sent; a folder below the user's cache by "
+            "default."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.")
     ] = False,
@@ -257,11 +276,13 @@ def prepare(
     if out is None:
         raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
     with Display() as display:
-        result = run_chosen(chosen, out, display.show, streaming=streaming)
+        result = run_chosen(chosen, out, display.show, RunSettings(streaming=streaming, work=work))
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:
         print_result(plain_console(), result)
+    if profile:
+        print_profile(plain_console(stderr=as_json), read_facts(Path(out)))
     return 0
 
 
@@ -352,7 +373,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
     table.add_row("records read", f"{counts.records:,}")
     for reason, count in counts.dropped.items():
         table.add_row(f"dropped: {reason}", f"{count:,}")
-    where = f" (see {visible(str(result.path / QUARANTINE_NAME))})" if counts.quarantined else ""
+    where = f" (see {path}/{QUARANTINE_NAME})" if counts.quarantined else ""
     table.add_row(f"quarantined{where}", f"{counts.quarantined:,}")
     table.add_row("documents kept", f"{counts.documents:,}")
     table.add_row("tokens", f"{counts.tokens:,}")
@@ -372,20 +393,3 @@ def print_result(console: Console, result: PrepareResult) -> None:
         by = "" if engine.partition(" ")[0] == name else f", engine {engine}"
         done = f"{path}: done in {duration(result.seconds)}{speed}"
         console.print(f"{done}, tokenizer {name}{by}, {result.dtype}.")
-
-
-def megabytes(size: float) -> str:
-    """A number of bytes in the unit people would say it in."""
-    if size < 10**3:
-        return f"{size:,.0f} bytes"
-    if size < 10**5:
-        return f"{size / 1e3:,.1f} kB"
-    return f"{size / 1e6:,.1f} MB" if size < 10**10 else f"{size / 1e9:,.1f} GB"
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit people would say it in."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

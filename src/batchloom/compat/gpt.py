@@ -21,7 +21,7 @@ from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.index import map_file
 from batchloom.store.lone import refuse_lone_shard
 from batchloom.store.missing import no_store
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 from batchloom.store.shards import map_prefix
 
 SPLITS = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val")}

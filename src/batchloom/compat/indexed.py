@@ -14,7 +14,7 @@ from batchloom.compat.tokenizer import tokenizer_of
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.spec import shown, whole
 from batchloom.store.index import map_index
-from batchloom.store.reader import Store, open_store
+from batchloom.store.opening import open_store
 
 Ids = NDArray[Any]
 
@@ -130,13 +130,13 @@ class PretrainingDataset:
         if (whole(seq_length) or 0) < 2:
             raise SettingsError([f"seq_length: {shown(seq_length)} is no number above 1"])
         check_output(output)
-        self.store: Store = open_store(prefix, split)
+        self.store = open_store(prefix, split)
         refuse_preferences(self.store)
         chosen = tokenizer_of(tokenizer)
         self._end_id, self._vocab_size = chosen.end_id, chosen.vocab_size
         self._seq_length, self._output = seq_length, output
         lengths = self.store.lengths.slice(0, len(self.store))
-        self._documents = np.flatnonzero(lengths > 1)
+        self._documents = np.setdiff1d(np.flatnonzero(lengths > 1), self.store.removed)
 
     def __len__(self) -> int:
         return int(self._documents.size)

@@ -144,6 +144,9 @@ class SettingsError(BatchloomError, ValueError):
         super().__init__("; ".join(problems))
         self.problems = tuple(problems)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
 
 class MissingDependencyError(BatchloomError, ImportError):
     """An optional package is needed and not installed."""
@@ -165,12 +168,20 @@ class StoreMissingError(StoreError, FileNotFoundError):
     """There is no store where one was expected."""
 
 
+class GenerationError(StoreError):
+    """A store has no such generation, or has it no longer."""
+
+
 class StoreConflictError(StoreError, FileExistsError):
     """The output folder holds something else than this job would write."""
 
 
 class OutputError(BatchloomError, OSError):
     """The output cannot be written: no room, no permission, not a folder."""
+
+
+class WorkerError(BatchloomError, RuntimeError):
+    """Workers cannot be started, reached or kept, or what one raised cannot be sent on."""
 
 
 class PlanError(BatchloomError, ValueError):

@@ -33,3 +33,20 @@ def visible(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def megabytes(size: float) -> str:
+    """A number of bytes in the unit people would say it in."""
+    if size < 10**3:
+        return f"{size:,.0f} bytes"
+    if size < 10**5:
+        return f"{size / 1e3:,.1f} kB"
+    return f"{size / 1e6:,.1f} MB" if size < 10**10 else f"{size / 1e9:,.1f} GB"
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit people would say it in."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

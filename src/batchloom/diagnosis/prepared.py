@@ -11,7 +11,7 @@ from batchloom.core.errors import BatchloomError
 from batchloom.preparation.check import check
 from batchloom.preparation.preview import Preview, cut_pieces
 from batchloom.store.format import MANIFEST_NAME
-from batchloom.store.reader import open_store
+from batchloom.store.opening import open_store
 
 _FLAT, _NPY = (".bin", ".npy"), b"\x93NUMPY"
 _LOOKED_AT = 8192

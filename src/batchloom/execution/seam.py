@@ -1,7 +1,7 @@
 """The seam of execution: a crew is given orders, and says what came of each, in any order.
 
 What an order does is a function of the order alone, so a crew may give it to any worker, and
-to another one when the first is gone.
+to another one when the first is gone. Orders, what is told and results are pickled on their way.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 # Told by a worker on its way; what is told before a worker dies arrives.
 Tell = Callable[[Any], None]
-# Does one order; made once in every worker process by a setup.
+# Does one order; made once in every worker process by a setup. A MemoryError is a lost worker.
 Work = Callable[[Any, Tell], Any]
 # Picklable; makes the function that does orders, in the process that will do them.
 Setup = Callable[[], Work]
@@ -65,7 +65,8 @@ class Crew(Protocol):
     def next(self, seconds: float) -> Told | Done | Lost | None:
         """The next thing that happened; None where nothing did for so long.
 
-        What a worker raises is raised here.
+        What is told of an order comes before its end. What the work of an order raises ends the
+        order and is raised here; the crew can go on.
         """
         ...
 

@@ -93,14 +93,18 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """What the fingerprint is made of: every field that decides the order."""
         spec = {k: v for k, v in to_plain(self.spec).items() if k not in _NOT_ORDER}
-        spec["block"] = self.pools.block
+        spec["block"] = self.pools.blocks[0]
+        source = {"store": self.store.fingerprint, "documents": self.pools.documents}
         return {
             "order_version": ORDER_VERSION,
             "spec": spec,
-            "sources": {
-                SOURCE: {"store": self.store.fingerprint, "documents": self.pools.documents}
-            },
+            "sources": {SOURCE: {**source, **self._layers()}},
         }
+
+    def _layers(self) -> dict[str, list[list[int]]]:
+        """Documents and block of each layer, where there are several: pools end with them."""
+        layers = zip(self.pools.layers, self.pools.blocks, strict=True)
+        return {"layers": [list(layer) for layer in layers]} if len(self.pools.layers) > 1 else {}
 
     @property
     def fingerprint(self) -> str:
@@ -128,7 +132,8 @@ class Plan:
             "order_version": ORDER_VERSION,
             "store": self.store.fingerprint,
             "source": SOURCE,
-            "block": self.pools.block,
+            "block": self.pools.blocks[0],
+            **self._layers(),
             **{name: spec[name] for name in names},
         }
 

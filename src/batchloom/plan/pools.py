@@ -1,8 +1,9 @@
 """Pools: which documents are packed together, and the rows they give in an epoch."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,16 @@ class Lengths(Protocol):
         ...
 
 
+@runtime_checkable
+class Layered(Protocol):
+    """Lengths that say how many documents each generation of their store added."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Documents of each generation that added some, in order; together all."""
+        ...
+
+
 _STRETCH = 1 << 20
 
 
@@ -41,42 +52,101 @@ class LeftOut:
 
 
 @final
+class _Layer:
+    """The pools of the documents that one generation added.
+
+    Attributes:
+        first: number of its first document.
+        documents: how many it has.
+        first_pool: number of its first pool.
+        count: how many pools it has.
+        block: neighbouring documents that are permuted as one.
+        blocks: the permutation of these; None without shuffling.
+    """
+
+    __slots__ = ("block", "blocks", "count", "documents", "first", "first_pool")
+
+    def __init__(self, first: int, documents: int, first_pool: int, spec: PlanSpec) -> None:
+        self.first, self.documents, self.first_pool = first, documents, first_pool
+        self.block = spec.block_for(documents) if spec.shuffle else 1
+        self.count = -(-documents // spec.pool_size)
+        self.blocks: Permutation | None = None
+
+
+@final
 class Pools:
     """The pools of one source under one spec; membership depends on the seed alone.
+
+    A pool holds documents of one generation of the store: what is appended makes pools of its own, and
+    leaves those before as they are.
 
     Args:
         lengths: lengths of the source's documents.
         spec: settings of the plan.
         source: name of the source, part of every key.
+
+    Attributes:
+        documents: how many the source has.
+        layers: how many of them each generation added.
+        count: how many pools there are.
+        blocks: of each layer, how many neighbouring documents are permuted as one.
     """
 
-    __slots__ = ("_blocks", "_lengths", "_source", "_spec", "block", "count", "documents")
+    __slots__ = (
+        "_layers",
+        "_lengths",
+        "_source",
+        "_spec",
+        "blocks",
+        "count",
+        "documents",
+        "layers",
+    )
 
     def __init__(self, lengths: Lengths, spec: PlanSpec, source: str) -> None:
         self._lengths, self._spec, self._source = lengths, spec, source
         self.documents = lengths.size
-        self.block = spec.block_for(self.documents) if spec.shuffle else 1
-        self.count = -(-self.documents // spec.pool_size)
-        blocks = -(-self.documents // self.block)
-        self._blocks = Permutation(blocks, self._key("blocks")) if spec.shuffle else None
+        self.layers = lengths.layers if isinstance(lengths, Layered) else (lengths.size,)
+        self._layers: list[_Layer] = []
+        first = self.count = 0
+        for number, documents in enumerate(self.layers):
+            layer = _Layer(first, documents, self.count, spec)
+            if spec.shuffle:
+                size = -(-documents // layer.block)
+                layer.blocks = Permutation(size, self._key("blocks", layer=number))
+            self._layers.append(layer)
+            first, self.count = first + documents, self.count + layer.count
+        self.blocks = tuple(layer.block for layer in self._layers)
 
-    def _key(self, purpose: str, epoch: int = -1, pool: int = -1) -> Key:
-        return key128(self._spec.seed, self._source, purpose, epoch, pool)
+    def _key(self, purpose: str, epoch: int = -1, pool: int = -1, layer: int = 0) -> Key:
+        """A key; those of the first layer do not name it, so that they are the same in any generation."""
+        further = (layer,) if layer else ()
+        return key128(self._spec.seed, self._source, purpose, epoch, pool, *further)
+
+    def _pool_key(self, purpose: str, pool: int, epoch: int = -1) -> Key:
+        """The key of a purpose of one pool, which is numbered inside its layer."""
+        number = self._layer_of(pool)
+        return self._key(purpose, epoch, pool - self._layers[number].first_pool, number)
+
+    def _layer_of(self, pool: int) -> int:
+        return bisect_right(self._layers, pool, key=lambda layer: layer.first_pool) - 1
 
     def members(self, pool: int) -> NDArray[np.int64]:
         """Numbers of the documents of a pool, in the order they are packed, int64 [N]."""
-        size = self._spec.pool_size
-        if self._blocks is None:
-            return np.arange(pool * size, min((pool + 1) * size, self.documents))
-        blocks = size // self.block
-        chosen = self._blocks.at(
-            np.arange(pool * blocks, min((pool + 1) * blocks, self._blocks.size))
-        )
-        if self.block == 1:
-            return chosen
-        members = (chosen[:, None] * self.block + np.arange(self.block)).ravel()
-        members = members[members < self.documents]
-        return members[shuffled(len(members), self._key("members", pool=pool))]
+        layer, size = self._layers[self._layer_of(pool)], self._spec.pool_size
+        place = pool - layer.first_pool
+        if layer.blocks is None:
+            stop = min((place + 1) * size, layer.documents)
+            return np.arange(layer.first + place * size, layer.first + stop)
+        blocks = size // layer.block
+        stop = min((place + 1) * blocks, layer.blocks.size)
+        chosen = layer.blocks.at(np.arange(place * blocks, stop))
+        if layer.block == 1:
+            return chosen + layer.first
+        members = (chosen[:, None] * layer.block + np.arange(layer.block)).ravel()
+        members = members[members < layer.documents]
+        order = shuffled(len(members), self._pool_key("members", pool))
+        return members[order] + layer.first
 
     def _fitted(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Lengths as they are packed: what ``overlong`` leaves of each document."""
@@ -166,7 +236,7 @@ class Pools:
         # pieces of one document never share a row, so the item's hash alone orders them.
         bits = max(len(sequences) - 1, 1).bit_length()
         row_bits = int(sequences.max(initial=0)).bit_length()
-        hashes = keyed_hashes(items, self._key("spans", pool=pool))
+        hashes = keyed_hashes(items, self._pool_key("spans", pool))
         free = 64 - bits - row_bits
         keys = (
             (sequences.astype(np.uint64) << np.uint64(64 - row_bits)) if row_bits else np.uint64(0)
@@ -178,6 +248,6 @@ class Pools:
 
     def _row_order(self, pool: int, epoch: int, rows: Rows) -> NDArray[np.int64]:
         if self._spec.shuffle:
-            return shuffled(len(rows), self._key("sequences", epoch, pool))
+            return shuffled(len(rows), self._pool_key("sequences", pool, epoch))
         first = rows.pointers[:-1]
         return np.lexsort((rows.starts[first], rows.documents[first]))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import BatchloomError, InputError, InputMissingError
+from batchloom.core.errors import BatchloomError, InputError, InputMissingError, SettingsError
 from batchloom.core.files import because, nearest_path
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES, parse_synthetic
@@ -33,7 +33,11 @@ _SAMPLE = 200
 
 
 def check(
-    path: str | os.PathLike[str], *, text_field: str | None = None, vocab_size: int | None = None
+    path: str | os.PathLike[str],
+    *,
+    text_field: str | None = None,
+    vocab_size: int | None = None,
+    generation: int | None = None,
 ) -> Verdict:
     """Verify a store, a bare Megatron prefix, or raw input of any kind, and say whether it is real data.
 
@@ -46,18 +50,20 @@ def check(
         text_field: field of a raw record that holds the text; None where its schema is told from
             the records.
         vocab_size: every id of a bare prefix must be below it; a store knows its own.
+        generation: of a store, an older one; None for the newest.
 
     Raises:
         InputMissingError: there is nothing at ``path``: the data is absent.
         InputError: it is of a kind that cannot be checked, or a manifest that names no data sets.
-        SettingsError: settings of synthetic data, or of a manifest, that are none.
+        SettingsError: settings of synthetic data, or of a manifest, that are none; a generation of what has none.
+        GenerationError: the store has no such generation.
     """
     given = local_path(os.fspath(path))
     place = Path(given)
-    if is_far(given):
+    if is_far(given) and generation is None:
         return _check_raw(given, text_field)
     try:
-        verdict = _check_prepared(place, vocab_size)
+        verdict = _check_prepared(place, vocab_size, generation)
     except BatchloomError:
         raise
     except OSError as error:
@@ -65,10 +71,12 @@ def check(
     return verdict or _check_raw(given, text_field)
 
 
-def _check_prepared(place: Path, vocab_size: int | None) -> Verdict | None:
+def _check_prepared(place: Path, vocab_size: int | None, generation: int | None) -> Verdict | None:
     """The verdict on a store or a prefix; None where there is something else."""
     if (place / MANIFEST_NAME).exists():
-        return verify_store(place)
+        return verify_store(place, generation=generation)
+    if generation is not None:
+        raise SettingsError([f"generation: only stores have generations, and {place} is none"])
     stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
     if not place.is_dir() and stem.name and stem.with_name(stem.name + ".idx").is_file():
         return verify_prefix(stem, vocab_size)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchloom.core.spec import nearest, shown, whole
+from batchloom.dedup.lines import Pieces
 
 Dedup = Literal["none", "exact", "lines", "paragraphs", "near"]
 
@@ -32,6 +33,11 @@ class DedupRecipe:
     bands: int = 14
     rows: int = 8
     shingle: int = 5
+
+    @property
+    def pieces(self) -> Pieces | None:
+        """What is left out where it stood before; None where only whole documents are."""
+        return self.mode if self.mode in ("lines", "paragraphs") else None
 
     def problems(self) -> list[str]:
         """What is wrong with these values, by the names ``prepare`` takes them under."""

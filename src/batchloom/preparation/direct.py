@@ -12,8 +12,8 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.encode import Encoded
+from batchloom.preparation.encoding import encode_documents, tidy
 from batchloom.preparation.reading import Reading, texts_in
-from batchloom.preparation.tokenize import encode_documents, tidy
 from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Part, Source
 from batchloom.store.lengths import StoreLengths

@@ -14,7 +14,7 @@ from batchloom.chat.token_rows import TokenRow
 from batchloom.core.conversation import Conversation, Labelled, Pair
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import ChatRules, LeftOut, encode_conversations
-from batchloom.preparation.unit_files import hash_texts, with_control
+from batchloom.preparation.unit_files import with_control
 from batchloom.sources.faults import snippet
 from batchloom.tokens import Tokenizer
 
@@ -106,11 +106,20 @@ def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
     XXH3-128 of the UTF-8 of a text; of the JSON of a conversation's messages, tools and flags, of a
     pair of both conversations or texts, of a labelled conversation without its label; of ids as u32.
     """
-    if not documents or isinstance(documents[0], str):
-        return hash_texts(list(documents))
-    digests = b"".join([xxhash.xxh3_128_digest(_content(document)) for document in documents])
+    return hashes_and_sizes(documents)[0]
+
+
+def hashes_and_sizes(documents: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The hash of each document as :func:`hash_documents` has it, and the bytes it is made of, int64 [D]."""
+    content = str.encode if documents and isinstance(documents[0], str) else _content
+    sizes, digests = [], []
+    for document in documents:
+        data = content(document)
+        sizes.append(len(data))
+        digests.append(xxhash.xxh3_128_digest(data))
     # A digest is big-endian, its high half first.
-    return np.frombuffer(digests, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
+    halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
+    return halves[:, ::-1].astype(np.uint64), np.array(sizes, np.int64)
 
 
 def _content(document: Conversation | Pair | Labelled | TokenRow) -> bytes:

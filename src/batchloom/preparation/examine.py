@@ -16,6 +16,7 @@ from batchloom.core.errors import (
 )
 from batchloom.core.values import counted
 from batchloom.preparation.duplicates import Duplicates
+from batchloom.preparation.encoding import Task
 from batchloom.preparation.examiner import Examiner
 from batchloom.preparation.findings import BadFacts, DuplicateFacts, Examination, TokenizerFacts
 from batchloom.preparation.gather import Group, spread, weighted_lengths
@@ -26,7 +27,6 @@ from batchloom.preparation.reading import Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, allowed_bad
 from batchloom.preparation.subsets import Membership
 from batchloom.preparation.tally import Listener
-from batchloom.preparation.tokenize import Task
 from batchloom.preparation.tokenizer_of import dtype_name, job_template, job_tokenizer
 from batchloom.preparation.walk import walk
 from batchloom.sources.addresses import is_url, shown

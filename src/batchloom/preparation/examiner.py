@@ -11,12 +11,12 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError, TemplateError
 from batchloom.preparation.duplicates import Duplicates
 from batchloom.preparation.encode import Encoded, hash_documents, size_of
+from batchloom.preparation.encoding import Task, encode_documents, rule_of, tidy
 from batchloom.preparation.findings import BadFacts
 from batchloom.preparation.gather import Group
 from batchloom.preparation.looks import Looks, PartProgress
 from batchloom.preparation.reading import Reading, texts_in
 from batchloom.preparation.tally import Listener, Progress
-from batchloom.preparation.tokenize import Task, encode_documents, rule_of, tidy
 from batchloom.preparation.walk import Stretch
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Part

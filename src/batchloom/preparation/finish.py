@@ -5,20 +5,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import xxhash
 
+from batchloom.preparation.making import Made
 from batchloom.preparation.quarantine import quarantine_line
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
-from batchloom.preparation.units import Unit
-from batchloom.preparation.work import Decision, PartCounts, UnitFacts, WorkFolder
+from batchloom.preparation.report import ReportFacts, report_bytes
+from batchloom.preparation.report_page import write_report_page
+from batchloom.preparation.work import Kept, PartCounts, WorkFolder
 from batchloom.sources.rules import ReadRules, Source
 from batchloom.store.format import (
     FORMAT_VERSION,
     MANIFEST_NAME,
+    PAGE_NAME,
     QUARANTINE_NAME,
     REPORT_NAME,
     SUBSETS,
@@ -43,7 +45,6 @@ from batchloom.store.writer import (
     write_file,
     writing,
 )
-from batchloom.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,46 +56,46 @@ class Finished:
         rules: how sources were cut and text files read.
         readings: how the records of each source became documents.
         sources: the inputs in order.
-        units: the units in order.
-        facts: what came of each unit.
-        shards: the shards of each unit, by subset.
-        decision: what was decided over all units.
-        tokenizer: what encoded.
-        dtype: name of the dtype on disk.
+        made: what came of all phases.
     """
 
     recipe: Recipe
     rules: ReadRules
     readings: Readings
     sources: tuple[Source, ...]
-    units: Sequence[Unit]
-    facts: Sequence[UnitFacts]
-    shards: Sequence[dict[str, list[ShardEntry]]]
-    decision: Decision
-    tokenizer: Tokenizer
-    dtype: str
+    made: Made
 
 
-def finish_store(work: WorkFolder, done: Finished, report: dict[str, Any]) -> Manifest:
+def finish_store(work: WorkFolder, done: Finished, report: ReportFacts) -> Manifest:
     """Write everything but the shards into the growing store, its manifest last.
 
     Raises:
         OutputError: it cannot be written.
     """
     make_folder(work.store)
+    _gather_shards(work, done)
     subsets = {}
     for name in SUBSETS:
-        entries = [entry for unit in done.shards for entry in unit[name]]
+        entries = [entry for unit in done.made.shards for entry in unit[name]]
         if entries:
             subsets[name] = subset_entry(work.store / name, entries)
-    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.tokenizer.state()))
+    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.made.tokenizer.state()))
     _write_quarantine(work, done)
-    write_file(
-        work.store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
-    )
+    write_file(work.store / REPORT_NAME, report_bytes(report))
+    write_report_page(report, work.store / PAGE_NAME)
     manifest = _manifest(done, subsets)
     write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
     return manifest
+
+
+def _gather_shards(work: WorkFolder, done: Finished) -> None:
+    """Move the shards of all units into the store; may be stopped and begun again."""
+    for one, shards in zip(done.made.units, done.made.shards, strict=True):
+        folder = work.shards(one.unit.number)
+        for name in [name for name, entries in shards.items() if entries]:
+            make_folder(work.store / name)
+            if (folder / name).is_dir():
+                _move(folder / name, work.store / name)
 
 
 def move_store(work: WorkFolder) -> None:
@@ -139,43 +140,47 @@ def subset_entry(folder: Path, entries: list[ShardEntry]) -> SubsetEntry:
     )
 
 
-def _parts(done: Finished) -> Iterator[tuple[Source, PartCounts]]:
-    for unit, facts in zip(done.units, done.facts, strict=True):
-        for part, counts in zip(unit.parts, facts.parts, strict=True):
-            yield part.source, counts
+def _parts(done: Finished) -> Iterator[tuple[Source, PartCounts, Kept]]:
+    for one, left in zip(done.made.units, done.made.kept, strict=True):
+        for part, counts, kept in zip(one.unit.parts, one.facts.parts, left.parts, strict=True):
+            yield part.source, counts, kept
 
 
 def _manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
-    dropped = sum((Counter(part.dropped) for _, part in _parts(done)), Counter())
-    if empty := sum(part.empty for _, part in _parts(done)):
-        dropped["empty"] += empty
-    tokenizer = done.tokenizer
+    dropped: Counter[str] = Counter()
+    for _, part, kept in _parts(done):
+        dropped.update(part.dropped)
+        dropped.update(kept.dropped)
+        dropped["empty"] += part.empty
+    tokenizer = done.made.tokenizer
     return Manifest(
         format_version=FORMAT_VERSION,
         generation=1,
-        dtype=done.dtype,
+        dtype=done.made.dtype,
         tokenizer=tokenizer_entry(tokenizer),
         recipe=recipe_plain(done.recipe),
         recipe_fingerprint=recipe_fingerprint(done.recipe),
         counts=Counts(
-            records=sum(part.records for facts in done.facts for part in facts.parts),
+            records=sum(part.records for _, part, _ in _parts(done)),
             documents=sum(entry.documents for entry in subsets.values()),
             tokens=sum(entry.tokens for entry in subsets.values()),
-            quarantined=sum(part.bad for facts in done.facts for part in facts.parts),
-            dropped=dict(sorted(dropped.items())),
-            further=sum(part.further for facts in done.facts for part in facts.parts),
+            quarantined=sum(part.bad for _, part, _ in _parts(done)),
+            dropped={reason: count for reason, count in sorted(dropped.items()) if count},
+            further=sum(part.further for _, part, _ in _parts(done)),
         ),
         subsets=subsets,
-        subset_overrides=done.decision.overrides,
+        subset_overrides=done.made.decision.overrides,
         sources=_source_entries(done),
     )
 
 
 def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
     parts: dict[str, list[PartCounts]] = {source.path: [] for source in done.sources}
-    for source, counts in _parts(done):
+    left: dict[str, list[Kept]] = {source.path: [] for source in done.sources}
+    for source, counts, kept in _parts(done):
         parts[source.path].append(counts)
-    added = "absent" if done.tokenizer.bos_id is None else "added"
+        left[source.path].append(kept)
+    added = "absent" if done.made.tokenizer.bos_id is None else "added"
     ways = {source.path: done.readings.of(source) for source in done.sources}
     return tuple(
         SourceEntry(
@@ -183,8 +188,8 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
             kind=source.kind,
             bytes=source.size,
             hash=source_hash([part.hash for part in parts[source.path]]),
-            documents=sum(part.documents for part in parts[source.path]),
-            tokens=sum(part.tokens for part in parts[source.path]),
+            documents=sum(kept.documents for kept in left[source.path]),
+            tokens=sum(kept.tokens for kept in left[source.path]),
             bos=added if ways[source.path].ended else "present",
             end="added" if ways[source.path].ended else "present",
             parts=tuple(
@@ -218,13 +223,13 @@ def _write_quarantine(work: WorkFolder, done: Finished) -> None:
     before: dict[str, int] = {}
     with writing(path):
         with aside.open("wb") as file:
-            for unit, facts in zip(done.units, done.facts, strict=True):
+            for one in done.made.units:
                 starts = []
-                for part, counts in zip(unit.parts, facts.parts, strict=True):
+                for part, counts in zip(one.unit.parts, one.facts.parts, strict=True):
                     starts.append(before.get(part.source.path, 0))
                     before[part.source.path] = starts[-1] + counts.records
-                for number, record in work.bad_records(unit.number):
-                    source = unit.parts[number].source
+                for number, record in work.bad_records(one.folder.name):
+                    source = one.unit.parts[number].source
                     file.write(quarantine_line(source, done.rules, starts[number], record))
             file.flush()
             os.fsync(file.fileno())

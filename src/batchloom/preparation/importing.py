@@ -21,7 +21,8 @@ from batchloom.preparation.import_shards import (
 )
 from batchloom.preparation.import_spec import How, ImportSpec, import_plain
 from batchloom.preparation.recipe import make_inputs
-from batchloom.preparation.rerun import ReportedSource, check_folder, read_report, remove_leftover
+from batchloom.preparation.report import ReportedSource
+from batchloom.preparation.rerun import check_folder, read_report, remove_leftover
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.tally import Listener, Note, Progress, log_notes
 from batchloom.preparation.token_files import Cutting, Found, find_inputs, open_tokens

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from batchloom.chat.trained import TrainOn
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
 from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.far_job import run_far
 from batchloom.preparation.inputs import Given, list_inputs
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.recipe import Dtype, Recipe, is_path
@@ -24,12 +26,12 @@ from batchloom.preparation.rerun import (
 )
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.run import Job
+from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.synthetic import synthetic_input, write_synthetic
 from batchloom.preparation.tally import Listener, Note, Progress, log_notes
-from batchloom.preparation.units import UNIT_BYTES
 from batchloom.preparation.work import SPOOL_NAME, WorkFolder
+from batchloom.sources.addresses import is_url
 from batchloom.sources.listing import Listing
-from batchloom.sources.rules import Limits
 from batchloom.sources.spool import Spool
 from batchloom.store.format import WORK_NAME
 from batchloom.text.steps import CleanStep
@@ -59,6 +61,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     overlong: Overlong | None = None,
     prove: bool | None = None,
     streaming: bool | None = None,
+    work: str | os.PathLike[str] | None = None,
     progress: Callable[[Note | Progress], None] | None = None,
 ) -> PrepareResult:
     """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
@@ -72,7 +75,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
             ``.zst`` ...), data sets of the Hub, or ``-`` for standard input; YAML manifests and
             :class:`DatasetConfig`, which name such; or one name of synthetic data. None for the
             recipe's; others take their place.
-        out: the store's folder.
+        out: the store's folder; also a URL of an object store (``s3://bucket/prefix``).
         recipe: a :class:`Recipe`, the path of a recipe file, or a store, which is made again. What
             is said here wins over it; None says nothing, and where nobody says anything the
             defaults of the classes below count.
@@ -85,6 +88,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
         streaming: whether data sets of the Hub are read where they lie (True) or downloaded first
             (False); None: those above 10 GB are read where they lie. It decides no byte.
+        work: where a store grows that goes elsewhere; None: a folder below the user's cache.
         progress: is called with a :class:`Note` or a :class:`Progress`, some times a second;
             what it raises stops the job. Without it, notes go to the log ``batchloom``.
 
@@ -119,15 +123,28 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     chosen = choose_recipe(inputs, options, recipe)
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
-    return run_chosen(chosen, Path(folder), progress or log_notes, streaming=streaming)
+    settings = RunSettings(streaming=streaming, work=None if work is None else Path(work))
+    return run_chosen(chosen, folder, progress or log_notes, settings)
 
 
 def run_chosen(
-    chosen: Chosen, out: Path, listener: Listener, *, streaming: bool | None = None
+    chosen: Chosen, out: str, listener: Listener, settings: RunSettings
 ) -> PrepareResult:
-    """Carry out a job as it was asked for, and say whether a store that was made again is the same."""
-    result = run_recipe(chosen.recipe, out, listener, chosen=chosen, streaming=streaming)
-    told = same_as(out, chosen.store)
+    """Carry out a job as it was asked for, into a folder of this machine or a URL; see :func:`prepare`.
+
+    Where a store is made again it is said whether it is the same.
+    """
+    if is_url(out):
+        make = partial(_make_listed, kept=chosen.kept, settings=settings)
+        return run_far(chosen, out, listener, make, settings)
+    if settings.work is not None:
+        raise SettingsError(
+            [
+                f"work: {shown(str(settings.work))} is for a store elsewhere (--out s3://...); leave it out"
+            ]
+        )
+    result = run_recipe(chosen.recipe, Path(out), listener, chosen=chosen, settings=settings)
+    told = same_as(Path(out), chosen.store)
     if not told:
         return result
     listener(Note(told))
@@ -140,9 +157,7 @@ def run_recipe(
     listener: Listener,
     *,
     chosen: Chosen | None = None,
-    streaming: bool | None = None,
-    limits: Limits | None = None,
-    unit_bytes: int = UNIT_BYTES,
+    settings: RunSettings | None = None,
 ) -> PrepareResult:
     """Carry out a recipe into ``out``; see :func:`prepare`.
 
@@ -151,26 +166,39 @@ def run_recipe(
         out: the store's folder.
         listener: is told of notes and progress.
         chosen: where the recipe comes from: its notes, and the tokenizer that a store has kept.
-        streaming: see :func:`prepare`.
-        limits: the constants that decide documents; others than the default only in tests.
-        unit_bytes: the size of a unit; another than the default only in tests.
+        settings: how the job is run.
     """
-    began = time.perf_counter()
+    began, settings = time.perf_counter(), settings or RunSettings()
     if made_up := synthetic_input(recipe.inputs):
         return write_synthetic(made_up, recipe, out, listener)
     check_apart(recipe.inputs, out)
     told, kept = (chosen.notes, chosen.kept) if chosen is not None else ((), None)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
-        listing = list_inputs(recipe, spool, exclude=out, streaming=streaming)
+        listing = list_inputs(recipe, spool, exclude=out, streaming=settings.streaming)
         listing = replace(listing, notes=(*told, *listing.notes))
-        done = _done_before(recipe, out, listing, began, kept)
-        if done is not None:
-            return done
-        limits = limits or Limits()
-        with WorkFolder(out) as work:
-            spool.sweep()
-            job = Job(work, recipe, listing, listener, limits, unit_bytes, began)
-            return job.run(kept)
+        return _make_listed(
+            *(recipe, out, listing, spool, listener, began), kept=kept, settings=settings
+        )
+
+
+def _make_listed(
+    recipe: Recipe,
+    out: Path,
+    listing: Listing,
+    spool: Spool,
+    listener: Listener,
+    began: float,
+    *,
+    kept: Mapping[str, Any] | None,
+    settings: RunSettings,
+) -> PrepareResult:
+    """Make the store of inputs that are listed."""
+    done = _done_before(recipe, out, listing, began, kept)
+    if done is not None:
+        return done
+    with WorkFolder(out) as work:
+        spool.sweep()
+        return Job(work, recipe, listing, listener, settings, began).run(kept)
 
 
 def _done_before(

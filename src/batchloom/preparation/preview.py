@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
-from batchloom.preparation.tokenize import Task, encode_documents, tidy
+from batchloom.preparation.encoding import Task, encode_documents, tidy
 from batchloom.preparation.walk import walk
 from batchloom.sources.places import place_of
 from batchloom.sources.rules import Part, Source

@@ -27,7 +27,7 @@ from batchloom.preparation.read_recipe import (
 )
 from batchloom.preparation.recipe_values import dedup_plain, steps_plain
 from batchloom.sources.listing import input_labels
-from batchloom.text.steps import CleanStep
+from batchloom.text.registry import filled
 
 Dtype = Literal["auto", "uint16", "int32"]
 
@@ -123,7 +123,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         problems = _problems(self) + self.reading.problems() + _fraction_problems(self)
-        raise_problems(problems + _source_problems(self) + _later_problems(self))
+        raise_problems(problems + _source_problems(self))
         # 0 and 0.0 are one recipe and must have one fingerprint.
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
         object.__setattr__(self, "test_fraction", float(self.test_fraction))
@@ -162,7 +162,7 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     plain = to_plain(replace(recipe, sources=()))
     plain["inputs"] = input_labels(recipe.inputs)
     plain["sources"] = sources_plain(recipe.sources)
-    plain["reading"]["clean"] = steps_plain(recipe.reading.clean)
+    plain["reading"]["clean"] = steps_plain(filled(recipe.reading.clean))
     plain["dedup"] = dedup_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
@@ -247,19 +247,6 @@ def _problems(recipe: Recipe) -> list[str]:
             "to 100% such as '0.1%'"
         )
     return problems
-
-
-def _later_problems(recipe: Recipe) -> list[str]:
-    """What is understood, and not done yet."""
-    later = [
-        f"clean: {shown(step.name)} is not known yet; leave it out"
-        for step in recipe.reading.clean
-        if isinstance(step, CleanStep)
-    ]
-    dedup = recipe.dedup
-    if isinstance(dedup, DedupRecipe) and not dedup.problems() and dedup.mode != "none":
-        later.append(f"dedup: {shown(dedup.mode)} is not known yet; 'none' is")
-    return later
 
 
 def _source_problems(recipe: Recipe) -> list[str]:

@@ -12,6 +12,7 @@ from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import NOT_JSON, printable, read_regular, refuse_url
 from batchloom.preparation.finish import source_hash
 from batchloom.preparation.recipe import Recipe, recipe_differences, recipe_plain
+from batchloom.preparation.report import ReportedSource
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
 from batchloom.sources.addresses import is_far, is_url, shown
 from batchloom.sources.listing import Listing, fixed_part
@@ -23,15 +24,6 @@ from batchloom.store.writer import writing
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
 
 _SHOWN = 3
-
-
-class ReportedSource(msgspec.Struct, frozen=True):
-    """An input in ``report.json``: where it lay, and its size and time when it was read."""
-
-    name: str
-    path: str
-    bytes: int
-    mtime_ns: int
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -62,7 +54,31 @@ def finished_store(
         if not (out / MANIFEST_NAME).exists():
             return None
     manifest = read_manifest(out)
-    report = read_report(out)
+    refuse_other_job(f"{out}", manifest, read_report(out), recipe, listing, kept)
+    return manifest
+
+
+def refuse_other_job(
+    place: str,
+    manifest: Manifest,
+    report: Report | None,
+    recipe: Recipe,
+    listing: Listing,
+    kept: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse a finished store that another job has written.
+
+    Args:
+        place: what the store's folder is called.
+        manifest: the store's.
+        report: the sidecar beside it; None where there is none.
+        recipe: this job's.
+        listing: this job's inputs.
+        kept: the state of its tokenizer, where it is not to be found by the recipe.
+
+    Raises:
+        StoreConflictError: it is of another recipe or of other inputs; says what differs.
+    """
     differences = recipe_differences(manifest.recipe, recipe_plain(recipe))
     differences += _tokenizer_differences(recipe, manifest.tokenizer.fingerprint, kept)
     if report is None or not _same_files(report.sources, listing.sources):
@@ -70,20 +86,31 @@ def finished_store(
         if not differences:
             differences = _content_differences(manifest, report, listing.sources)
     if not differences:
-        differences = _kind_differences([one.kind for one in manifest.sources], listing.sources)
+        differences = _kind_differences(
+            [one.kind for one in manifest.sources],
+            [one.kind for one in listing.sources],
+            [one.name for one in listing.sources],
+        )
     if differences:
         raise StoreConflictError(
-            f"{out} holds a finished store of another job ({_shown(differences)}); choose another --out, "
+            f"{place} holds a finished store of another job ({_shown(differences)}); choose another --out, "
             "or delete that folder."
         )
-    return manifest
 
 
 def read_report(out: Path) -> Report | None:
     """The sidecar of a finished store; None where it is missing or says nothing."""
     try:
-        return msgspec.json.decode(read_regular(out / REPORT_NAME), type=Report)
-    except (OSError, *NOT_JSON):
+        return report_of(read_regular(out / REPORT_NAME))
+    except OSError:
+        return None
+
+
+def report_of(data: bytes) -> Report | None:
+    """The same, of the bytes of the sidecar."""
+    try:
+        return msgspec.json.decode(data, type=Report)
+    except NOT_JSON:
         return None
 
 
@@ -137,40 +164,73 @@ def begin_or_go_on(
     listing: Listing,
     constants: list[int],
     kept: Mapping[str, Any] | None = None,
+    *,
+    restart: bool = False,
 ) -> None:
     """Begin the job in its work folder, or make sure that what is there is of this very job.
+
+    With ``restart`` what is there of another job gives way, but for units that are the same.
 
     Raises:
         StoreConflictError: it holds the work of another recipe, of other inputs or of another
             version.
     """
-    job = JobFacts(
+    job = job_facts(recipe, listing, constants)
+    found = work.job()
+    if found is None or not work.has_results():
+        work.clear()
+        work.begin(job)
+        return
+    state = work.tokenizer_state()
+    fingerprint = None if state is None else str(state.get("fingerprint"))
+    differences = job_differences(found, job, recipe, fingerprint, kept)
+    if differences and not restart:
+        raise StoreConflictError(
+            f"{work.out} holds unfinished work of another job ({differences}); give --restart to begin anew (units "
+            "that are the same stay), or choose another --out."
+        )
+    if differences:
+        work.clear(keep_units=True)
+        work.begin(job)
+
+
+def job_facts(recipe: Recipe, listing: Listing, constants: list[int]) -> JobFacts:
+    """What a job is known by while it is not finished."""
+    return JobFacts(
         work_version=WORK_VERSION,
         recipe=recipe_plain(recipe),
         constants=constants,
         sources=[(source.name, source.size, source.mtime_ns) for source in listing.sources],
         kinds=[source.kind for source in listing.sources],
     )
-    found = work.job()
-    if found is None or not work.has_results():
-        work.clear()
-        work.begin(job)
-        return
+
+
+def job_differences(
+    found: JobFacts,
+    job: JobFacts,
+    recipe: Recipe | None,
+    tokenizer: str | None,
+    kept: Mapping[str, Any] | None = None,
+) -> str:
+    """How an unfinished job differs from this one, in a few words; empty where it is the same.
+
+    Args:
+        found: the unfinished one.
+        job: this one.
+        recipe: this one's; None where it has no tokenizer of its own.
+        tokenizer: the fingerprint of the unfinished one's tokenizer; None where it has none yet.
+        kept: the state of this one's tokenizer, where it is not to be found by the recipe.
+    """
     differences = recipe_differences(found.recipe, job.recipe)
-    state = work.tokenizer_state()
-    if state is not None:
-        differences += _tokenizer_differences(recipe, str(state.get("fingerprint")), kept)
+    if recipe is not None and tokenizer is not None:
+        differences += _tokenizer_differences(recipe, tokenizer, kept)
     if found.sources != job.sources:
         differences += _listed_differences(found.sources, job.sources)
     elif found.work_version == job.work_version:
-        differences += _kind_differences(found.kinds, listing.sources)
+        differences += _kind_differences(found.kinds, job.kinds, [one[0] for one in job.sources])
     if (found.work_version, found.constants) != (job.work_version, job.constants):
         differences.append("it was begun by another version of batchloom")
-    if differences:
-        raise StoreConflictError(
-            f"{work.out} holds unfinished work of another job ({_shown(differences)}); delete {work.path} to "
-            "begin anew, or choose another --out."
-        )
+    return _shown(differences)
 
 
 def remove_leftover(out: Path) -> None:
@@ -201,19 +261,23 @@ def _same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -
     return then == [(now.path, now.bytes, now.mtime_ns) for now in report_sources(sources)]
 
 
+def file_fingerprint(recipe: Recipe) -> str | None:
+    """The fingerprint of a tokenizer that lies in a file, which may change under its name; None for others."""
+    spec = recipe.tokenizer
+    if spec in ("bytes", "gpt2") or parse_train_spec(spec) or not Path(spec).expanduser().exists():
+        return None
+    return resolve_tokenizer(spec, end_token=recipe.end_token).fingerprint
+
+
 def _tokenizer_differences(
     recipe: Recipe, fingerprint: str, kept: Mapping[str, Any] | None
 ) -> list[str]:
-    """A tokenizer that lies in a file may have changed under the same name."""
-    spec = recipe.tokenizer
     if kept is not None:
         same = kept.get("fingerprint") == fingerprint
-        return [] if same else [f"tokenizer: another one is called {spec}"]
-    if spec in ("bytes", "gpt2") or parse_train_spec(spec) or not Path(spec).expanduser().exists():
+        return [] if same else [f"tokenizer: another one is called {recipe.tokenizer}"]
+    if file_fingerprint(recipe) in (None, fingerprint):
         return []
-    if resolve_tokenizer(spec, end_token=recipe.end_token).fingerprint == fingerprint:
-        return []
-    return [f"tokenizer: {spec} is not what it was"]
+    return [f"tokenizer: {recipe.tokenizer} is not what it was"]
 
 
 def _source_differences(then: Sequence[SourceEntry], now: Sequence[Source]) -> list[str]:
@@ -235,12 +299,12 @@ def _listed_differences(
     return [f"inputs: {changed[0]} was written anew"]
 
 
-def _kind_differences(then: Sequence[str], now: Sequence[Source]) -> list[str]:
+def _kind_differences(then: Sequence[str], now: Sequence[str], names: Sequence[str]) -> list[str]:
     """Files that are asked for as something else than they were."""
     return [
-        f"inputs: {source.name} was read as {kind} and would be read as {source.kind}"
-        for kind, source in zip(then, now, strict=True)
-        if kind != source.kind
+        f"inputs: {name} was read as {old} and would be read as {new}"
+        for old, new, name in zip(then, now, names, strict=True)
+        if old != new
     ]
 
 

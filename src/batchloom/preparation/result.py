@@ -20,7 +20,7 @@ class PrepareResult:
     """A finished store, and what became of the input.
 
     Attributes:
-        path: the store's folder.
+        path: the store's folder; its URL where it lies elsewhere.
         counts: records read, documents and tokens kept, records quarantined, documents dropped
             by reason.
         subsets: what each subset holds, by name.
@@ -35,7 +35,7 @@ class PrepareResult:
         notes: what was announced on the way.
     """
 
-    path: Path
+    path: Path | str
     counts: Counts
     subsets: dict[str, SubsetResult]
     input_files: int
@@ -50,7 +50,7 @@ class PrepareResult:
 
 
 def result_of(
-    out: Path,
+    out: Path | str,
     manifest: Manifest,
     *,
     engine_note: str = "",

@@ -36,6 +36,9 @@ class Untabular(BatchloomError):  # noqa: N818 - a finding of this module, told 
         super().__init__(reason)
         self.path, self.reason = path, reason
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.reason)
+
 
 @dataclass(slots=True)
 class Shape:

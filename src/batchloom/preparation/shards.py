@@ -1,8 +1,8 @@
-"""Phases B and C: what every shard holds is decided over all units, then each unit writes its own."""
+"""Phase C, per unit: the documents that are left become shards of their own."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NamedTuple, final
 
@@ -10,18 +10,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.preparation.recipe import SHARD_DOCUMENTS
-from batchloom.preparation.subsets import Membership, Smallest
+from batchloom.preparation.cutter import ShardCutter
+from batchloom.preparation.settle import judged, row_stretches
+from batchloom.preparation.subsets import Membership
 from batchloom.preparation.unit_files import (
-    ROW,
     ROWS_NAME,
     SHARDS_NAME,
     gather,
     tokens_name,
     trained_name,
 )
-from batchloom.preparation.units import Unit
-from batchloom.preparation.work import Decision, UnitFacts, WorkFolder, reading
+from batchloom.preparation.work import attempt_folder, claim, reading
 from batchloom.store.format import SUBSETS, shard_name
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
@@ -39,100 +38,7 @@ from batchloom.store.writer import (
     writing,
 )
 
-_STRETCH_ROWS = 1 << 16
 _STRETCH_TOKENS = 1 << 20
-
-
-@final
-class ShardCutter:
-    """Where the shards of one unit and subset end, as its documents pass.
-
-    Args:
-        most_tokens: a shard has at most so many, except for a single longer document or pair.
-        most_documents: a shard has at most so many.
-    """
-
-    def __init__(self, most_tokens: int, most_documents: int = SHARD_DOCUMENTS) -> None:
-        self._most_tokens, self._most_documents = most_tokens, most_documents
-        self._tokens = self._documents = 0
-        self.shards = 0
-
-    def cut(self, rows: NDArray[np.void]) -> list[tuple[int, int, bool]]:
-        """Stretches (start, stop, whether a shard begins) of the next documents.
-
-        Args:
-            rows: the documents [D], with the second of each pair that begins among them.
-        """
-        sums = np.cumsum(rows["length"], dtype=np.int64)
-        # Where a shard may end: behind every document but the first of a pair.
-        ends = np.flatnonzero(rows["side"] != CHOSEN) + 1
-        reach = sums[ends - 1]
-        pieces, at, start = [], 0, 0
-        while at < len(ends):
-            before = int(reach[at - 1]) if at else 0
-            room = before + self._most_tokens - self._tokens
-            last = start + self._most_documents - self._documents
-            fit = int(np.searchsorted(reach, room, side="right"))
-            fit = min(fit, int(np.searchsorted(ends, last, side="right")))
-            if fit <= at and self._documents:
-                self._tokens = self._documents = 0
-                continue
-            fit = max(fit, at + 1)
-            stop = int(ends[fit - 1])
-            fresh = self._documents == 0
-            self.shards += fresh
-            self._documents += stop - start
-            self._tokens += int(reach[fit - 1]) - before
-            pieces.append((start, stop, fresh))
-            at, start = fit, stop
-        return pieces
-
-
-def decide(
-    work: WorkFolder,
-    units: Sequence[Unit],
-    facts: Sequence[UnitFacts],
-    membership: Membership,
-    most: int,
-) -> Decision:
-    """Decide, once over all units, the subsets of single hashes and the numbers of the shards.
-
-    Args:
-        work: holds the units' temporary files, and keeps the decision.
-        units: all units in order.
-        facts: what came of each.
-        membership: the shares of the subsets.
-        most: tokens of a shard at most.
-    """
-    smallest = Smallest()
-    for fact in facts:
-        smallest.merge(fact.smallest)
-    overrides = smallest.overrides(membership.wanted())
-    decided = Membership(membership.val_fraction, membership.test_fraction, overrides)
-    shards, counts = [], dict.fromkeys(SUBSETS, 0)
-    for unit in units:
-        cutters = _cut_unit(work.unit(unit.number), decided, most)
-        shards.append({name: (counts[name], cutters[name].shards) for name in SUBSETS})
-        for name in SUBSETS:
-            counts[name] += cutters[name].shards
-    decision = Decision({f"{value:032x}": name for value, name in overrides}, shards)
-    work.decide(decision)
-    return decision
-
-
-def decided_membership(decision: Decision, membership: Membership) -> Membership:
-    """The shares of the subsets together with what was decided for single hashes."""
-    overrides = tuple((int(value, 16), name) for value, name in decision.overrides.items())
-    return Membership(membership.val_fraction, membership.test_fraction, overrides)
-
-
-def _cut_unit(folder: Path, membership: Membership, most: int) -> dict[str, ShardCutter]:
-    cutters = {name: ShardCutter(most) for name in SUBSETS}
-    for rows in _row_stretches(folder):
-        codes = membership.codes(rows["hash"])
-        for code, name in enumerate(SUBSETS):
-            cutters[name].cut(rows[codes == code])
-    return cutters
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,40 +60,60 @@ class ShardTask:
     most: int
 
 
-def write_unit(
-    unit: Unit, folder: Path, task: ShardTask, facts: UnitFacts, numbers: dict[str, tuple[int, int]]
-) -> dict[str, list[ShardEntry]]:
+@dataclass(frozen=True, slots=True)
+class WriteOrder:
+    """One unit whose documents go into shards.
+
+    Attributes:
+        first_part: number of its first part among all parts of the store.
+        folder: its temporary files.
+        place: what is decided of it.
+        shards: folder of its shards when they are whole.
+        attempt: sets the files of this attempt apart from those of another one.
+        checksums: of its token files.
+        whole: whether every document stays, in the subset that the shares say.
+        numbers: of each subset the number of the unit's first shard, and how many it has.
+        task: the settings of the job; its folder is not used.
+    """
+
+    first_part: int
+    folder: Path
+    place: Path
+    shards: Path
+    attempt: str
+    checksums: dict[str, str]
+    whole: bool
+    numbers: dict[str, tuple[int, int]]
+    task: ShardTask
+
+
+def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
     """Write a unit's documents into its own shards of each subset, then drop its temporary files.
 
     A token file that is one whole shard already is linked into the store; others are copied.
 
-    Args:
-        unit: the unit.
-        folder: its temporary files.
-        task: the job's settings.
-        facts: what came of the unit.
-        numbers: of each subset the number of the unit's first shard, and how many it has.
-
     Raises:
         OutputError: the shards cannot be written.
     """
-    overridden = {f"{value:032x}" for value, _ in task.decided.overrides}
-    moved = any(overridden.intersection(values) for values in facts.smallest.values())
+    folder = attempt_folder(order.shards, order.attempt)
+    make_folder(folder)
+    task = replace(order.task, store=folder)
     entries: dict[str, list[ShardEntry]] = {name: [] for name in SUBSETS}
     copied = []
-    for name, (first, count) in numbers.items():
-        stem = task.store / name / shard_name(first)
-        if count == 1 and not moved and _link_tokens(folder / tokens_name(name), stem):
-            entries[name] = [_adopt(unit, folder, task, stem, facts.checksums[name])]
+    for name, (first, count) in order.numbers.items():
+        stem = folder / name / shard_name(first)
+        if count == 1 and order.whole and _link_tokens(order.folder / tokens_name(name), stem):
+            entries[name] = [_adopt(order, task, stem, order.checksums[name])]
         elif count:
             copied.append(name)
     if copied:
-        entries |= _copy(unit, folder, task, {name: numbers[name][0] for name in copied})
+        entries |= _copy(order, task, {name: order.numbers[name][0] for name in copied})
     for name in {name for name, found in entries.items() if found}:
-        sync_folder(task.store / name)
+        sync_folder(folder / name)
     write_file(folder / SHARDS_NAME, msgspec.json.encode(entries))
     sync_folder(folder)
-    _drop_temporary(folder)
+    claim(folder, order.shards)
+    _drop_temporary(order.folder)
     return entries
 
 
@@ -214,18 +140,18 @@ def _aside(stem: Path) -> Path:
     return stem.with_name(stem.name + ".bin" + ASIDE)
 
 
-def _adopt(unit: Unit, folder: Path, task: ShardTask, stem: Path, checksum: str) -> ShardEntry:
+def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> ShardEntry:
     """Finish a shard whose tokens are linked: its index, its origins, its name."""
     code = SUBSETS.index(stem.parent.name)
     taken = np.concatenate(
-        [rows[task.decided.codes(rows["hash"]) == code] for rows in _row_stretches(folder)]
+        [rows[task.decided.codes(rows["hash"]) == code] for rows in row_stretches(order.folder)]
     )
     lengths, tokens = taken["length"].astype(np.uint32), int(taken["length"].sum(dtype=np.int64))
     idx = write_file(stem.with_suffix(".idx"), index_bytes(lengths, task.dtype))
-    docs = write_file(stem.with_suffix(".docs"), _origins(taken, unit.first_part).to_bytes())
-    bits = _mask_bits(folder / trained_name(stem.parent.name))
+    docs = write_file(stem.with_suffix(".docs"), _origins(taken, order.first_part).to_bytes())
+    bits = _mask_bits(order.folder / trained_name(stem.parent.name))
     mask = write_mask(stem, bits)
-    pairs = write_sides(stem, _sides(taken, unit.first_part))
+    pairs = write_sides(stem, _sides(taken, order.first_part))
     with writing(stem):
         _aside(stem).replace(stem.with_suffix(".bin"))
     return ShardEntry(
@@ -253,51 +179,44 @@ def _mask_bits(path: Path) -> MaskBits:
 
 
 def _copy(
-    unit: Unit, folder: Path, task: ShardTask, first_shards: dict[str, int]
+    order: WriteOrder, task: ShardTask, first_shards: dict[str, int]
 ) -> dict[str, list[ShardEntry]]:
     """Write the shards of these subsets document by document."""
     writers = {
-        name: SubsetWriter(task, name, first, unit.first_part)
+        name: SubsetWriter(task, name, first, order.first_part)
         for name, first in first_shards.items()
     }
     try:
-        for rows, tokens, starts, trained in _stretches(folder, task):
-            codes = task.decided.codes(rows["hash"])
+        for found in _stretches(order, task):
+            codes = task.decided.codes(found.rows["hash"])
             for name, writer in writers.items():
-                mine = np.flatnonzero(codes == SUBSETS.index(name))
-                writer.add(rows, tokens, starts, mine, trained)
+                mine = np.flatnonzero(found.kept & (codes == SUBSETS.index(name)))
+                writer.add(found.rows, found.tokens, found.starts, mine, found.trained)
         return {name: writer.finish() for name, writer in writers.items()}
     finally:
         for writer in writers.values():
             writer.abandon()
 
 
-def _row_stretches(folder: Path) -> Iterator[NDArray[np.void]]:
-    """A unit's rows, a bounded stretch at a time; the two of a pair stay together."""
-    path = folder / ROWS_NAME
-    with reading(path), path.open("rb") as file:
-        while (rows := np.fromfile(file, ROW, _STRETCH_ROWS)).size:
-            if rows["side"][-1] == CHOSEN:
-                rows = np.concatenate([rows, np.fromfile(file, ROW, 1)])
-            yield rows
-
-
 class _Stretch(NamedTuple):
-    """Documents of a unit: rows, tokens, where each begins in them, which tokens are trained."""
+    """Documents of a unit: rows, which are left, tokens, where each begins in them, which are trained."""
 
     rows: NDArray[np.void]
+    kept: NDArray[np.bool_]
     tokens: NDArray[np.generic]
     starts: NDArray[np.int64]
     trained: NDArray[np.bool_] | None
 
 
-def _stretches(folder: Path, task: ShardTask) -> Iterator[_Stretch]:
+def _stretches(order: WriteOrder, task: ShardTask) -> Iterator[_Stretch]:
     """A unit's documents, a bounded stretch at a time."""
+    folder = order.folder
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(_open(folder / tokens_name(name))) for name in SUBSETS]
         flags = [folder / trained_name(name) for name in SUBSETS]
         masks = [stack.enter_context(_open(path)) if path.exists() else None for path in flags]
-        for rows in _row_stretches(folder):
+        for rows, why in judged(folder, order.place):
+            kept = np.ones(len(rows), bool) if why is None else why == 0
             sums = np.cumsum(rows["length"], dtype=np.int64)
             at = 0
             while at < len(rows):
@@ -305,7 +224,7 @@ def _stretches(folder: Path, task: ShardTask) -> Iterator[_Stretch]:
                 stop = int(np.searchsorted(sums, before + _STRETCH_TOKENS, side="right"))
                 stop = max(stop, at + 1)
                 stop += int(rows["side"][stop - 1] == CHOSEN)
-                yield _tokens_of(rows[at:stop], files, masks, task)
+                yield _tokens_of(rows[at:stop], kept[at:stop], files, masks, task)
                 at = stop
 
 
@@ -316,6 +235,7 @@ def _open(path: Path) -> IO[bytes]:
 
 def _tokens_of(
     rows: NDArray[np.void],
+    kept: NDArray[np.bool_],
     files: Sequence[IO[bytes]],
     masks: Sequence[IO[bytes] | None],
     task: ShardTask,
@@ -334,7 +254,7 @@ def _tokens_of(
         flags.append(np.fromfile(mask, np.bool_, count) if mask else np.ones(count, bool))
         at += count
     trained = np.concatenate(flags) if any(masks) else None
-    return _Stretch(rows, np.concatenate(pieces), starts, trained)
+    return _Stretch(rows, kept, np.concatenate(pieces), starts, trained)
 
 
 def _origins(rows: NDArray[np.void], first_part: int) -> Origins:

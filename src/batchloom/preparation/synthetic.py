@@ -73,8 +73,7 @@ def write_synthetic(
         OutputError: ``out`` cannot be written.
     """
     began = time.perf_counter()
-    _refuse_meaningless(spec, recipe)
-    plain = {**spec.identity, **{name: getattr(recipe, name) for name in _MEANT}}
+    plain = synthetic_plain(spec, recipe)
     manifest = _finished(out, plain)
     if manifest is not None:
         remove_leftover(out)
@@ -90,6 +89,16 @@ def write_synthetic(
             manifest = _finish(spec, plain, subsets, work, notes)
         move_store(work)
     return result_of(out, manifest, seconds=time.perf_counter() - began, notes=tuple(notes))
+
+
+def synthetic_plain(spec: SyntheticSpec, recipe: Recipe) -> dict[str, Any]:
+    """The recipe of such a store as its manifest holds it.
+
+    Raises:
+        SettingsError: settings of the recipe that mean nothing here.
+    """
+    _refuse_meaningless(spec, recipe)
+    return {**spec.identity, **{name: getattr(recipe, name) for name in _MEANT}}
 
 
 def _refuse_meaningless(spec: SyntheticSpec, recipe: Recipe) -> None:
@@ -111,15 +120,25 @@ def _finished(out: Path, plain: dict[str, Any]) -> Manifest | None:
     if not (out / MANIFEST_NAME).exists():
         return None
     manifest = read_manifest(out)
+    refuse_other_data(f"{out}", manifest, plain)
+    return manifest
+
+
+def refuse_other_data(place: str, manifest: Manifest, plain: dict[str, Any]) -> None:
+    """Refuse a finished store of other data, or of other settings.
+
+    Raises:
+        StoreConflictError: it is one; says what differs.
+    """
     then, now = manifest.recipe, msgspec.to_builtins(plain)
     names = sorted(then.keys() | now.keys())
     differing = [name for name in names if then.get(name) != now.get(name)]
     if differing:
         shown_ones = "; ".join(f"{n}: {then.get(n)!r} -> {now.get(n)!r}" for n in differing[:3])
         raise StoreConflictError(
-            f"{out} holds a finished store of another job ({shown_ones}); choose another --out, or delete that folder."
+            f"{place} holds a finished store of another job ({shown_ones}); choose another --out, or delete that "
+            "folder."
         )
-    return manifest
 
 
 def _begin(work: WorkFolder, plain: dict[str, Any]) -> None:

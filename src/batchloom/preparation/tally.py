@@ -9,7 +9,7 @@ from batchloom.core.errors import TooManyBadRecordsError
 from batchloom.core.values import counted
 from batchloom.preparation.recipe import allowed_bad
 
-Phase = Literal["sample", "tokenize", "read", "write", "look", "convert"]
+Phase = Literal["sample", "tokenize", "read", "write", "look", "convert", "upload"]
 
 # A job stops early only when even so many times the expected records could not save it.
 _DENSITY_ERROR = 4
@@ -29,8 +29,9 @@ class Progress:
     Attributes:
         phase: ``sample`` (learning a tokenizer), ``tokenize`` (reading the input), ``read``
             (looking at ids that are there already) or ``write``; of a conversion ``look`` (the types
-            of its columns) and ``convert``.
-        bytes_done: of the phase's bytes: listed input, or tokens while reading and writing them.
+            of its columns) and ``convert``; of a store that lies elsewhere ``upload``.
+        bytes_done: of the phase's bytes: listed input, or tokens while reading and writing them,
+            files of the store while they are sent.
         bytes_total: the phase's bytes.
         bytes_found: how many of ``bytes_done`` an earlier run had done.
         documents: documents so far.
@@ -82,7 +83,6 @@ class Tally:
         self._done = self._found = 0
         self.records = self.documents = self.tokens = self.quarantined = 0
         self.first = ""
-        self._altered: set[str] = set()
 
     def found_done(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
         """Count a unit that an earlier run finished."""
@@ -97,6 +97,14 @@ class Tally:
         """Count input that was read: bytes as listed, and its records."""
         self._done += size
         self.records += records
+
+    def forget(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
+        """Take back what was counted of work that was lost and is done again."""
+        self._done -= size
+        self.records -= records
+        self.documents -= documents
+        self.tokens -= tokens
+        self.quarantined -= bad
 
     def kept(self, documents: int, tokens: int) -> None:
         """Count documents that were tokenized, and tell the listener."""
@@ -113,17 +121,6 @@ class Tally:
                 self.quarantined,
             )
         )
-
-    def altered(self, template: str, what: str, source: str) -> None:
-        """Tell, once, what a template does to conversations beside rendering them."""
-        if what not in self._altered:
-            self._altered.add(what)
-            self._listener(
-                Note(
-                    f"Template {template} {what}, first in {source}: batchloom doctor counts such conversations, and "
-                    "shows them as a model sees them."
-                )
-            )
 
     def bad(self, first: str, count: int) -> None:
         """Count bad records, of which ``first`` says what is wrong with the first.

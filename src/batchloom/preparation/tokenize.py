@@ -1,44 +1,34 @@
 """Phase A, per unit: parse, normalise, hash and tokenize into temporary files."""
 
+import contextlib
 from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol, final
+from dataclasses import dataclass, field
+from typing import Any, final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.conversation import Pair
 from batchloom.core.document import BadRecord, Records
-from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.dedup.lines import Removal
+from batchloom.execution.seam import Tell
 from batchloom.preparation.conversations import LeftOut
-from batchloom.preparation.encode import (
-    Encoded,
-    beginning,
-    encode_chats,
-    encode_rows,
-    encode_texts,
-    hash_documents,
-    size_of,
-)
+from batchloom.preparation.encode import Encoded, hashes_and_sizes, size_of
+from batchloom.preparation.encoding import Task, encode_documents, rule_of
+from batchloom.preparation.intake import Intake
+from batchloom.preparation.orders import At, Heard, Place, UnitOrder, UnusableError
 from batchloom.preparation.overlong import OverlongError
-from batchloom.preparation.preferences import encode_labels, encode_pairs, encode_text_pairs
-from batchloom.preparation.reading import Reading, Readings, Way
-from batchloom.preparation.subsets import Membership, Smallest
-from batchloom.preparation.tally import Tally
+from batchloom.preparation.reading import Reading
+from batchloom.preparation.stopwatch import Stopwatch
+from batchloom.preparation.suspects import Suspects
 from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles
-from batchloom.preparation.units import Unit
-from batchloom.preparation.work import PartCounts, UnitFacts
+from batchloom.preparation.unit_report import Flow, Sample, SourceCounts, UnitTally
+from batchloom.preparation.work import PartCounts, UnitFacts, attempt_folder, claim
 from batchloom.sources.beginnings import read_ahead
-from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
-from batchloom.sources.places import error_of
-from batchloom.sources.rules import Part, ReadRules, Source
+from batchloom.sources.rules import Part
 from batchloom.store.writer import make_folder, sync_folder, write_file
-from batchloom.text.normalize import normalize
-from batchloom.tokens import Tokenizer
 
 # Handed to the tokenizer at once, in characters and in documents; decides nothing.
 _BATCH_CHARACTERS = 2 << 20
@@ -47,116 +37,36 @@ _BATCH_DOCUMENTS = 1 << 15
 _LARGE_BATCH = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What every unit of a job needs to know.
-
-    Attributes:
-        rules: how sources are cut and text files read.
-        readings: how the records of each source become documents.
-        bounds: finds where parts meet.
-        normalize: whether text is normalised.
-        tokenizer: turns text into ids.
-        dtype: of a token on disk.
-        membership: the shares of the subsets, without overrides.
-        chat: tokenizer and template; None where no source has conversations.
-    """
-
-    rules: ReadRules
-    readings: Readings
-    bounds: RecordBounds
-    normalize: bool
-    tokenizer: Tokenizer
-    dtype: np.dtype[np.generic]
-    membership: Membership
-    chat: ChatEncoder | None = None
-
-
-def tokenize_unit(
-    unit: Unit, folder: Path, task: Task, tally: Tally, records_before: dict[str, int]
-) -> UnitFacts:
-    """Write a unit's temporary files into ``folder``, its facts last.
+def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
+    """Write a unit's temporary files beside their place, its facts last, and move them there.
 
     Args:
-        unit: the parts to read.
-        folder: where the files go.
+        order: the parts to read, and where the files go.
         task: the job's settings.
-        tally: is told of everything that comes in.
-        records_before: records of earlier parts by path of the source, for line numbers.
+        tell: is told of what is taken in hand (:class:`At`) and what came of it (:class:`Heard`).
 
     Raises:
         InputError: a source cannot be read.
-        TooManyBadRecordsError: the job is beyond saving.
+        UnusableError: a record that the recipe wants to end the job.
         OutputError: the files cannot be written.
     """
+    folder = attempt_folder(order.folder, order.attempt)
     make_folder(folder)
-    with UnitFiles(folder) as files, ThreadPoolExecutor(1, "encode") as encoder:
-        run = _UnitRun(task, tally, files, encoder, len(unit.parts))
-        parts = read_ahead(unit.parts, lambda part: part.source)
+    with contextlib.ExitStack() as stack:
+        encoder = stack.enter_context(ThreadPoolExecutor(1, "encode")) if task.overlap else None
+        files = stack.enter_context(UnitFiles(folder, task.dedup))
+        run = _UnitRun(order, task, files, encoder, tell)
+        parts = read_ahead(order.unit.parts, lambda part: part.source)
         for number, part in enumerate(parts):
-            run.read(number, part, records_before)
+            run.read(number, part)
         run.flush()
         run.settle()
         files.sync()
     facts = run.facts()
     write_file(folder / FACTS_NAME, msgspec.json.encode(facts))
     sync_folder(folder)
+    claim(folder, order.folder)
     return facts
-
-
-def tidy(found: Records, way: Way, *, normalized: bool) -> None:
-    """Normalise the texts of a stretch, and leave out those that say nothing."""
-    if way == "text-pairs" and normalized:
-        found.values = [Pair(normalize(p.chosen), normalize(p.rejected)) for p in found.values]
-    if way != "text":
-        return
-    if normalized:
-        # Most stretches need nothing, and a look at each text would show.
-        together = "".join(found.values)
-        if not together.isascii() or "\r" in together:
-            found.values = [normalize(text) for text in found.values]
-        del together
-    if "" in found.values or any(map(str.isspace, found.values)):
-        kept = [at for at, text in enumerate(found.values) if text and not text.isspace()]
-        found.values = [found.values[at] for at in kept]
-        found.records = [found.records[at] for at in kept]
-        found.offsets = [found.offsets[at] for at in kept]
-
-
-class Encoding(Protocol):
-    """What makes tokens of documents: a tokenizer, with a template where there are conversations."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Turns text into ids."""
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """The dtype of a token."""
-
-    @property
-    def chat(self) -> ChatEncoder | None:
-        """Tokenizer and template; None where no source has conversations."""
-
-
-def encode_documents(task: Encoding, reading: Reading, documents: list[Any]) -> Encoded:
-    """Tokenize documents of one reading."""
-    if reading.way == "tokens":
-        made = encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
-    elif reading.chat is None:
-        return encode_texts(documents, task.tokenizer, task.dtype)
-    elif reading.way == "text-pairs":
-        made = encode_text_pairs(documents, task.tokenizer, reading.chat, task.dtype)
-    elif task.chat is None:
-        raise AssertionError("a job with conversations has a template")
-    elif reading.way == "pairs":
-        made = encode_pairs(documents, task.chat, reading.chat, task.dtype)
-    elif reading.way == "labels":
-        made = encode_labels(documents, task.chat, reading.chat, task.dtype)
-    else:
-        made = encode_chats(documents, task.chat, reading.chat, task.dtype)
-    faults = [left._replace(snippet=beginning(documents[left.number])) for left in made.faults]
-    return replace(made, faults=faults)
 
 
 @dataclass(slots=True)
@@ -199,57 +109,97 @@ class _PartRun:
 class _UnitRun:
     """The state of one unit while it is read.
 
-    Encoding lets go of the interpreter, so one batch is encoded on a thread while the next is
-    parsed and the one before is written.
+    Encoding lets go of the interpreter: with an encoder, one batch is encoded on a thread while
+    the next is parsed and the one before is written.
     """
 
     def __init__(
-        self, task: Task, tally: Tally, files: UnitFiles, encoder: Executor, parts: int
+        self, order: UnitOrder, task: Task, files: UnitFiles, encoder: Executor | None, tell: Tell
     ) -> None:
-        self._task, self._tally, self._files, self._encoder = task, tally, files, encoder
-        self._parts = [_PartRun() for _ in range(parts)]
-        self._sources: dict[int, tuple[Source, int]] = {}
+        self._unit, self._task, self._files = order.unit, task, files
+        self._encoder, self._tell = encoder, tell
+        self._suspects = Suspects(order.suspects, order.excluded)
+        self._tally, self._watch = UnitTally(), Stopwatch()
+        removal = Removal(order.repeated, order.unit.number, task.pieces) if task.pieces else None
+        self._intake = Intake(
+            normalized=task.normalize,
+            cleaner=task.cleaner,
+            removal=removal,
+            tally=self._tally,
+            watch=self._watch,
+        )
+        self._parts = [_PartRun() for _ in order.unit.parts]
         self._batch = _Batch()
-        self._encoding: tuple[NDArray[np.void], Future[Encoded]] | None = None
-        self._smallest = Smallest()
-        self._first_bad: tuple[int, BadRecord] | None = None
+        self._encoding: _Encoding | None = None
+        self._heard = Heard()
+        self._altered: dict[str, str] = {}
 
-    def read(self, number: int, part: Part, records_before: dict[str, int]) -> None:
+    def read(self, number: int, part: Part) -> None:
         """Read one part to its end."""
-        counts, before = self._parts[number], records_before.get(part.source.path, 0)
-        self._sources[number] = part.source, before
+        counts = self._parts[number]
         reading = self._task.readings.of(part.source)
         if not self._batch.fits(reading):
             self.flush()
         consumed = 0
         with PartReader(part, reading.rules, self._task.bounds) as reader:
-            for found in reader:
+            for found in self._watch.each("read", reader):
                 now = reader.consumed
-                self._tally.read(now - consumed, found.seen)
-                consumed = now
                 counts.records += found.seen
-                reading.take_in(found)
-                if found.bad:
-                    self._keep_aside(number, found.bad)
-                self._add(number, found, reading)
-                if self._batch.full:
-                    self.flush()
+                self._hear(size=now - consumed, records=found.seen)
+                consumed = now
+                for piece, careful in self._suspects.pieces(number, found):
+                    self._take(number, piece, reading, careful=careful)
             counts.hash = reader.finish().hex()
             counts.start, counts.stop = reader.start, reader.stop
-        self._tally.read(part.stop - part.start - consumed, 0)
-        records_before[part.source.path] = before + counts.records
+        self._hear(size=part.stop - part.start - consumed)
+
+    def _take(self, number: int, found: Records, reading: Reading, *, careful: bool) -> None:
+        """Take records in hand; careful: nothing else is in hand with them."""
+        if careful:
+            self.flush()
+            self.settle()
+            self._tell(At("encode", None))
+        if found.records:
+            in_hand = (number, found.records[0]), (number, found.records[-1])
+            self._tell(At("clean", in_hand))
+        seen, source = found.seen, self._unit.parts[number].source.name
+        dropped = self._intake.take(found, reading, source)
+        self._parts[number].dropped.update(dropped)
+        if found.bad:
+            self._keep_aside(number, found.bad)
+        left = len(found.values) + dropped.total()
+        self._tally.flow(Flow(step="read", documents_in=seen, documents_out=left))
+        self._add(number, found, reading)
+        if self._batch.full or careful:
+            self.flush()
+        if careful:
+            self.settle()
+            self._tell(At("encode", None))
+
+    def _hear(
+        self, *, size: int = 0, records: int = 0, documents: int = 0, tokens: int = 0
+    ) -> None:
+        """Count what was read or made, and tell."""
+        so_far = self._heard
+        self._heard = msgspec.structs.replace(
+            so_far,
+            bytes=so_far.bytes + size,
+            records=so_far.records + records,
+            documents=so_far.documents + documents,
+            tokens=so_far.tokens + tokens,
+        )
+        self._tell(self._heard)
 
     def _keep_aside(self, number: int, bad: list[BadRecord]) -> None:
-        source, before = self._sources[number]
         self._parts[number].bad += len(bad)
         self._files.add_bad(number, bad)
-        if self._first_bad is None:
-            self._first_bad = (number, bad[0])
-        sentence = str(error_of(source, self._task.rules, before, bad[0]))
-        self._tally.bad(sentence, len(bad))
+        first = self._heard.first_bad or (number, bad[0])
+        self._heard = msgspec.structs.replace(
+            self._heard, bad=self._heard.bad + len(bad), first_bad=first
+        )
+        self._tell(self._heard)
 
     def _add(self, number: int, found: Records, reading: Reading) -> None:
-        tidy(found, reading.way, normalized=self._task.normalize)
         documents, found.values = found.values, []
         batch = self._batch
         batch.reading = reading
@@ -270,18 +220,34 @@ class _UnitRun:
             self.settle()
         documents, batch.documents = batch.documents, []
         rows = np.empty(len(documents), ROW)
-        rows["hash"] = hash_documents(documents)
+        with self._watch.time("hash", documents=len(documents)):
+            rows["hash"], sizes = hashes_and_sizes(documents)
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
         rows["side"] = 0
-        future = self._encoder.submit(encode_documents, self._task, batch.reading, documents)
+        self._tell(At("encode", (_place(rows[0]), _place(rows[-1]))))
+        future = self._submit(batch.reading, documents)
         del documents
-        before, self._encoding = self._encoding, (rows, future)
+        before, self._encoding = self._encoding, (rows, sizes, future)
         if before:
             self._write(*before)
-        if large:
+        if large or self._encoder is None:
             self.settle()
+
+    def _submit(self, reading: Reading, documents: list[Any]) -> "Future[Encoded]":
+        if self._encoder is not None:
+            return self._encoder.submit(self._encode, reading, documents)
+        done: Future[Encoded] = Future()
+        try:
+            done.set_result(self._encode(reading, documents))
+        except OverlongError as error:
+            done.set_exception(error)
+        return done
+
+    def _encode(self, reading: Reading, documents: list[Any]) -> Encoded:
+        with self._watch.time("encode", documents=len(documents)):
+            return encode_documents(self._task, reading, documents)
 
     def settle(self) -> None:
         """Write the documents that are with the tokenizer."""
@@ -289,33 +255,47 @@ class _UnitRun:
         if before:
             self._write(*before)
 
-    def _write(self, rows: NDArray[np.void], future: Future[Encoded]) -> None:
+    def _write(
+        self, rows: NDArray[np.void], sizes: NDArray[np.int64], future: Future[Encoded]
+    ) -> None:
         try:
             made = future.result()
         except OverlongError as error:
             row = rows[error.number]
-            source, before = self._sources[int(row["part"])]
-            raise error_of(source, self._task.rules, before, _bad(row, error.reason)) from None
+            bad = _bad(row, error.reason)
+            raise UnusableError(self._unit.number, int(row["part"]), bad) from None
         for left in made.faults:
             row = rows[left.number]
             self._keep_aside(int(row["part"]), [_bad(row, left.reason, left.snippet)])
         for left in made.dropped:
-            self._parts[int(rows["part"][left.number])].dropped[rule_of(left)] += 1
-        if made.altered and self._task.chat is not None:
-            source, _ = self._sources[int(rows["part"][0])]
-            for what in made.altered:
-                self._tally.altered(self._task.chat.renderer.name, what, source.name)
+            self._leave_out(rows[left.number], left)
+        came, size = len(rows), int(sizes.sum())
+        for what in made.altered:
+            said = f"Template {self._task.chat.renderer.name} {what}" if self._task.chat else what
+            self._altered.setdefault(said, self._unit.parts[int(rows["part"][0])].source.name)
         if made.numbers is not None:
             self._count_further(rows, made.numbers, made.faults + made.dropped)
-            rows = rows[made.numbers]
+            rows, sizes = rows[made.numbers], sizes[made.numbers]
         if made.sides is not None:
             rows["side"] = made.sides
         rows["length"] = made.lengths
-        self._count(rows)
+        self._count(rows, sizes)
+        self._tally.lengths(rows["length"])
+        tokens = len(made.tokens)
+        self._tally.flow(
+            Flow(
+                step="tokenize",
+                documents_in=came,
+                documents_out=len(rows),
+                bytes_in=size,
+                bytes_out=int(sizes.sum()),
+                tokens_out=tokens,
+            )
+        )
         codes = self._task.membership.codes(rows["hash"])
-        self._smallest.add(rows["hash"], codes)
-        self._files.add(made.tokens, rows, codes, made.trained)
-        self._tally.kept(len(rows), len(made.tokens))
+        with self._watch.time("write temporary files", made.tokens.nbytes, len(rows)):
+            self._files.add(made.tokens, rows, codes, made.trained)
+        self._hear(documents=len(rows), tokens=len(made.tokens))
 
     def _count_further(
         self, rows: NDArray[np.void], kept: NDArray[np.int64], left: list[LeftOut]
@@ -327,12 +307,28 @@ class _UnitRun:
         for number in np.flatnonzero(further).tolist():
             self._parts[number].further += int(further[number])
 
-    def _count(self, rows: NDArray[np.void]) -> None:
+    def _leave_out(self, row: np.void, left: LeftOut) -> None:
+        """Count a document that a rule of conversations leaves out."""
+        number, rule = int(row["part"]), rule_of(left)
+        self._parts[number].dropped[rule] += 1
+        self._tally.dropped("tokenize", rule)
+        if self._tally.wants_sample(rule):
+            source = self._unit.parts[number].source.name
+            sample = Sample(source, int(row["record"]), left.snippet, left.reason)
+            self._tally.sample("tokenize", rule, sample)
+
+    def _count(self, rows: NDArray[np.void], sizes: NDArray[np.int64]) -> None:
         documents = np.bincount(rows["part"])
         tokens = np.bincount(rows["part"], rows["length"])
+        texts = np.bincount(rows["part"], sizes)
         for number in np.flatnonzero(documents).tolist():
-            self._parts[number].documents += int(documents[number])
-            self._parts[number].tokens += int(tokens[number])
+            counts = self._parts[number]
+            counts.documents += int(documents[number])
+            counts.tokens += int(tokens[number])
+            self._tally.source(
+                self._unit.parts[number].source.name,
+                SourceCounts(int(documents[number]), int(texts[number]), int(tokens[number])),
+            )
 
     def facts(self) -> UnitFacts:
         """What came of the unit."""
@@ -355,17 +351,20 @@ class _UnitRun:
             parts=parts,
             documents=sum(part.documents for part in parts),
             tokens=sum(part.tokens for part in parts),
-            smallest=self._smallest.to_hex(),
-            first_bad=self._first_bad,
+            first_bad=self._heard.first_bad,
             checksums=self._files.checksums(),
+            altered=self._altered,
+            report=self._tally.report(self._watch.spent()),
         )
+
+
+_Encoding = tuple[NDArray[np.void], NDArray[np.int64], "Future[Encoded]"]
+
+
+def _place(row: np.void) -> Place:
+    return int(row["part"]), int(row["record"])
 
 
 def _bad(row: np.void, reason: str, snippet: str = "") -> BadRecord:
     """The record of a document that cannot be encoded."""
     return BadRecord(int(row["record"]), int(row["offset"]), None, reason, snippet)
-
-
-def rule_of(left: LeftOut) -> str:
-    """The rule by which a document was left out: the reason up to its figures."""
-    return left.reason.partition(":")[0]

@@ -105,13 +105,22 @@ def job_template(
             template or "plain", tokenizer.chat.templates, tokenizer.control, tokenizer.name
         )
         return None
-    exact = verify_control(tokenizer, ())
-    if exact is not tokenizer:
-        tell(f"Encoding conversations with {exact.engine.name}: {exact.engine.note}")
-    encoder = ChatEncoder(exact, recipe.chat.template)
+    encoder = chat_encoder(tokenizer, recipe)
+    if encoder.tokenizer is not tokenizer:
+        engine = encoder.tokenizer.engine
+        tell(f"Encoding conversations with {engine.name}: {engine.note}")
     for note in encoder.notes:
         tell(f"{note[:1].upper()}{note[1:]}.")
     return encoder
+
+
+def chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
+    """The tokenizer with the recipe's template, on an engine that reads control tokens as it should.
+
+    Raises:
+        TemplateError: no such template, or one that cannot be used.
+    """
+    return ChatEncoder(verify_control(tokenizer, ()), recipe.chat.template)
 
 
 def dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self, TypeVar, final
@@ -12,15 +13,24 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
+from batchloom.dedup.keys import key_file, key_records
+from batchloom.dedup.minhash import NO_KEY, band_keys
+from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.store.format import SUBSETS
+from batchloom.store.pairs import BAD
 from batchloom.store.writer import writing
 from batchloom.tokens import Tokenizer
 
 _T = TypeVar("_T", bound=np.generic)
 
 ROWS_NAME = "documents.rows"
+# Hash and number of each document, by which duplicates are found.
+KEYS_NAME = "documents.keys"
+BANDS_NAME = "documents.bands"
 BAD_NAME = "bad.jsonl"
 FACTS_NAME = "unit.json"
+KEPT_NAME = "kept.json"
+DROPPED_NAME = "dropped.rows"
 SHARDS_NAME = "shards.json"
 _STRETCH = 1 << 20
 
@@ -37,11 +47,28 @@ ROW = np.dtype(
 )
 
 
-def hash_texts(texts: list[str]) -> NDArray[np.uint64]:
-    """XXH3-128 of each text's UTF-8 as (low, high) halves, uint64 [D, 2]."""
-    digests = b"".join([xxhash.xxh3_128_digest(text.encode()) for text in texts])
-    # A digest is big-endian, its high half first.
-    return np.frombuffer(digests, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
+# Two answers of one text with other labels are no duplicates: the lesser label is folded into the key.
+_BAD_LABEL = np.uint64(0x9E3779B97F4A7C15)
+
+
+def first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray[np.bool_]:
+    """Whether each row is the first document of its record.
+
+    Args:
+        rows: documents in order.
+        before: part and record of the document before them.
+    """
+    parts = np.concatenate([[before[0]], rows["part"].astype(np.int64)])
+    records = np.concatenate([[before[1]], rows["record"].astype(np.int64)])
+    fresh: NDArray[np.bool_] = (parts[1:] != parts[:-1]) | (records[1:] != records[:-1])
+    return fresh
+
+
+def keys_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """What duplicates share: the hash of the content, with the label of a labelled answer, uint64 [D, 2]."""
+    keys = rows["hash"].copy()
+    keys[rows["side"] == BAD, 0] ^= _BAD_LABEL
+    return keys
 
 
 def with_control(
@@ -84,10 +111,22 @@ def trained_name(subset: str) -> str:
 
 @final
 class UnitFiles:
-    """The temporary files of a unit while they are written."""
+    """The temporary files of a unit while they are written.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        folder: where they go.
+        dedup: which duplicates will be looked for, by keys that are written here.
+    """
+
+    def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
+        self._folder, self._dedup = folder, dedup
+        self._last, self._rows = (-1, -1), 0
+        self._stack = contextlib.ExitStack()
+        self._key = (
+            self._stack.enter_context(key_file(folder / KEYS_NAME))
+            if dedup.mode != "none"
+            else None
+        )
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
@@ -99,6 +138,7 @@ class UnitFiles:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._stack.__exit__(*sys.exc_info())
         for file in self._open.values():
             # What could not be written has been told already; closing would only tell it again.
             with contextlib.suppress(OSError):
@@ -130,6 +170,32 @@ class UnitFiles:
                 self._tokens[name] += taken.size
         with writing(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
+        if self._key is not None and len(rows):
+            fresh = first_of_records(rows, self._last)
+            self._last = int(rows["part"][-1]), int(rows["record"][-1])
+            first = rows[fresh]
+            numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
+            self._key(key_records(keys_of(first), numbers, first["part"].astype(np.uint32)))
+            if self._dedup.mode == "near":
+                self._band(tokens, rows, fresh)
+            self._rows += len(rows)
+
+    def _band(
+        self,
+        tokens: NDArray[np.generic],
+        rows: NDArray[np.void],
+        fresh: NDArray[np.bool_],
+    ) -> None:
+        """Keep what says which documents are alike; of a record with several the first speaks for all."""
+        said = self._dedup
+        keys = band_keys(
+            tokens, rows["length"], bands=said.bands, rows=said.rows, shingle=said.shingle
+        )
+        keys[~fresh] = NO_KEY
+        with writing(self._folder):
+            if BANDS_NAME not in self._open:
+                self._open[BANDS_NAME] = (self._folder / BANDS_NAME).open("wb")
+            self._open[BANDS_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
     def _flag(self, subset: str, flags: NDArray[np.generic]) -> None:
         """Append flags of tokens; what came before the first of them is trained."""
@@ -148,7 +214,8 @@ class UnitFiles:
                 self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
 
     def sync(self) -> None:
-        """Make what was written outlast a power cut."""
+        """Finish what is sorted, and make what was written outlast a power cut."""
+        self._stack.close()
         for file in self._open.values():
             with writing(self._folder):
                 file.flush()

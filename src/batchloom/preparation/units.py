@@ -1,8 +1,11 @@
 """Units: the pieces of work, decided by listing alone before anything is read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from batchloom.core.files import printable
+from batchloom.core.fingerprint import fingerprint
 from batchloom.sources.parts import parts_of
 from batchloom.sources.rules import Part, ReadRules, Source
 
@@ -30,6 +33,29 @@ class Unit:
     def bytes(self) -> int:
         """Bytes of listed input."""
         return sum(part.stop - part.start for part in self.parts)
+
+
+def unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Mapping[str, str]) -> str:
+    """32 hex digits that name what comes of a unit: its inputs, and all that decides what is made of them.
+
+    Args:
+        unit: the parts.
+        decided_by: plain values: recipe, tokenizer, constants.
+        content: the hash of the content of sources by path, for those that are not told by time.
+    """
+    return fingerprint(
+        {
+            **decided_by,
+            "parts": [
+                [
+                    *(printable(part.source.name), part.source.kind, part.source.size),
+                    content.get(part.source.path, part.source.mtime_ns),
+                    *(part.start, part.stop),
+                ]
+                for part in unit.parts
+            ],
+        }
+    )
 
 
 def plan_units(

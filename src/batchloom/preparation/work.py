@@ -1,10 +1,12 @@
 """The work folder ``OUT/.work``: what is finished stays, and only one run is at work in it."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar, final
 
@@ -13,17 +15,25 @@ import msgspec
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
 from batchloom.core.files import NOT_JSON, because, open_regular, read_regular
-from batchloom.preparation.unit_files import BAD_NAME, FACTS_NAME, SHARDS_NAME
+from batchloom.preparation.unit_files import (
+    BAD_NAME,
+    FACTS_NAME,
+    KEPT_NAME,
+    ROWS_NAME,
+    SHARDS_NAME,
+)
+from batchloom.preparation.unit_report import UnitReport
+from batchloom.preparation.units import Unit
 from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from batchloom.store.manifest import ShardEntry
-from batchloom.store.writer import make_folder, write_file, writing
+from batchloom.store.writer import make_folder, sync_folder, write_file, writing
 
 T = TypeVar("T")
 
 # Inputs that can be read only once are kept here, each run's in a folder of its own.
 SPOOL_NAME = "spool"
 # Of the temporary files; a job begun by another version is begun anew.
-WORK_VERSION = 4
+WORK_VERSION = 5
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -47,17 +57,51 @@ class PartCounts(msgspec.Struct, frozen=True):
 class UnitFacts(msgspec.Struct, frozen=True):
     """``unit.json``: written when a unit's temporary files are complete.
 
-    ``smallest`` holds the few smallest distinct hashes of each subset; ``first_bad`` the
-    part and the first bad record in it; ``checksums`` the XXH3-128 of
-    the token file of each subset.
+    ``first_bad`` is the part and the first bad record in it;
+    ``checksums`` the XXH3-128 of the token file of each subset; ``altered`` what a template does to
+    conversations beside rendering them, and the source it was first seen in; ``report`` what the
+    report tells of it.
     """
 
     parts: list[PartCounts]
     documents: int
     tokens: int
-    smallest: dict[str, list[str]]
     first_bad: tuple[int, BadRecord] | None
     checksums: dict[str, str]
+    altered: dict[str, str]
+    report: UnitReport
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What is left of a part when duplicates are gone, and how many went by reason."""
+
+    documents: int
+    tokens: int
+    dropped: dict[str, int] = {}
+
+
+class UnitKept(msgspec.Struct, frozen=True):
+    """``kept.json``: what is left of a unit when duplicates are gone.
+
+    ``smallest`` holds the few smallest distinct hashes of each subset, ``shards`` how many shards each
+    subset fills as the shares of the subsets say; ``dropped`` is the number of documents that went.
+    """
+
+    parts: list[Kept]
+    documents: int
+    tokens: int
+    dropped: int
+    smallest: dict[str, list[str]]
+    shards: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitWork:
+    """A unit with the place of its temporary files, and what came of its first phase."""
+
+    unit: Unit
+    folder: Path
+    facts: UnitFacts
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -101,6 +145,27 @@ def reading(path: Path) -> Iterator[None]:
         raise StoreConflictError(
             f"{path} cannot be read ({why}); delete {work} to begin anew."
         ) from error
+
+
+def attempt_folder(place: Path, attempt: str) -> Path:
+    """Where one attempt at something works, so that no other one can be in its way."""
+    return place.with_name(f"{place.name}.{attempt}")
+
+
+def claim(folder: Path, place: Path) -> None:
+    """Give what an attempt has finished its place; where another one was first, it is the same.
+
+    Raises:
+        OutputError: it cannot be moved.
+    """
+    with writing(place):
+        try:
+            folder.rename(place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(folder)
+    sync_folder(place.parent)
 
 
 @final
@@ -167,9 +232,33 @@ class WorkFolder:
         self._lock.write(str(os.getpid()))
         self._lock.flush()
 
-    def unit(self, number: int) -> Path:
-        """The folder of a unit's temporary files."""
-        return self.path / "units" / f"{number:05d}"
+    def unit(self, identity: str) -> Path:
+        """The folder of a unit's temporary files, named by what decides them."""
+        return self.path / "units" / identity
+
+    def kept(self, number: int) -> Path:
+        """The folder of what is decided of a unit."""
+        return self.path / "kept" / f"{number:05d}"
+
+    def shards(self, number: int) -> Path:
+        """The folder of a unit's shards, before they are moved into the store."""
+        return self.path / "shards" / f"{number:05d}"
+
+    def pieces(self, identity: str) -> Path:
+        """The file of the keys of a unit's lines or paragraphs."""
+        return self.path / "pieces" / f"{identity}.keys"
+
+    @property
+    def duplicates(self) -> Path:
+        """The folder of what was found to stand twice."""
+        return self.path / "duplicates"
+
+    def sweep(self) -> None:
+        """Delete what attempts have left that nobody finished."""
+        for place in ("units", "kept", "shards", "duplicates"):
+            for path in (self.path / place).glob("*.*"):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
 
     def job(self) -> JobFacts | None:
         """What the folder is for; None where nothing was begun."""
@@ -179,28 +268,37 @@ class WorkFolder:
         """State what the folder is for."""
         write_file(self.path / "job.json", msgspec.json.encode(job))
 
+    @property
+    def tokenizer_path(self) -> Path:
+        """The file that keeps the job's tokenizer."""
+        return self.path / TOKENIZER_NAME
+
     def tokenizer_state(self) -> dict[str, Any] | None:
         """The state of the job's tokenizer; None where it is not chosen yet."""
-        return self._read(self.path / TOKENIZER_NAME, dict)
+        return self._read(self.tokenizer_path, dict)
 
     def keep_tokenizer(self, state: dict[str, Any]) -> None:
         """Keep the tokenizer, so that a later run goes on with the same one."""
-        write_file(self.path / TOKENIZER_NAME, msgspec.json.encode(state))
+        write_file(self.tokenizer_path, msgspec.json.encode(state))
 
-    def unit_facts(self, number: int) -> UnitFacts | None:
+    def unit_facts(self, identity: str) -> UnitFacts | None:
         """What came of a unit; None where its first phase is not finished."""
-        return self._read(self.unit(number) / FACTS_NAME, UnitFacts)
+        return self._read(self.unit(identity) / FACTS_NAME, UnitFacts)
 
-    def bad_records(self, number: int) -> Iterator[tuple[int, BadRecord]]:
+    def bad_records(self, identity: str) -> Iterator[tuple[int, BadRecord]]:
         """What a unit kept aside, as its temporary files say it, each with the number of its part."""
-        path = self.unit(number) / BAD_NAME
+        path = self.unit(identity) / BAD_NAME
         with reading(path), open_regular(path) as file:
             for line in file:
                 yield msgspec.json.decode(line, type=tuple[int, BadRecord])
 
-    def shards(self, number: int) -> dict[str, list[ShardEntry]] | None:
+    def unit_kept(self, number: int) -> UnitKept | None:
+        """What is left of a unit; None where that is not known."""
+        return self._read(self.kept(number) / KEPT_NAME, UnitKept)
+
+    def unit_shards(self, number: int) -> dict[str, list[ShardEntry]] | None:
         """A unit's shards by subset; None where they are not written."""
-        return self._read(self.unit(number) / SHARDS_NAME, dict[str, list[ShardEntry]])
+        return self._read(self.shards(number) / SHARDS_NAME, dict[str, list[ShardEntry]])
 
     def decision(self) -> Decision | None:
         """What was decided over all units; None where it was not."""
@@ -221,16 +319,23 @@ class WorkFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
-    def clear(self) -> None:
-        """Delete what is in the folder but the lock and the inputs that are kept."""
+    def clear(self, *, keep_units: bool = False) -> None:
+        """Delete what is in the folder but the lock and the inputs that are kept.
+
+        Args:
+            keep_units: leave the units whose temporary files are all there.
+        """
         with writing(self.path):
             for path in self.path.iterdir():
-                if path.name == SPOOL_NAME:
+                if path.name == SPOOL_NAME or (keep_units and path.name == "units"):
                     continue
                 if path.is_dir():
                     shutil.rmtree(path)
                 elif path.name != "lock":
                     path.unlink()
+            for path in (self.path / "units").glob("*") if keep_units else ():
+                if not (path / ROWS_NAME).exists():
+                    shutil.rmtree(path)
 
     def _read(self, path: Path, kind: type[T]) -> T | None:
         with reading(path):

@@ -8,17 +8,18 @@ _SHOWN = 60
 
 
 def place_of(
-    source: Source, rules: ReadRules, before: int, bad: BadRecord
+    source: Source, rules: ReadRules, before: int | None, bad: BadRecord
 ) -> tuple[int | None, int | None]:
     """1-based line and row of a bad record, each None where it means nothing.
 
     Args:
         source: holds the record.
         rules: how it is read.
-        before: records of the source before the part.
+        before: records of the source before the part; None where nobody has counted them.
         bad: the record.
     """
-    way, number = way_of(source, rules), before + bad.record + 1
+    way = way_of(source, rules)
+    number = None if before is None else before + bad.record + 1
     if way in ("jsonl", "line"):
         return number, None
     if way in ("json", "csv", "table"):
@@ -26,12 +27,17 @@ def place_of(
     return bad.line, None
 
 
-def error_of(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> RecordError:
-    """What is said of a bad record: its place, the reason with the remedy, and its beginning."""
+def error_of(source: Source, rules: ReadRules, before: int | None, bad: BadRecord) -> RecordError:
+    """What is said of a bad record: its place, the reason with the remedy, and its beginning.
+
+    Where nobody has counted the records before it, its place is told in bytes.
+    """
     line, row = place_of(source, rules, before, bad)
     shown = bad.snippet if len(bad.snippet) <= _SHOWN else bad.snippet[: _SHOWN - 3] + "..."
     # Escapes that stand for bytes are not escaped again.
     quoted = f"'{shown}'" if shown.isprintable() and "'" not in shown else repr(shown)
     verb = "reads" if shown.startswith("...") else "begins"
     reason = f"{bad.reason} (it {verb} {quoted})" if shown else bad.reason
+    if before is None and line is None and row is None:
+        reason = f"{reason} (at byte {bad.offset:,})"
     return record_error(source.name, line, bad.column, reason, row)

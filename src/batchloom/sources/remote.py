@@ -15,11 +15,16 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from batchloom.core.errors import DownloadError, InputError, MissingDependencyError
+from batchloom.core.errors import (
+    BatchloomError,
+    DownloadError,
+    InputError,
+    MissingDependencyError,
+)
 from batchloom.sources.addresses import scheme_of, shown
 from batchloom.sources.ahead import begun
 from batchloom.sources.gcs import ask_once, numbered
-from batchloom.sources.remote_faults import fault_of, no_address, their_errors, told
+from batchloom.sources.remote_faults import Fault, fault_of, no_address, their_errors, told
 
 T = TypeVar("T")
 
@@ -127,14 +132,18 @@ def _described(
 def status_of(url: str, info: dict[str, Any]) -> os.stat_result:
     """What fsspec says of a file, in the system's form."""
     folder = info.get("type") == "directory"
-    known = [str(info[name]) for name in _IDENTITY if info.get(name)]
-    stamp = xxhash.xxh3_64_intdigest("".join(known[:1]).encode()) >> 4
+    stamp = xxhash.xxh3_64_intdigest(version_of(info).encode()) >> 4
     mode = stat.S_IFDIR if folder else stat.S_IFREG
     inode = xxhash.xxh3_64_intdigest(url.encode()) >> 1
     size = int(info.get("size") or 0)
     return os.stat_result(
         (mode, inode, _ELSEWHERE, 1, 0, 0, size, 0, stamp // 10**9, 0), {"st_mtime_ns": stamp}
     )
+
+
+def version_of(info: dict[str, Any]) -> str:
+    """What tells this version of a file from the next, as fsspec's description has it; empty where nothing does."""
+    return next((str(info[name]) for name in _IDENTITY if info.get(name)), "")
 
 
 _LIST_WELL = ("s3", "s3a", "gs", "gcs", "hf")
@@ -319,19 +328,29 @@ def whole(url: str) -> Iterator[bytes]:
 
 def _first_contact(url: str, look: Callable[[], T]) -> T:
     """Look at a place; what passes is tried again, what does not is told at once."""
-    for tries in range(1, FIRST_TRIES + 1):
-        try:
-            with numbered():
-                return look()
-        except (InputError, MissingDependencyError):
-            raise
-        except their_errors() as error:
-            fault = fault_of(error)
-        except (ValueError, TypeError, NotImplementedError) as error:
-            fault = no_address(error)
-        if fault.what == "missing":
+    tries = 0
+    while isinstance(found := outcome(look), Fault):
+        tries += 1
+        if found.what == "missing":
             raise FileNotFoundError
-        if fault.what != "passing" or tries == FIRST_TRIES:
-            break
+        if found.what != "passing" or tries == FIRST_TRIES:
+            raise told(found, url)
         time.sleep(patience(tries))
-    raise told(fault, url) from None
+    return found
+
+
+def outcome(work: Callable[[], T]) -> T | Fault:
+    """What comes of work at a distance, or what went wrong there.
+
+    Raises:
+        BatchloomError: what the work itself raises of ours.
+    """
+    try:
+        with numbered():
+            return work()
+    except BatchloomError:
+        raise
+    except their_errors() as error:
+        return fault_of(error)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        return no_address(error)

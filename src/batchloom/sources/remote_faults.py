@@ -12,10 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError
+from batchloom.core.errors import (
+    AccessError,
+    DownloadError,
+    InputError,
+    InputMissingError,
+    OutputError,
+)
 from batchloom.sources.addresses import scheme_of, shown
 
-What = Literal["missing", "denied", "unreachable", "passing", "refused"]
+What = Literal["missing", "denied", "unreachable", "passing", "exists", "refused"]
 
 # What libraries raise that is no OSError, by module; a module that is not loaded raised nothing.
 _THEIRS = (
@@ -41,6 +47,13 @@ _NOT_WHOLE = "its address is none, or not complete ({})"
 _NO_ADDRESS = ("InvalidURL", "InvalidUrlClientError", "ParamValidationError")
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
+# What object stores answer with 400 or 409 where a body came broken, late or beside another one.
+_PASSING_CODES = (
+    *("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"),
+    *("OperationAborted", "ConditionalRequestConflict", "Throttling", "ThrottlingException"),
+)
+# These come with 400, too.
+_DENIED_CODES = ("ExpiredToken", "InvalidToken", "ExpiredTokenException", "TokenRefreshRequired")
 _CREDENTIALS = {
     "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`",
@@ -50,10 +63,11 @@ _CREDENTIALS = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What an error of a library means, and what to call it."""
+    """What an error of a library means, and what to call it; ``status`` is the answer's, 0 without one."""
 
     what: What
     words: str
+    status: int = 0
 
 
 class AnswerError(OSError):
@@ -84,6 +98,8 @@ def fault_of(error: BaseException) -> Fault:
         status = 403
     if status is None and isinstance(error, FileNotFoundError):
         status = 404
+    if status is None and isinstance(error, FileExistsError):
+        status = 412
     if status is not None and status >= 400:
         return _by_status(status, next(filter(None, map(_code, chain)), ""))
     return _by_kind(error, chain)
@@ -98,12 +114,14 @@ def no_address(error: Exception) -> Fault:
 
 def _by_status(status: int, code: str) -> Fault:
     answer = f"{status} {code}".strip()
-    if status in (401, 403):
-        return Fault("denied", f"the answer is {answer}")
+    if status in (401, 403) or code in _DENIED_CODES:
+        return Fault("denied", f"the answer is {answer}", status)
     if status in (404, 410):
-        return Fault("missing", "it does not exist")
-    passing = status in _PASSING_STATUS
-    return Fault("passing" if passing else "refused", f"the server answered {answer}")
+        return Fault("missing", "it does not exist", status)
+    if status == 412:
+        return Fault("exists", "it exists already", status)
+    passing = status in _PASSING_STATUS or code in _PASSING_CODES
+    return Fault("passing" if passing else "refused", f"the server answered {answer}", status)
 
 
 def _by_kind(error: BaseException, chain: list[BaseException]) -> Fault:
@@ -131,17 +149,49 @@ def told(fault: Fault, url: str) -> InputError:
     if fault.what == "missing":
         return InputMissingError(f"There is no file or folder {place}.")
     if fault.what == "denied":
-        wanted = _CREDENTIALS.get(scheme_of(url).replace("s3a", "s3").replace("gcs", "gs"))
-        remedy = (
-            f"give credentials that may read it ({wanted})" if wanted else "check who may read it"
+        return AccessError(
+            f"Access to {place} is denied: {fault.words}; {_remedy(fault, url, 'read')}."
         )
-        return AccessError(f"Access to {place} is denied: {fault.words}; {remedy}.")
     if fault.what == "refused":
         return DownloadError(f"{place} cannot be read: {fault.words}; check its address.")
     return DownloadError(
         f"Failed to download {place}: {fault.words}; check the network and the address, then give the same "
         "command again."
     )
+
+
+def not_written(fault: Fault, url: str, tries: int = 1) -> OutputError:
+    """The error to raise where something cannot be written at a place.
+
+    Args:
+        fault: why not.
+        url: the place.
+        tries: how often it was tried.
+    """
+    place = shown(url)
+    if fault.what == "missing":
+        return OutputError(
+            f"Cannot write {place}: there is no such bucket or folder; make it first, or check the address."
+        )
+    if fault.what == "denied":
+        return OutputError(
+            f"Cannot write {place}: {fault.words}; {_remedy(fault, url, 'write')}, then give the same command again."
+        )
+    if fault.what in ("refused", "exists"):
+        return OutputError(f"Cannot write {place}: {fault.words}; check the address.")
+    often = f" ({tries} tries)" if tries > 1 else ""
+    return OutputError(
+        f"Cannot write {place}: {fault.words}{often}; check the network and the address, then give the same command "
+        "again: it goes on."
+    )
+
+
+def _remedy(fault: Fault, url: str, do: str) -> str:
+    """What to do where access is denied."""
+    if "RequestTimeTooSkewed" in fault.words:
+        return "set the clock of this machine"
+    wanted = _CREDENTIALS.get(scheme_of(url).replace("s3a", "s3").replace("gcs", "gs"))
+    return f"give credentials that may {do} it ({wanted})" if wanted else f"check who may {do} it"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -174,4 +224,4 @@ def _code(error: Any) -> str:
     if not isinstance(response, dict):
         return ""
     word = str(response.get("Error", {}).get("Code", ""))
-    return word if word.isalpha() else ""
+    return word if word.isalnum() and not word.isdigit() else ""

@@ -6,12 +6,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.store.format import LENGTHS_NAME, QUARANTINE_NAME
+from batchloom.store.format import QUARANTINE_NAME
+from batchloom.store.generations import sidecars_of
 from batchloom.store.index import map_file
+from batchloom.store.lengths import map_lengths
 from batchloom.store.manifest import Manifest
 from batchloom.store.origins import map_origins
 
 _BLOCK = 8 << 20
+_QUARANTINE = QUARANTINE_NAME.partition(".")[0]
 _REMEDY = "put back the manifest that prepare wrote, or prepare the store anew"
 
 
@@ -46,8 +49,10 @@ def _of_the_whole(folder: Path, manifest: Manifest) -> Iterator[Compared]:
     noun = "pairs" if manifest.preferences == "pairs" else "documents"
     together = f"its {noun}, quarantined and dropped records together are"
     yield "records", counts.records, together, fates - counts.further
-    lines = _lines(folder / QUARANTINE_NAME)
-    yield "quarantined records", counts.quarantined, f"{QUARANTINE_NAME} has", lines
+    names = [name for name in sidecars_of(manifest) if name.startswith(_QUARANTINE)]
+    lines = sum(_lines(folder / name) for name in names)
+    where = f"{QUARANTINE_NAME} has" if len(names) == 1 else "its quarantine files have"
+    yield "quarantined records", counts.quarantined, where, lines
 
 
 def _of_each_source(folder: Path, manifest: Manifest) -> Iterator[Compared]:
@@ -68,12 +73,11 @@ def _by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64], NDArr
     parts = sum(len(source.parts) for source in manifest.sources)
     documents, tokens = np.zeros(parts + 1, np.int64), np.zeros(parts + 1, np.int64)
     for name, subset in manifest.subsets.items():
-        lengths = np.frombuffer(map_file(folder / name / LENGTHS_NAME), "<u4")
-        start = 0
+        lengths, start = map_lengths(folder / name, subset), 0
         for shard in subset.shards:
             origins = map_origins((folder / name / shard.name).with_suffix(".docs"))
             of = np.minimum(origins.parts, parts)
-            own = lengths[start : start + shard.documents]
+            own = lengths.slice(start, start + shard.documents)
             start += shard.documents
             documents += np.bincount(of, minlength=parts + 1)
             # Sums of a shard are far below 2**53, where floats stop being exact.

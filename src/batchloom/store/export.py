@@ -15,7 +15,8 @@ from batchloom.core.errors import InputError, StoreConflictError
 from batchloom.core.spec import nearest, raise_problems
 from batchloom.store.export_mds import export_mds
 from batchloom.store.export_tokens import export_flat, export_merged, export_shards
-from batchloom.store.reader import Store, open_store
+from batchloom.store.opening import open_store
+from batchloom.store.reader import Store
 from batchloom.store.writer import ASIDE, make_folder, sync_folder, writing
 
 Target = Literal["megatron", "flat", "parquet", "hf", "mds"]
@@ -57,6 +58,7 @@ def export_store(
     out: str | os.PathLike[str],
     split: str = "train",
     merge: str | None = None,
+    generation: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Exported:
     """Write one subset of a store (or a bare prefix) in a form that others read.
@@ -71,6 +73,7 @@ def export_store(
         out: the folder to write; it must not exist, or be empty.
         split: the subset.
         merge: with ``megatron``: the name of the one prefix.
+        generation: of the store; None for the newest.
         progress: is called with the number of documents written since the last call.
 
     Raises:
@@ -80,7 +83,7 @@ def export_store(
         OutputError: ``out`` cannot be written.
     """
     raise_problems(_problems(to, merge))
-    store, place = open_store(path, split), Path(out)
+    store, place = open_store(path, split, generation=generation), Path(out)
     if not store.on_disk:
         raise InputError(
             f"{store.path} is made up as it is read, and has no shards to export: write it first (batchloom prepare "
@@ -96,10 +99,12 @@ def export_store(
             notes = export_flat(store, folder, tick)
         else:
             notes = _writer(to)(store, folder, tick)
+    if store.removed.size:
+        notes = [*notes, f"{store.removed.size:,} removed documents are left out."]
     if store.synthetic:
         notes = [*notes, _SYNTHETIC_NOTE]
     sizes = [one.stat().st_size for one in place.iterdir()]
-    return Exported(place, to, len(store), store.tokens, len(sizes), sum(sizes), tuple(notes))
+    return Exported(place, to, *store.kept, len(sizes), sum(sizes), tuple(notes))
 
 
 def _problems(to: str, merge: str | None) -> list[str]:

@@ -28,12 +28,36 @@ def export_shards(store: Store, folder: Path, tick: Tick) -> list[str]:
         OutputError: nothing can be written.
     """
     for number, stem in enumerate(store.stems):
+        first, stop = store.removed.searchsorted(store.bounds[number : number + 2]).tolist()
+        if first < stop:
+            _write_shard(store, number, folder / stem.name, tick)
+            continue
         for suffix in (".bin", ".idx", ".mask"):
             source = stem.with_name(stem.name + suffix)
             if suffix != ".mask" or source.is_file():
                 _link_or_copy(source.resolve(), folder / source.name)
         tick(store.bounds[number + 1] - store.bounds[number])
     return _lost(store)
+
+
+def _write_shard(store: Store, number: int, stem: Path, tick: Tick) -> None:
+    """A shard without its removed documents, which is nothing where all of them are."""
+    lengths = _kept_lengths(store, *store.bounds[number : number + 2])
+    if not lengths.size:
+        return
+    write_pieces(stem.with_suffix(".idx"), index_pieces(lengths, store.dtype))
+    write_pieces(stem.with_suffix(".bin"), _ids(walk(store, number), tick))
+    flags = np.concatenate([one.trained for one in walk(store, number) if one.trained is not None])
+    if not flags.all():
+        trained = int(np.count_nonzero(flags))
+        write_pieces(stem.with_suffix(".mask"), mask_pieces(flags.size, trained, [flags]))
+
+
+def _kept_lengths(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
+    """Lengths of documents ``start`` to ``stop - 1`` without the removed ones."""
+    lengths = store.lengths.slice(start, stop)
+    first, last = store.removed.searchsorted([start, stop])
+    return np.delete(lengths, store.removed[first:last] - start) if first < last else lengths
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -53,7 +77,7 @@ def export_merged(store: Store, folder: Path, name: str, tick: Tick) -> list[str
     Raises:
         OutputError: nothing can be written.
     """
-    lengths = store.lengths.slice(0, len(store))
+    lengths = _kept_lengths(store, 0, len(store))
     write_pieces(folder / f"{name}.idx", index_pieces(lengths, store.dtype))
     write_pieces(folder / f"{name}.bin", _ids(walk(store), tick))
     _write_mask(store, folder / f"{name}.mask")
@@ -74,8 +98,8 @@ def export_flat(store: Store, folder: Path, tick: Tick) -> list[str]:
     facts = {
         "dtype": store.dtype.name,
         "eod": store.end_id if clear else None,
-        "documents": len(store),
-        "tokens": store.tokens,
+        "documents": store.kept[0],
+        "tokens": store.kept[1],
         "vocab_size": store.vocab_size,
         "tokenizer": store.manifest.tokenizer.name if store.manifest else None,
     }
@@ -112,8 +136,8 @@ def _ids(found: Iterator[Stretch], tick: Tick) -> Iterator[memoryview]:
 
 
 def _write_mask(store: Store, path: Path) -> None:
-    if store.masked:
-        write_pieces(path, mask_pieces(store.tokens, store.trained_tokens, _flags(store)))
+    if store.trained_tokens < store.kept[1]:
+        write_pieces(path, mask_pieces(store.kept[1], store.trained_tokens, _flags(store)))
 
 
 def _flags(store: Store) -> Iterator[NDArray[np.bool_]]:
@@ -129,11 +153,11 @@ def _lost(store: Store) -> list[str]:
         notes.append(
             "Which answers are preferred cannot be told from these files: --to parquet, hf or mds keeps pair and side."
         )
-    if not store.masked:
+    masked = store.kept[1] - store.trained_tokens
+    if not masked:
         return notes
-    masked = store.tokens - store.trained_tokens
     note = (
-        f"{masked:,} of {store.tokens:,} tokens are not trained. The .mask files say which; batchloom heeds them, "
+        f"{masked:,} of {store.kept[1]:,} tokens are not trained. The .mask files say which; batchloom heeds them, "
         "Megatron and other readers do not."
     )
     return [*notes, note]

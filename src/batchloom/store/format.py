@@ -10,8 +10,11 @@ MANIFEST_NAME = "dataset_metadata.json"
 TOKENIZER_NAME = "tokenizer_state.json"
 QUARANTINE_NAME = "quarantine.jsonl"
 REPORT_NAME = "report.json"
+PAGE_NAME = "report.html"
 LENGTHS_NAME = "lengths.u32"
-# A folder with it is a store that is not finished.
+# The manifests of older generations.
+GENERATIONS_NAME = "generations"
+# A folder with it is a store that is not finished, or that is being appended to.
 WORK_NAME = ".work"
 SUBSETS = ("train", "val", "test")
 SHARD_NAME = re.compile(r"shard_\d{5,9}")
@@ -48,6 +51,22 @@ def token_dtype(name: str, vocab_size: int) -> str:
 def shard_name(number: int) -> str:
     """``shard_00017`` for 17; more digits above 99,999."""
     return f"shard_{number:05d}"
+
+
+def of_generation(name: str, generation: int) -> str:
+    """``lengths.00002.u32`` for ``lengths.u32`` of generation 2; the first generation's files have plain names."""
+    stem, dot, ending = name.partition(".")
+    return name if generation == 1 else f"{stem}.{generation:05d}{dot}{ending}"
+
+
+def removed_name(generation: int) -> str:
+    """The file of a subset that names the documents removed by a generation and those before it."""
+    return f"removed.{generation:05d}.u64"
+
+
+def generation_name(generation: int) -> str:
+    """Where the manifest of an older generation lies inside its store."""
+    return f"{GENERATIONS_NAME}/{generation:05d}.json"
 
 
 def checksum(data: bytes | memoryview) -> str:

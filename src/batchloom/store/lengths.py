@@ -1,29 +1,74 @@
 """The lengths of the documents of a subset."""
 
+from pathlib import Path
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.errors import StoreError
+from batchloom.store.index import map_file
+from batchloom.store.manifest import SubsetEntry
+
 
 @final
 class StoreLengths:
-    """The lengths of a subset's documents, one aligned array, mapped where it is a file."""
+    """The lengths of a subset's documents: one aligned array a generation, mapped where it is a file.
 
-    __slots__ = ("_array",)
+    Args:
+        arrays: the lengths of the documents each generation added, uint32.
 
-    def __init__(self, array: NDArray[np.uint32]) -> None:
-        self._array = array
+    Attributes:
+        layers: how many documents each of them added; a plan packs no two of them together.
+    """
 
-    @property
-    def size(self) -> int:
-        """Number of documents."""
-        return int(self._array.size)
+    __slots__ = ("_arrays", "_starts", "layers", "size")
+
+    def __init__(self, *arrays: NDArray[np.uint32]) -> None:
+        self._arrays = arrays
+        self.layers = tuple(int(array.size) for array in arrays)
+        self._starts = np.cumsum([0, *self.layers[:-1]])
+        self.size = sum(self.layers)
 
     def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Lengths of these documents in tokens, uint32 of the same length."""
-        return self._array[documents]
+        if len(self._arrays) == 1:
+            return self._arrays[0][documents]
+        found = np.empty(len(documents), np.uint32)
+        layers = self._starts.searchsorted(documents, side="right") - 1
+        for layer in np.unique(layers).tolist():
+            mine = layers == layer
+            found[mine] = self._arrays[layer][documents[mine] - self._starts[layer]]
+        return found
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Lengths of documents ``start`` to ``stop - 1``, as a view."""
-        return self._array[start:stop]
+        """Lengths of documents ``start`` to ``stop - 1``, as a view where one generation added them all."""
+        views = [
+            array[max(start - first, 0) : max(stop - first, 0)]
+            for array, first in zip(self._arrays, self._starts.tolist(), strict=True)
+            if start < first + array.size and first < stop
+        ]
+        if len(views) == 1:
+            return views[0]
+        return np.concatenate(views) if views else np.empty(0, np.uint32)
+
+
+def map_lengths(folder: Path, subset: SubsetEntry) -> StoreLengths:
+    """Map the lengths of a subset.
+
+    Args:
+        folder: of the subset.
+        subset: what the manifest says of it.
+
+    Raises:
+        StoreError: a file is missing, or not of as many documents as the manifest says.
+    """
+    arrays = []
+    for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
+        view = map_file(folder / name)
+        if len(view) != 4 * layer.documents:
+            raise StoreError(
+                f"{folder / name} has {len(view)} bytes; {layer.documents} documents take {4 * layer.documents}."
+            )
+        arrays.append(np.frombuffer(view, "<u4"))
+    return StoreLengths(*arrays)

@@ -10,7 +10,7 @@ from batchloom.store.synthetic import is_synthetic
 
 
 def refuse_lone_shard(stem: Path) -> None:
-    """Refuse a shard that lies in a store of synthetic documents or of preferences.
+    """Refuse a shard that lies in a store of synthetic documents or of preferences, or that held removed ones.
 
     Its files alone would pass for real data, or for answers that are all to be imitated.
 
@@ -33,6 +33,8 @@ def refuse_lone_shard(stem: Path) -> None:
         what = f"made-up documents (source={SYNTHETIC})"
     elif manifest.preferences:
         what = f"preferences ({manifest.preferences})"
+    elif (subset := manifest.subsets.get(folder.name)) and subset.removed:
+        what = "documents of which some were removed"
     else:
         return
     raise InputError(

@@ -4,14 +4,36 @@ It holds what follows from inputs and recipe alone: no times, speeds, absolute p
 worker counts, so that the same job writes the same bytes anywhere.
 """
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from batchloom.core.errors import StoreError
+from batchloom.core.errors import GenerationError, StoreError
 from batchloom.core.files import NOT_JSON, because, read_regular
-from batchloom.store.format import FORMAT_VERSION, MANIFEST_NAME, SHARD_NAME, SUBSETS, TOKEN_DTYPES
+from batchloom.core.fingerprint import fingerprint
+from batchloom.store.format import (
+    FORMAT_VERSION,
+    LENGTHS_NAME,
+    MANIFEST_NAME,
+    SHARD_NAME,
+    SUBSETS,
+    TOKEN_DTYPES,
+    checksum,
+    generation_name,
+    of_generation,
+    removed_name,
+)
+from batchloom.store.history import (
+    GenerationEntry,
+    LayerEntry,
+    Made,
+    RemovedEntry,
+    history_faults,
+    layer_faults,
+    readable,
+)
 from batchloom.store.missing import no_store
 from batchloom.store.pairs import PREFERENCES, Preferences
 from batchloom.tokens import Tokenizer
@@ -38,13 +60,43 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     pairs: str | None = None
 
 
-class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One subset (``train``, ``val``, ``test``): counts, checksum of its lengths, its shards."""
+class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One subset (``train``, ``val``, ``test``): counts, checksum of its lengths, its shards.
+
+    ``layers`` are left out where all documents are of generation 1; else ``lengths`` is the checksum
+    of the first of them. ``removed`` is there where documents are: they count among the others.
+    """
 
     documents: int
     tokens: int
     lengths: str
     shards: tuple[ShardEntry, ...]
+    layers: tuple[LayerEntry, ...] = ()
+    removed: RemovedEntry | None = None
+
+    @property
+    def all_layers(self) -> tuple[LayerEntry, ...]:
+        """The layers, also where there is but one."""
+        return self.layers or (LayerEntry(1, self.documents, self.lengths),)
+
+    @property
+    def length_files(self) -> tuple[str, ...]:
+        """Name of the file of lengths of each layer."""
+        return tuple(of_generation(LENGTHS_NAME, layer.generation) for layer in self.all_layers)
+
+    @property
+    def removed_file(self) -> str | None:
+        """Name of the file of removed documents; None where none are."""
+        return None if self.removed is None else removed_name(self.removed.generation)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Documents and tokens without what is removed."""
+        gone = self.removed
+        return (
+            self.documents - (gone.documents if gone else 0),
+            self.tokens - (gone.tokens if gone else 0),
+        )
 
 
 class PartEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -112,7 +164,7 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     further: int = 0
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """All of ``dataset_metadata.json``; ``docs/format.md`` gives the meaning of each field."""
 
     format_version: int
@@ -125,12 +177,77 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subsets: dict[str, SubsetEntry]
     subset_overrides: dict[str, str]
     sources: tuple[SourceEntry, ...]
+    history: tuple[GenerationEntry, ...] = ()
+
+    @property
+    def all_history(self) -> tuple[GenerationEntry, ...]:
+        """The generations, also where there is but one."""
+        return self.history or (generation_entry(self, "prepared"),)
+
+    @property
+    def readable(self) -> tuple[int, ...]:
+        """Numbers of the generations that can be opened; the last one is this."""
+        return readable(self.all_history)
 
     @property
     def preferences(self) -> Preferences:
         """``pairs`` or ``labels`` where the documents are preferences, else empty."""
         named = {source.preferences for source in self.sources if source.documents}
         return next((kind for kind in ("pairs", "labels") if kind in named), "")
+
+
+def subset_fingerprint(manifest: Manifest, subset: str) -> str:
+    """Names the content of a subset, not its place; docs/format.md says of what it is made."""
+    entry = manifest.subsets[subset]
+    gone = {"removed": entry.removed.file} if entry.removed else {}
+    return fingerprint(
+        {
+            "format_version": FORMAT_VERSION,
+            "dtype": manifest.dtype,
+            "tokenizer": manifest.tokenizer.fingerprint,
+            "subset": subset,
+            "shards": [
+                [s.documents, s.tokens, s.bin, s.idx]
+                + ([s.mask] if s.mask else [])
+                + ([f"pairs:{s.pairs}"] if s.pairs else [])
+                for s in entry.shards
+            ],
+            **gone,
+        }
+    )
+
+
+def generation_entry(
+    manifest: Manifest, made: Made, selected: tuple[str, ...] = ()
+) -> GenerationEntry:
+    """What the history says of a manifest's own generation.
+
+    Args:
+        manifest: of the generation.
+        made: how it came to be.
+        selected: the names that documents were removed by.
+    """
+    read_inputs = made in ("prepared", "appended")
+    return GenerationEntry(
+        number=manifest.generation,
+        made=made,
+        documents={name: entry.kept[0] for name, entry in manifest.subsets.items()},
+        tokens={name: entry.kept[1] for name, entry in manifest.subsets.items()},
+        fingerprints={name: subset_fingerprint(manifest, name) for name in manifest.subsets},
+        sources=len(manifest.sources),
+        recipe=manifest.recipe if read_inputs else {},
+        recipe_fingerprint=manifest.recipe_fingerprint if read_inputs else "",
+        selected=selected,
+    )
+
+
+def generation_with(manifest: Manifest, subset: str, named: str) -> int | None:
+    """The first generation in which a subset had this fingerprint; None where it never had."""
+    numbers = [
+        entry.number for entry in manifest.all_history if entry.fingerprints.get(subset) == named
+    ]
+    # Where an old number was compacted away, a newer one of the same content does as well.
+    return next((n for n in numbers if n in manifest.readable), numbers[0] if numbers else None)
 
 
 def tokenizer_entry(tokenizer: Tokenizer) -> TokenizerEntry:
@@ -152,21 +269,68 @@ def manifest_bytes(manifest: Manifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, generation: int | None = None) -> Manifest:
     """Read and check the manifest of the store in ``folder``.
+
+    Args:
+        folder: the store.
+        generation: an older one; None for the newest.
 
     Raises:
         StoreMissingError: there is no manifest: no store, or one not finished.
+        GenerationError: the generation never was, or was compacted away; names those that are there.
         StoreError: not JSON, another format version, unknown or missing fields, names that
             leave the folder, counts that contradict each other.
     """
-    path = folder / MANIFEST_NAME
     try:
-        data = read_regular(path)
+        data = _read(folder / MANIFEST_NAME)
     except FileNotFoundError as error:
         raise no_store(folder) from error
+    newest = decode_manifest(data, folder / MANIFEST_NAME)
+    if generation is None or generation == newest.generation:
+        return newest
+    if generation not in newest.readable:
+        raise GenerationError(_no_generation(folder, newest, generation))
+    path = folder / generation_name(generation)
+    try:
+        data = _read(path)
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is missing; {_RESTORE}.") from error
+    if checksum(data) != newest.history[generation - 1].manifest:
+        raise StoreError(f"{path} is not the manifest that generation had; {_RESTORE}.")
+    return decode_manifest(data, path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+
+
+def _no_generation(folder: Path, newest: Manifest, generation: int) -> str:
+    have = ", ".join(map(str, newest.readable))
+    if 1 <= generation < newest.generation:
+        last = newest.readable[0]
+        return (
+            f"Generation {generation} of {folder} was compacted away when generation {last} was made; it has: {have}. "
+            "A run on it cannot go on with this store; restore a copy made before, or begin the run anew."
+        )
+    return f"{folder} has no generation {generation}; it has: {have}."
+
+
+def decode_manifest(data: bytes, path: Path | str) -> Manifest:
+    """A manifest from its bytes, checked.
+
+    Args:
+        data: what lies on disk.
+        path: where, for the words of errors.
+
+    Raises:
+        StoreError: as :func:`read_manifest`.
+    """
     _check_version(data, path)
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -183,7 +347,7 @@ class _Version(msgspec.Struct):
     format_version: int
 
 
-def _check_version(data: bytes, path: Path) -> None:
+def _check_version(data: bytes, path: Path | str) -> None:
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
     except NOT_JSON as error:
@@ -202,7 +366,7 @@ def _contradictions(manifest: Manifest) -> list[str]:
     itemsize = TOKEN_DTYPES.get(manifest.dtype, TOKEN_DTYPES["int32"]).itemsize
     if not 0 <= manifest.tokenizer.end_id < manifest.tokenizer.vocab_size:
         problems.append(f"end_id {manifest.tokenizer.end_id} is not of the vocabulary")
-    problems += _mixed(manifest)
+    problems += _mixed(manifest) + history_faults(manifest.generation, manifest.history)
     for name, subset in manifest.subsets.items():
         if name not in SUBSETS:
             problems.append(f"subset {name!r} is none of {', '.join(SUBSETS)}")
@@ -218,7 +382,22 @@ def _contradictions(manifest: Manifest) -> list[str]:
                 f"subset {name!r} says {subset.documents} documents and {subset.tokens} tokens, "
                 f"its shards together {documents} and {tokens}"
             )
+        problems += [f"subset {name!r} {fault}" for fault in _generation_faults(manifest, subset)]
     return problems
+
+
+def _generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str]:
+    """What contradicts itself in a subset's layers and removed documents, one phrase each."""
+    ends = accumulate(shard.documents for shard in subset.shards)
+    faults = layer_faults(manifest.generation, subset.layers, set(ends), subset.documents)
+    gone = subset.removed
+    if gone and not (
+        1 < gone.generation <= manifest.generation
+        and 0 < gone.documents <= subset.documents
+        and 0 <= gone.trained <= gone.tokens <= subset.tokens
+    ):
+        faults.append(f"says {gone.documents} removed documents of {subset.documents}")
+    return faults
 
 
 def _mixed(manifest: Manifest) -> list[str]:

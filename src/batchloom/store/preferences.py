@@ -10,6 +10,7 @@ from batchloom.core.errors import InputError, StoreError
 from batchloom.core.spec import shown, whole
 from batchloom.store.pairs import CHOSEN, GOOD
 from batchloom.store.reader import Store
+from batchloom.store.removed import are_removed
 
 Example = dict[str, Any]
 
@@ -39,28 +40,31 @@ class Pairs:
         self.store = store
         for shard in range(store.shards):
             store.shard_sides(shard)
+        # Both documents of a pair are removed or none.
+        self._kept = _kept(store, 2)
 
     def __len__(self) -> int:
-        return len(self.store) // 2
+        return int(self._kept.size)
 
     @cached_property
     def ids(self) -> NDArray[np.uint64]:
         """The id of each pair, ascending, uint64 [pairs]."""
         found = [self.store.shard_sides(shard).pairs[::2] for shard in range(self.store.shards)]
-        return np.concatenate(found)
+        ids: NDArray[np.uint64] = np.concatenate(found)[self._kept // 2]
+        return ids
 
     @property
     def chosen(self) -> NDArray[np.int64]:
         """Number of each pair's chosen document in the store, int64 [pairs]."""
-        return np.arange(0, len(self.store), 2)
+        return self._kept
 
     @property
     def rejected(self) -> NDArray[np.int64]:
         """Number of each pair's rejected document in the store, int64 [pairs]."""
-        return np.arange(1, len(self.store), 2)
+        return self._kept + 1
 
     def __getitem__(self, asked: int) -> Example:
-        first = 2 * _checked(asked, len(self), "pair")
+        first = int(self._kept[_checked(asked, len(self), "pair")])
         (chosen, start), (rejected, other) = _answers(self.store, [first, first + 1])
         if chosen[:start] != rejected[:other]:
             raise StoreError(
@@ -87,7 +91,7 @@ class Labels:
 
     Attributes:
         store: the same.
-        good: whether each document is called good, bool [documents].
+        good: whether each answer is called good, bool [answers].
 
     Raises:
         InputError: the store holds no preferences.
@@ -99,19 +103,26 @@ class Labels:
             raise InputError(_others(store, "labelled answers", "a column label"))
         self.store = store
         found = [store.shard_sides(shard).sides for shard in range(store.shards)]
-        self.good: NDArray[np.bool_] = np.isin(np.concatenate(found), (GOOD, CHOSEN))
+        self._kept = _kept(store, 1)
+        self.good: NDArray[np.bool_] = np.isin(np.concatenate(found)[self._kept], (GOOD, CHOSEN))
 
     def __len__(self) -> int:
-        return len(self.store)
+        return int(self._kept.size)
 
     def __getitem__(self, asked: int) -> Example:
         number = _checked(asked, len(self), "document")
-        ((ids, start),) = _answers(self.store, [number])
+        ((ids, start),) = _answers(self.store, [int(self._kept[number])])
         return {
             "prompt_ids": ids[:start],
             "completion_ids": ids[start:],
             "label": bool(self.good[number]),
         }
+
+
+def _kept(store: Store, every: int) -> NDArray[np.int64]:
+    """Numbers of every ``every``-th document that is not removed, int64."""
+    numbers = np.arange(0, len(store), every)
+    return numbers[~are_removed(store.removed, numbers)]
 
 
 def _others(store: Store, wanted: str, columns: str) -> str:

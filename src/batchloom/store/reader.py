@@ -1,40 +1,33 @@
-"""Opening a store, a bare Megatron prefix or synthetic data, and reading what a plan names."""
+"""Reading what a plan names: the documents of an open store, a bare Megatron prefix or synthetic data."""
 
 import json
-import os
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NoReturn, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, StoreError, TokenizerError
-from batchloom.core.files import because, read_regular, refuse_url
+from batchloom.core.errors import StoreError, TokenizerError
+from batchloom.core.files import because, read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import shown, whole
-from batchloom.core.synthetic import parse_synthetic
 from batchloom.store.format import (
-    FORMAT_VERSION,
-    LENGTHS_NAME,
-    SUBSETS,
-    TOKEN_DTYPES,
     TOKENIZER_NAME,
     checksum,
 )
 from batchloom.store.index import map_file
 from batchloom.store.lengths import StoreLengths
-from batchloom.store.lone import refuse_lone_shard
-from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
+from batchloom.store.manifest import Manifest, SourceEntry, subset_fingerprint
 from batchloom.store.mask import Mask, map_mask
-from batchloom.store.missing import no_store
 from batchloom.store.origins import Origins, map_origins
 from batchloom.store.pairs import Preferences, Sides, map_sides
-from batchloom.store.shards import Place, Shard, map_prefix, map_shard, mapped_limit
-from batchloom.store.synthetic import SUBSET, Generated, SyntheticLengths, is_synthetic
+from batchloom.store.removed import are_removed, map_removed
+from batchloom.store.shards import Place, Shard, map_shard, mapped_limit
+from batchloom.store.synthetic import Generated, SyntheticLengths, is_synthetic
 from batchloom.tokens import Tokenizer, tokenizer_from_state
 
 _EDGE = 1 << 20
@@ -81,7 +74,7 @@ class StoredDocument:
 
 @final
 class Store:
-    """One subset of a store (or a bare prefix, or synthetic data), open for reading. Use :func:`open_store`.
+    """One subset of a store (or a bare prefix, or synthetic data), open for reading. Use :func:`batchloom.open_store`.
 
     Files are mapped when a document of theirs is first read; a bounded number stays mapped.
     Safe to share between threads and to use after a fork.
@@ -94,6 +87,8 @@ class Store:
         lengths: lengths of the subset's documents.
         fingerprint: 32 hex digits that name the content.
         tokens: tokens in the subset.
+        removed: numbers of the documents that were removed, ascending, int64: they read as end tokens
+            that are not trained, so that lengths and plans survive.
     """
 
     def __init__(
@@ -117,6 +112,8 @@ class Store:
         self._shift = dtype.itemsize.bit_length() - 1
         self._open = [place.mapped for place in places]
         self._mapped: deque[int] = deque()
+        entry = manifest.subsets.get(split) if manifest else None
+        self.removed = map_removed(path / split, entry) if entry else np.empty(0, np.int64)
         self._masked = _masked_shards(manifest, split, places)
         self._masks: dict[int, Mask] = {}
         self._most = mapped_limit(len(places), 3 if self._masked else 2)
@@ -126,7 +123,15 @@ class Store:
         return self.lengths.size
 
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
-        return open_store, (str(self.path), self.split)
+        # Opening makes stores; this is the one way back. What is open stays of its generation.
+        from batchloom.store.opening import open_store  # noqa: PLC0415
+
+        opened = (
+            open_store
+            if self.generation is None
+            else partial(open_store, generation=self.generation)
+        )
+        return opened, (str(self.path), self.split)
 
     def __repr__(self) -> str:
         split = f", split={self.split!r}" if self.split else ""
@@ -139,21 +144,12 @@ class Store:
             return self._generated.fingerprint
         if self.manifest is None:
             return _prefix_fingerprint(self._places[0].stem, self.dtype, masked=self.masked)
-        shards = self.manifest.subsets[self.split].shards
-        return fingerprint(
-            {
-                "format_version": FORMAT_VERSION,
-                "dtype": self.manifest.dtype,
-                "tokenizer": self.manifest.tokenizer.fingerprint,
-                "subset": self.split,
-                "shards": [
-                    [s.documents, s.tokens, s.bin, s.idx]
-                    + ([s.mask] if s.mask else [])
-                    + ([f"pairs:{s.pairs}"] if s.pairs else [])
-                    for s in shards
-                ],
-            }
-        )
+        return subset_fingerprint(self.manifest, self.split)
+
+    @property
+    def generation(self) -> int | None:
+        """Number of the generation that is open; None for what has none."""
+        return self.manifest.generation if self.manifest and self.on_disk else None
 
     @property
     def shards(self) -> int:
@@ -226,7 +222,7 @@ class Store:
     @property
     def masked(self) -> bool:
         """Whether some tokens of the subset are not trained; then :meth:`mask` says which."""
-        return bool(self._masked)
+        return bool(self._masked) or bool(self.removed.size)
 
     @property
     def trained_tokens(self) -> int:
@@ -235,8 +231,19 @@ class Store:
             return self._mask_of(0).count() if self._masked else self.tokens
         if self._generated is not None:
             return self.tokens
-        shards = self.manifest.subsets[self.split].shards
-        return sum(s.tokens if s.trained is None else s.trained for s in shards)
+        entry = self.manifest.subsets[self.split]
+        trained = sum(s.tokens if s.trained is None else s.trained for s in entry.shards)
+        return trained - (entry.removed.trained if entry.removed else 0)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Documents and tokens of the subset without what is removed."""
+        entry = self.manifest.subsets.get(self.split) if self.manifest else None
+        gone = entry.removed if entry else None
+        return (
+            len(self) - (gone.documents if gone else 0),
+            self.tokens - (gone.tokens if gone else 0),
+        )
 
     @property
     def end_id(self) -> int:
@@ -299,7 +306,10 @@ class Store:
         shard, local = self._place(number)
         pointers, tokens = self._open[shard] or self._shard(shard)
         begin = pointers[local] >> self._shift
-        return StoredDocument(number, tokens[begin : begin + length], self)
+        ids = tokens[begin : begin + length]
+        if are_removed(self.removed, np.array([number]))[0]:
+            ids = np.full(length, self.end_id, self.dtype)
+        return StoredDocument(number, ids, self)
 
     def read(
         self,
@@ -341,6 +351,8 @@ class Store:
             pointers, tokens = found
             begin = pointers[local] >> shift
             views.append(tokens[begin + start : begin + stop])
+        for gone in self._removed_among(documents):
+            views[gone] = np.full(views[gone].size, self.end_id, self.dtype)
         return views
 
     def mask(
@@ -354,7 +366,7 @@ class Store:
         Raises:
             StoreError: a shard or its mask is missing, damaged, or contradicts the manifest.
         """
-        if not self._masked:
+        if not self.masked:
             return [np.ones(length, bool) for length in lengths.tolist()]
         shards = self._bounds.searchsorted(documents, side="right")
         locals_ = documents - self._starts[shards]
@@ -368,7 +380,15 @@ class Store:
             pointers, _ = self._open[shard] or self._shard(shard)
             begin = (pointers[local] >> self._shift) + start
             found.append(self._mask_of(shard).slice(begin, begin + length))
+        for gone in self._removed_among(documents):
+            found[gone] = np.zeros(found[gone].size, bool)
         return found
+
+    def _removed_among(self, documents: NDArray[np.int64]) -> list[int]:
+        """Places of the removed documents among these."""
+        if not self.removed.size:
+            return []
+        return np.flatnonzero(are_removed(self.removed, documents)).tolist()
 
     def _mask_of(self, shard: int) -> Mask:
         mask = self._masks.get(shard)
@@ -479,91 +499,6 @@ class Store:
             if len(self._mapped) > self._most:
                 self._open[self._mapped.popleft()] = None
         return opened
-
-
-def open_store(path: str | os.PathLike[str], split: str = "train") -> Store:
-    """Open one subset of a store, a bare Megatron prefix, or synthetic data that is asked for by name.
-
-    Args:
-        path: a store's folder; or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's, of
-            any integer dtype), also given with one of the two endings. A ``name.mask`` beside it
-            says which tokens are trained. Where there is nothing of that name, ``dummy`` and
-            ``distributed_dummy``, also with settings (``dummy:documents=1000,kind=text``): documents
-            that are made up as they are read, by docs/synthetic.md.
-        split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
-
-    Raises:
-        StoreMissingError: there is neither a store nor a prefix at ``path``.
-        StoreError: the store is damaged, of another format, or names files outside itself.
-        InputError: the subset does not exist or is empty, ``path`` is a URL, or a shard of a store of synthetic
-            documents or preferences.
-        SettingsError: settings of synthetic data that are none.
-    """
-    refuse_url(path, "The store")
-    # Files are mapped when they are first read, perhaps after the process has changed its folder.
-    folder = Path(path).absolute()
-    stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder
-    try:
-        is_folder = folder.is_dir()
-        is_prefix = not is_folder and stem.with_name(stem.name + ".idx").is_file()
-        is_there = os.path.lexists(folder)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
-    if is_folder:
-        return _open_folder(folder, split)
-    if is_prefix:
-        return _open_prefix(stem)
-    if not is_there and (spec := parse_synthetic(os.fspath(path))):
-        return _open_synthetic(Generated(spec), split)
-    raise no_store(Path(path))
-
-
-def _open_folder(folder: Path, split: str) -> Store:
-    manifest = read_manifest(folder)
-    if split not in manifest.subsets or not manifest.subsets[split].documents:
-        have = [
-            name
-            for name in SUBSETS
-            if name in manifest.subsets and manifest.subsets[name].documents
-        ]
-        raise InputError(
-            f"{folder} has no documents in subset {split!r}; it has: {', '.join(have) or 'none'}."
-        )
-    entry = manifest.subsets[split]
-    path = folder / split / LENGTHS_NAME
-    view = map_file(path)
-    if len(view) != 4 * entry.documents:
-        raise StoreError(
-            f"{path} has {len(view)} bytes; {entry.documents} documents take {4 * entry.documents}."
-        )
-    return Store(
-        folder,
-        split,
-        manifest,
-        StoreLengths(np.frombuffer(view, "<u4")),
-        [
-            Place(folder / split / shard.name, shard.documents, shard.bytes)
-            for shard in entry.shards
-        ],
-        TOKEN_DTYPES[manifest.dtype],
-    )
-
-
-def _open_synthetic(made: Generated, split: str) -> Store:
-    if split != SUBSET:
-        raise InputError(
-            f"{made.spec.place} has no subset {split!r}; it has: {SUBSET}. Another seed is other data: {made.spec.name}"
-            f":seed={made.spec.seed + 1}"
-        )
-    path = Path(made.spec.place)
-    return Store(path, split, made.manifest, made.lengths, [], made.dtype, made)
-
-
-def _open_prefix(stem: Path) -> Store:
-    refuse_lone_shard(stem)
-    shard, lengths = map_prefix(stem)
-    place = Place(stem, lengths.size, shard.tokens.nbytes, shard)
-    return Store(stem, "", None, StoreLengths(lengths), [place], shard.tokens.dtype)
 
 
 def _prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:

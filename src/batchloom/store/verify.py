@@ -9,17 +9,21 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchloom.core.errors import BatchloomError, StoreError
+from batchloom.core.errors import BatchloomError, GenerationError, StoreError
 from batchloom.core.values import counted
 from batchloom.store.counts import count_faults
 from batchloom.store.format import LENGTHS_NAME, TOKEN_DTYPES
 from batchloom.store.index import map_file, map_index
+from batchloom.store.lengths import map_lengths
 from batchloom.store.manifest import Manifest, ShardEntry, SubsetEntry, read_manifest
 from batchloom.store.mask import map_mask
+from batchloom.store.opening import open_store
 from batchloom.store.origins import map_origins
 from batchloom.store.pairs import map_sides, pair_numbers
-from batchloom.store.reader import Store, open_store
+from batchloom.store.reader import Store
+from batchloom.store.removed import are_removed
 from batchloom.store.synthetic import is_synthetic
+from batchloom.store.verify_generations import older_faults, removed_faults
 
 _BLOCK = 8 << 20
 _SAMPLE_IDS = 64
@@ -62,20 +66,29 @@ class Verdict:
         return not self.faults
 
 
-def verify_store(folder: Path, progress: Callable[[int], None] | None = None) -> Verdict:
+def verify_store(
+    folder: Path,
+    progress: Callable[[int], None] | None = None,
+    *,
+    generation: int | None = None,
+) -> Verdict:
     """Check a whole store against its manifest: bytes, ids, and every count it states.
+
+    The newest generation holds the files of all that can be read, so that checking it checks these.
 
     Args:
         folder: the store.
         progress: called with the number of bytes verified since the last call.
+        generation: an older one; None for the newest, and for what the older ones say of themselves.
 
     Raises:
         StoreMissingError: there is no manifest.
+        GenerationError: there is no such generation.
     """
     verdict = Verdict(str(folder), "store")
     try:
-        manifest = read_manifest(folder)
-    except FileNotFoundError:
+        manifest = read_manifest(folder, generation)
+    except (FileNotFoundError, GenerationError):
         raise
     except StoreError as error:
         verdict.faults.append(str(error))
@@ -85,9 +98,13 @@ def verify_store(folder: Path, progress: Callable[[int], None] | None = None) ->
     tick = progress or (lambda _: None)
     for name, subset in manifest.subsets.items():
         verdict.faults += _subset_faults(folder / name, manifest, subset, tick)
+        gone = f", {subset.removed.documents:,} removed" if subset.removed else ""
         verdict.facts[name] = (
-            f"{subset.documents:,} documents, {subset.tokens:,} tokens, {counted(len(subset.shards), 'shard')}"
+            f"{subset.documents:,} documents{gone}, {subset.tokens:,} tokens, {counted(len(subset.shards), 'shard')}"
         )
+    if manifest.history:
+        verdict.facts["generation"] = _generations_of(manifest)
+        verdict.faults += older_faults(folder, manifest)
     if manifest.preferences:
         verdict.facts["preferences"] = _PREFERENCES[manifest.preferences]
     if not verdict.faults:
@@ -96,16 +113,21 @@ def verify_store(folder: Path, progress: Callable[[int], None] | None = None) ->
         except StoreError as error:
             verdict.faults.append(str(error))
         _check_content(folder, manifest, verdict)
-    counts = {name: subset.documents for name, subset in manifest.subsets.items()}
+    counts = {name: subset.kept[0] for name, subset in manifest.subsets.items()}
     verdict.used = _used_of(verdict, counts)
     return verdict
+
+
+def _generations_of(manifest: Manifest) -> str:
+    older = ", ".join(map(str, manifest.readable[:-1]))
+    return f"{manifest.generation} ({manifest.history[-1].made}); older ones that can be read: {older or 'none'}"
 
 
 def verify_synthetic(name: str) -> Verdict:
     """Say what synthetic data is made of; there is nothing to verify.
 
     Args:
-        name: as :func:`~batchloom.store.reader.open_store` takes it.
+        name: as :func:`~batchloom.store.opening.open_store` takes it.
     """
     store = open_store(name)
     verdict = Verdict(name, "synthetic", data="synthetic")
@@ -177,15 +199,15 @@ def _subset_faults(
     faults = []
     dtype = TOKEN_DTYPES[manifest.dtype]
     try:
-        view = map_file(folder / LENGTHS_NAME)
-        if xxhash.xxh3_128_hexdigest(view) != subset.lengths:
-            faults.append(f"{folder / LENGTHS_NAME}: checksum differs from the manifest's.")
-        lengths = np.frombuffer(view[: len(view) // 4 * 4], "<u4")
+        for file, layer in zip(subset.length_files, subset.all_layers, strict=True):
+            if xxhash.xxh3_128_hexdigest(map_file(folder / file)) != layer.lengths:
+                faults.append(f"{folder / file}: checksum differs from the manifest's.")
+        lengths = map_lengths(folder, subset)
     except StoreError as error:
-        return [str(error)]
+        return [*faults, str(error)]
     start, last = 0, -1
     for shard in subset.shards:
-        own = lengths[start : start + shard.documents]
+        own = lengths.slice(start, start + shard.documents)
         start += shard.documents
         try:
             faults += _shard_faults(
@@ -198,7 +220,7 @@ def _subset_faults(
                 faults.append(f"{path}: the manifest knows of no preferences.")
         except StoreError as error:
             faults.append(str(error))
-    return faults
+    return faults or removed_faults(folder, subset)
 
 
 def _shard_faults(
@@ -296,12 +318,13 @@ def _check_content(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
     if not filled:
         verdict.faults.append(f"{folder}: holds no documents.")
         return
-    store = open_store(folder, filled[0])
+    store = open_store(folder, filled[0], generation=manifest.generation)
     entry = manifest.tokenizer
     verdict.facts["tokenizer"] = f"{entry.name}, {entry.vocab_size:,} ids, {entry.fingerprint}"
     try:
         tokenizer = store.tokenizer
-        verdict.sample = tokenizer.decode(store[0].ids[:_SAMPLE_IDS])
+        first = _first_kept(store)
+        verdict.sample = "" if first is None else tokenizer.decode(store[first].ids[:_SAMPLE_IDS])
     except BatchloomError as error:
         verdict.faults.append(str(error))
         return
@@ -310,11 +333,20 @@ def _check_content(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
         verdict.faults += _noise_faults(_sample_ids(store), entry.vocab_size, str(folder))
 
 
+def _first_kept(store: Store) -> int | None:
+    """The first document that is not removed."""
+    return next(
+        (n for n in range(len(store)) if not are_removed(store.removed, np.array([n]))[0]), None
+    )
+
+
 def _sample_ids(store: Store) -> NDArray[np.int64]:
     """Tokens of documents spread evenly over the store, at most about four million."""
     share = max(1, _NOISE_SAMPLE // 256)
     numbers = np.unique(np.linspace(0, len(store) - 1, num=min(len(store), 256)).astype(np.int64))
-    return np.concatenate([store[int(n)].ids[:share] for n in numbers]).astype(np.int64)
+    numbers = numbers[~are_removed(store.removed, numbers)]
+    found = [store[int(n)].ids[:share] for n in numbers]
+    return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
 
 
 def _noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> list[str]:

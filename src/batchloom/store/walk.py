@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError, StoreError
 from batchloom.store.pairs import Sides
 from batchloom.store.reader import Store
+from batchloom.store.removed import are_removed
 
 _DOCUMENTS = 1 << 14
 _TOKENS = 1 << 20
@@ -37,7 +38,7 @@ class Stretch:
 
 
 def walk(store: Store, shard: int | None = None) -> Iterator[Stretch]:
-    """The documents of a store, or of one of its shards.
+    """The documents of a store, or of one of its shards; removed ones are left out.
 
     Raises:
         StoreError: a shard is missing, damaged, or contradicts the manifest.
@@ -50,12 +51,15 @@ def walk(store: Store, shard: int | None = None) -> Iterator[Stretch]:
         first, stop = bounds[number], bounds[number + 1]
         for start, end in _cuts(store, first, stop):
             numbers = np.arange(start, end)
-            lengths = store.lengths.slice(start, end).astype(np.int64)
+            numbers = numbers[~are_removed(store.removed, numbers)]
+            if not numbers.size:
+                continue
+            lengths = store.lengths.take(numbers).astype(np.int64)
             zeros = np.zeros(len(numbers), np.int64)
             trained = None
             if store.masked:
                 trained = np.concatenate(store.mask(numbers, zeros, lengths))
-            mine = slice(start - first, end - first)
+            mine = numbers - first
             yield Stretch(
                 lengths,
                 np.concatenate(store.read(numbers, zeros, lengths)),

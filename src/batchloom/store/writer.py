@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
 from batchloom.core.files import because, refuse_url
-from batchloom.store.format import LENGTHS_NAME
+from batchloom.store.format import LENGTHS_NAME, of_generation
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.mask import MaskBits
@@ -263,11 +263,16 @@ class ShardWriter:
 
 
 class LengthsWriter:
-    """Writes a subset's ``lengths.u32`` piece by piece, in the order of its shards."""
+    """Writes the lengths of the documents that a generation adds to a subset, in the order of its shards.
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LENGTHS_NAME
-        self._aside = folder / (LENGTHS_NAME + ASIDE)
+    Args:
+        folder: of the subset.
+        generation: its number: the first one's file is ``lengths.u32``.
+    """
+
+    def __init__(self, folder: Path, generation: int = 1) -> None:
+        self._path = folder / of_generation(LENGTHS_NAME, generation)
+        self._aside = self._path.with_name(self._path.name + ASIDE)
         self._hash = xxhash.xxh3_128()
         with writing(self._aside):
             self._file = self._aside.open("wb")

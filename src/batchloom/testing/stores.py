@@ -1,11 +1,14 @@
 """Small finished stores made of token ids, for tests."""
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batchloom.core.fingerprint import canonical
@@ -14,9 +17,11 @@ from batchloom.store.format import (
     MANIFEST_NAME,
     TOKEN_DTYPES,
     TOKENIZER_NAME,
+    WORK_NAME,
     shard_name,
     token_dtype,
 )
+from batchloom.store.generations import add_generation, extended, next_part, next_shards
 from batchloom.store.manifest import (
     Counts,
     Manifest,
@@ -25,10 +30,12 @@ from batchloom.store.manifest import (
     SourceEntry,
     SubsetEntry,
     manifest_bytes,
+    read_manifest,
     tokenizer_entry,
 )
+from batchloom.store.opening import open_store
 from batchloom.store.origins import Origins
-from batchloom.store.reader import Store, open_store
+from batchloom.store.reader import Store
 from batchloom.store.writer import LengthsWriter, ShardWriter, make_folder, write_file
 from batchloom.tokens import Tokenizer, resolve_tokenizer
 
@@ -63,47 +70,96 @@ def write_store(
     entries: dict[str, SubsetEntry] = {}
     count = 0
     for subset, listed in subsets.items():
-        entries[subset] = _write_subset(
-            place / subset, listed, masks.get(subset), name, documents_per_shard, count
-        )
+        where = _Where(place / subset, name, documents_per_shard)
+        entries[subset] = _write_subset(where, listed, masks.get(subset), count)
         count += len(listed)
     write_file(place / TOKENIZER_NAME, canonical(chosen.state()))
     write_file(place / MANIFEST_NAME, manifest_bytes(_manifest(chosen, name, entries)))
     return open_store(place, next(iter(subsets)))
 
 
+def append_documents(
+    folder: str | os.PathLike[str],
+    documents: Documents | Mapping[str, Documents],
+    *,
+    documents_per_shard: int = 1000,
+    trained: Documents | Mapping[str, Documents] | None = None,
+    source: str = "appended",
+) -> Store:
+    """Append documents of exactly these ids to a store as its next generation, and open that.
+
+    Args:
+        folder: the store.
+        documents: as :func:`write_store` takes them.
+        documents_per_shard: where shards are cut.
+        trained: as :func:`write_store` takes it.
+        source: name of their source.
+    """
+    place = Path(folder)
+    base = read_manifest(place)
+    staged = place / WORK_NAME / "store"
+    subsets = documents if isinstance(documents, Mapping) else {"train": documents}
+    masks = trained if isinstance(trained, Mapping) else {"train": trained}
+    entries: dict[str, SubsetEntry] = {}
+    count, shards = 0, next_shards(base)
+    for subset, listed in subsets.items():
+        where = _Where(
+            staged / subset,
+            base.dtype,
+            documents_per_shard,
+            shards[subset],
+            next_part(base),
+            base.generation + 1,
+        )
+        entries[subset] = _write_subset(where, listed, masks.get(subset), count)
+        count += len(listed)
+    own = _manifest(open_store(place, next(iter(base.subsets))).tokenizer, base.dtype, entries)
+    own = replace(own, sources=(replace(own.sources[0], name=source),))
+    add_generation(place, extended(base, own), staged=staged)
+    shutil.rmtree(staged.parent)
+    return open_store(place, next(iter(subsets)))
+
+
+@dataclass(frozen=True)
+class _Where:
+    folder: Path
+    dtype: str
+    per_shard: int
+    first_shard: int = 0
+    part: int = 0
+    generation: int = 1
+
+
 def _write_subset(
-    folder: Path,
-    documents: Documents,
-    trained: Documents | None,
-    dtype: str,
-    per_shard: int,
-    first: int,
+    where: _Where, documents: Documents, trained: Documents | None, first: int
 ) -> SubsetEntry:
+    folder, per_shard = where.folder, where.per_shard
     make_folder(folder)
-    lengths = LengthsWriter(folder)
+    lengths = LengthsWriter(folder, where.generation)
     shards: list[ShardEntry] = []
     for start in range(0, len(documents), per_shard):
         chosen = [np.array(ids, np.int64) for ids in documents[start : start + per_shard]]
-        writer = ShardWriter(folder / shard_name(len(shards)), TOKEN_DTYPES[dtype])
+        writer = ShardWriter(
+            folder / shard_name(where.first_shard + len(shards)), TOKEN_DTYPES[where.dtype]
+        )
         flags = trained[start : start + per_shard] if trained is not None else None
         writer.append(
             np.concatenate(chosen),
             None if flags is None else np.concatenate([np.array(f, bool) for f in flags]),
         )
         sizes = np.array([len(ids) for ids in chosen], np.uint32)
-        shards.append(writer.finish(sizes, _origins(chosen, first + start)))
+        shards.append(writer.finish(sizes, _origins(chosen, first + start, where.part)))
         lengths.append(sizes)
     tokens = sum(shard.tokens for shard in shards)
     return SubsetEntry(len(documents), tokens, lengths.finish(), tuple(shards))
 
 
-def _origins(documents: list[NDArray[np.int64]], first: int) -> Origins:
+def _origins(documents: list[NDArray[np.int64]], first: int, part: int) -> Origins:
     hashes = [xxhash.xxh3_128_intdigest(ids.tobytes()) for ids in documents]
     halves = [(h & 0xFFFFFFFFFFFFFFFF, h >> 64) for h in hashes]
     records = np.arange(first, first + len(documents), dtype=np.uint64)
     return Origins(
-        np.array(halves, np.uint64), records, records, np.zeros(len(documents), np.uint32)
+        np.array(halves, np.uint64), records, records, np.full(len(documents), part, np.uint32)
     )
 
 

@@ -1,6 +1,7 @@
 """Before the fast engine is trusted it must agree with HF tokenizers, on hard text and on the user's."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import TypeVar
 
@@ -140,6 +141,39 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
         note = f"texts that hold {names} are encoded with tokenizers: {note}"
         return tokenizer.with_apart(apart, note, reference)
     return tokenizer.on_exact(f"{note}: the slower tokenizers is used", reference)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """What :func:`verify_engine` found, as a value for other processes.
+
+    Attributes:
+        exact: whether everything goes to the exact engine.
+        apart: characters whose texts go there.
+        note: why.
+    """
+
+    exact: bool = False
+    apart: str = ""
+    note: str = ""
+
+
+def engine_choice(tokenizer: Tokenizer) -> EngineChoice:
+    """How this tokenizer encodes, where there is a choice."""
+    if not isinstance(tokenizer, JsonTokenizer):
+        return EngineChoice()
+    exact = tokenizer.engine.name != "fastokens"
+    return EngineChoice(exact, tokenizer.apart, tokenizer.engine.note)
+
+
+def on_engine(tokenizer: Tokenizer, choice: EngineChoice) -> Tokenizer:
+    """The same tokenizer, encoding as it was chosen elsewhere."""
+    if not isinstance(tokenizer, JsonTokenizer) or not (choice.exact or choice.apart):
+        return tokenizer
+    reference = ReferenceEngine(tokenizer.definition, tokenizer.name)
+    if choice.exact:
+        return tokenizer.on_exact(choice.note, reference)
+    return tokenizer.with_apart(choice.apart, choice.note, reference)
 
 
 def verify_control(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:

@@ -73,6 +73,11 @@ class JsonTokenizer:
         return Engine("tokenizers", version_of("tokenizers"), fast)
 
     @property
+    def apart(self) -> str:
+        """Characters whose texts go to the exact engine."""
+        return self._apart
+
+    @property
     def _fast(self) -> FastEngine | str:
         """The fast engine, or why it is not used."""
         if self._loaded_fast is None:

@@ -1,0 +1,76 @@
+"""Files of keys and duplicates: written aside and renamed, so that one that exists is whole."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import BatchloomError, OutputError
+from batchloom.core.files import because
+
+ASIDE = ".partial"
+
+
+@contextlib.contextmanager
+def touching(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write or read back ``path`` into one sentence with its remedy.
+
+    Raises:
+        OutputError: in place of any OSError of the system raised inside.
+    """
+    try:
+        yield
+    except BatchloomError:
+        raise
+    except OSError as error:
+        raise OutputError(f"Cannot use {path}: {because(error)}.") from error
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the name ``path`` when all went well, and is gone otherwise.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    aside = path.with_name(path.name + ASIDE)
+    with touching(path), contextlib.ExitStack() as stack:
+        file = stack.enter_context(aside.open("wb"))
+        stack.callback(aside.unlink, missing_ok=True)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        aside.replace(path)
+
+
+def records_in(path: Path, kind: np.dtype[np.void]) -> int:
+    """How many records of ``kind`` a file has.
+
+    Raises:
+        OutputError: it cannot be read, or was cut.
+    """
+    with touching(path):
+        size = path.stat().st_size
+    count, rest = divmod(size, kind.itemsize)
+    if rest:
+        raise OutputError(
+            f"{path} has {size:,} bytes, no multiple of {kind.itemsize}: it was cut or overwritten; "
+            "remove it, then give the same command again."
+        )
+    return count
+
+
+def mapped(path: Path, kind: np.dtype[np.void]) -> NDArray[np.void]:
+    """The records of a file, as mapped memory [records].
+
+    Raises:
+        OutputError: it cannot be read, or was cut.
+    """
+    if not records_in(path, kind):
+        return np.zeros(0, kind)
+    with touching(path):
+        return np.memmap(path, kind, "r").view(np.ndarray)

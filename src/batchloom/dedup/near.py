@@ -1,0 +1,91 @@
+"""Near duplicates: documents that agree in a band, then everything that hangs together.
+
+The way of a unit: :func:`~batchloom.dedup.minhash.band_keys` gives a key a band for each document,
+which :func:`write_bands` keeps; when the exact duplicates are known, :func:`write_band_keys` sorts
+the keys of those that stay; :func:`~batchloom.dedup.find.find` links each document to the first
+with its key, and :func:`~batchloom.dedup.components.components` says who goes.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import OutputError
+from batchloom.dedup.aside import touching, written
+from batchloom.dedup.find import gather
+from batchloom.dedup.keys import BAND_KEY, key_file
+from batchloom.dedup.minhash import NO_KEY
+
+# Keys that are laid out at once.
+_STRETCH = 1 << 20
+
+
+def write_bands(path: Path, pieces: Iterable[NDArray[np.uint64]]) -> None:
+    """Write the band keys of one unit's documents, in the order of their numbers.
+
+    The file is little-endian u64 [D, bands] back to back, nothing else.
+
+    Args:
+        path: the file (``.bands``).
+        pieces: keys of the next documents [some, bands].
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    with written(path) as file:
+        for piece in pieces:
+            file.write(np.ascontiguousarray(piece, "<u8").data)
+
+
+def read_bands(path: Path, bands: int) -> NDArray[np.uint64]:
+    """Map the band keys of a unit, uint64 [D, bands].
+
+    Raises:
+        OutputError: it cannot be read, or does not hold so many keys a document.
+    """
+    with touching(path):
+        size = path.stat().st_size
+        if size % (8 * bands):
+            raise OutputError(
+                f"{path} has {size:,} bytes, no multiple of {8 * bands} for {bands} bands a document: it was cut, "
+                "or written with another number of bands; remove it, then give the same command again."
+            )
+        if not size:
+            return np.zeros((0, bands), np.uint64)
+        return np.memmap(path, "<u8", "r").view(np.ndarray).reshape(-1, bands)
+
+
+def write_band_keys(
+    path: Path,
+    bands: NDArray[np.uint64],
+    parts: NDArray[np.uint32],
+    exact: Sequence[Path] = (),
+    unit: int = 0,
+) -> None:
+    """Write the keys of one unit as :func:`~batchloom.dedup.find.find` takes them, BAND_KEY.
+
+    Args:
+        path: the file to write.
+        bands: keys of the unit's documents by number [D, bands], as :func:`read_bands` maps them.
+        parts: the place of each document's file part in the unit [D].
+        exact: what was found of exact duplicates; they take no part.
+        unit: the number of the unit.
+
+    Raises:
+        OutputError: a file cannot be read or written, or was cut.
+    """
+    count = bands.shape[1]
+    stretch = max(1, _STRETCH // count)
+    with key_file(path, BAND_KEY) as add:
+        for start in range(0, len(bands), stretch):
+            piece = bands[start : start + stretch]
+            keep = (piece != NO_KEY).any(axis=1)
+            keep[gather(exact, unit, start, start + len(piece))["number"] - start] = False
+            numbers = np.flatnonzero(keep)
+            records = np.empty((len(numbers), count), BAND_KEY)
+            records["high"] = piece[numbers]
+            records["number"] = (numbers + start)[:, None]
+            records["part"] = parts[start : start + len(piece)][numbers, None]
+            add(records.reshape(-1))

@@ -1,0 +1,144 @@
+"""What this machine has for workers, and how many that makes."""
+
+import math
+import os
+from pathlib import Path
+from typing import Literal
+
+from batchloom.core.errors import SettingsError
+
+# What preparation takes for one worker, at most; "auto" reckons with it where no limit is given.
+WORKER_MEMORY = 700 << 20
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+
+
+def workers_for(
+    asked: int | Literal["auto"],
+    orders: int,
+    *,
+    cores: int,
+    free: int | None = None,
+    memory: int | None = None,
+) -> int:
+    """How many workers to have: arithmetic alone.
+
+    Args:
+        asked: the user's number, or ``"auto"``: one a core, as many as fit into memory.
+        orders: how many there are to do; more workers than that would have nothing to do.
+        cores: as ``cores()`` counts them.
+        free: bytes of memory that are free; None where that is not known.
+        memory: bytes a worker may hold; None for what preparation takes at most.
+
+    Raises:
+        SettingsError: ``asked`` is no number of workers.
+    """
+    if asked == "auto":
+        wanted = cores
+        if free is not None:
+            wanted = min(wanted, free // (memory or WORKER_MEMORY))
+    elif isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1:
+        wanted = asked
+    else:
+        raise SettingsError(
+            [f"workers: {asked!r} is no number of workers; give 1 or more, or auto"]
+        )
+    return max(1, min(wanted, orders))
+
+
+def cores() -> int:
+    """How many processors this process may use: those given to it, and what its container gets."""
+    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = cpu_quota(_OWN_GROUPS, _CGROUPS)
+    return max(1, min(given or 1, math.ceil(quota) if quota else given or 1))
+
+
+def free_memory() -> int:
+    """Bytes of memory that workers can take: what the system has, and what the container may use."""
+    import psutil  # noqa: PLC0415 - late: only who starts workers asks
+
+    free = int(psutil.virtual_memory().available)
+    left = memory_left(_OWN_GROUPS, _CGROUPS)
+    return free if left is None else min(free, left)
+
+
+def own_memory(process: int) -> int:
+    """Bytes that a process holds and that nothing but its end gives back; 0 where it is gone.
+
+    Files that are mapped count in the resident set, and the system takes them back when it must.
+    """
+    import psutil  # noqa: PLC0415 - late: only who limits workers asks
+
+    try:
+        found = psutil.Process(process).memory_info()
+    except psutil.Error:
+        return 0
+    return int(found.rss - getattr(found, "shared", 0))
+
+
+def too_much(held: int, limit: int) -> str:
+    """What became of a worker above its limit, in the middle of a sentence."""
+    return f"used {_size(held)} of memory, more than the {_size(limit)} that a worker may use"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def cpu_quota(own: Path, root: Path) -> float | None:
+    """Processors that control groups (version 1 or 2) leave; None where they set no bound."""
+    found = []
+    for folder in _groups(own, root, "cpu"):
+        words = _words(folder / "cpu.max")
+        if not words:
+            words = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
+            found.append(int(words[0]) / int(words[1]))
+    return min(found, default=None)
+
+
+def memory_left(own: Path, root: Path) -> int | None:
+    """Bytes that control groups leave to this process and its children; None without a bound."""
+    found = []
+    for folder in _groups(own, root, "memory"):
+        for bound, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            words = [*_words(folder / bound), *_words(folder / used)]
+            if len(words) == 2 and words[0].isdigit():
+                # Cached files count as used, and are given back.
+                cached = dict(zip(*[iter(_words(folder / "memory.stat"))] * 2, strict=False))
+                files = int(cached.get("inactive_file", 0)) + int(cached.get("active_file", 0))
+                found.append(max(0, int(words[0]) - int(words[1]) + files))
+    return min(found, default=None)
+
+
+def _groups(own: Path, root: Path, controller: str) -> list[Path]:
+    """The folders that may bound a process: its group's and all above it.
+
+    Inside a container the group's own path is often not mounted; the root then stands for it.
+    """
+    folders = []
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        number, names, path = line.split(":", 2)
+        if number == "0":
+            top = root
+        elif controller in names.split(","):
+            top = root / controller
+        else:
+            continue
+        inner = top / path.lstrip("/")
+        folders += [one for one in (inner, *inner.parents) if one == top or top in one.parents]
+    return folders
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []

@@ -1,0 +1,71 @@
+"""Who does the work of a job: this process, a pool of processes, or a Ray cluster."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from batchloom.core.spec import nearest, raise_problems, shown, whole
+from batchloom.execution.here import Here
+from batchloom.execution.machine import cores, free_memory, workers_for
+from batchloom.execution.pool import Pool
+from batchloom.execution.seam import Crew, Setup, Tell
+
+EngineName = Literal["pool", "ray"]
+_ENGINES = ("pool", "ray")
+_MOST_WORKERS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How a job is carried out; it decides no byte.
+
+    Attributes:
+        workers: how many units are done at the same time; ``auto``: as many as there are cores, memory
+            and units for.
+        engine: ``pool`` (processes of this machine) or ``ray``.
+        address: of a Ray cluster; None starts one on this machine.
+        memory: bytes that a worker may hold; None for any number.
+    """
+
+    workers: int | Literal["auto"] = 1
+    engine: EngineName = "pool"
+    address: str | None = None
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        count = whole(self.workers)
+        if self.workers != "auto" and (count is None or not 1 <= count <= _MOST_WORKERS):
+            problems.append(
+                f"workers: {shown(self.workers)} is neither 'auto' nor a number from 1 to {_MOST_WORKERS:,}"
+            )
+        if self.engine not in _ENGINES:
+            hint = nearest(self.engine, _ENGINES) if isinstance(self.engine, str) else ""
+            problems.append(f"engine: {shown(self.engine)} is none of {', '.join(_ENGINES)}{hint}")
+        if self.address is not None and self.engine != "ray":
+            problems.append("address: is that of a Ray cluster; give --engine ray with it")
+        if self.memory is not None and (whole(self.memory) is None or self.memory < 1):
+            problems.append(f"memory: {shown(self.memory)} is no number of bytes above 0")
+        raise_problems(problems)
+
+
+def workers_of(execution: Execution, units: int) -> int:
+    """How many units are done at the same time on this machine."""
+    if execution.workers != "auto":
+        return min(execution.workers, max(1, units))
+    free = free_memory() if units > 1 else None
+    return workers_for("auto", units, cores=cores(), free=free, memory=execution.memory)
+
+
+def crew_for(execution: Execution, setup: Setup, here: Setup, workers: int, listener: Tell) -> Crew:
+    """The crew of a job.
+
+    Args:
+        execution: what was asked for.
+        setup: makes what does orders, in another process.
+        here: makes it in this one, where more of it may be at hand.
+        workers: how many units are done at the same time.
+        listener: is told at once what orders tell in this process.
+    """
+    if workers == 1 and execution.memory is None:
+        return Here(here, listener)
+    return Pool(setup, workers, execution.memory)

@@ -1,0 +1,124 @@
+"""Documents as every reader of input sees them: tidied, then tokenized as their reading says."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from batchloom.core.conversation import Pair
+from batchloom.core.document import Records
+from batchloom.dedup.lines import Pieces
+from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.conversations import LeftOut
+from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.encode import (
+    Encoded,
+    beginning,
+    encode_chats,
+    encode_rows,
+    encode_texts,
+)
+from batchloom.preparation.preferences import encode_labels, encode_pairs, encode_text_pairs
+from batchloom.preparation.reading import Reading, Readings, Way
+from batchloom.preparation.subsets import Membership
+from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.rules import ReadRules
+from batchloom.text.cleaner import Cleaner
+from batchloom.text.normalize import normalize
+from batchloom.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every unit of a job needs to know.
+
+    Attributes:
+        rules: how sources are cut and text files read.
+        readings: how the records of each source become documents.
+        bounds: finds where parts meet.
+        normalize: whether text is normalised.
+        tokenizer: turns text into ids.
+        dtype: of a token on disk.
+        membership: the shares of the subsets, without overrides.
+        chat: tokenizer and template; None where no source has conversations.
+        overlap: whether one batch is encoded on a thread of its own while the next is read.
+        dedup: which duplicates will be looked for.
+        cleaner: the steps of cleaning; None where there are none.
+    """
+
+    rules: ReadRules
+    readings: Readings
+    bounds: RecordBounds
+    normalize: bool
+    tokenizer: Tokenizer
+    dtype: np.dtype[np.generic]
+    membership: Membership
+    chat: ChatEncoder | None = None
+    overlap: bool = False
+    cleaner: Cleaner | None = None
+    dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
+
+    @property
+    def pieces(self) -> Pieces | None:
+        """What is left out where it stood before; None where only whole documents are."""
+        return self.dedup.pieces
+
+
+def tidy(found: Records, way: Way, *, normalized: bool) -> None:
+    """Normalise the texts of a stretch, and leave out those that say nothing."""
+    if way == "text-pairs" and normalized:
+        found.values = [Pair(normalize(p.chosen), normalize(p.rejected)) for p in found.values]
+    if way != "text":
+        return
+    if normalized:
+        # Most stretches need nothing, and a look at each text would show.
+        together = "".join(found.values)
+        if not together.isascii() or "\r" in together:
+            found.values = [normalize(text) for text in found.values]
+        del together
+    if "" in found.values or any(map(str.isspace, found.values)):
+        kept = [at for at, text in enumerate(found.values) if text and not text.isspace()]
+        found.values = [found.values[at] for at in kept]
+        found.records = [found.records[at] for at in kept]
+        found.offsets = [found.offsets[at] for at in kept]
+
+
+class Encoding(Protocol):
+    """What makes tokens of documents: a tokenizer, with a template where there are conversations."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Turns text into ids."""
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The dtype of a token."""
+
+    @property
+    def chat(self) -> ChatEncoder | None:
+        """Tokenizer and template; None where no source has conversations."""
+
+
+def encode_documents(task: Encoding, reading: Reading, documents: list[Any]) -> Encoded:
+    """Tokenize documents of one reading."""
+    if reading.way == "tokens":
+        made = encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
+    elif reading.chat is None:
+        return encode_texts(documents, task.tokenizer, task.dtype)
+    elif reading.way == "text-pairs":
+        made = encode_text_pairs(documents, task.tokenizer, reading.chat, task.dtype)
+    elif task.chat is None:
+        raise AssertionError("a job with conversations has a template")
+    elif reading.way == "pairs":
+        made = encode_pairs(documents, task.chat, reading.chat, task.dtype)
+    elif reading.way == "labels":
+        made = encode_labels(documents, task.chat, reading.chat, task.dtype)
+    else:
+        made = encode_chats(documents, task.chat, reading.chat, task.dtype)
+    faults = [left._replace(snippet=beginning(documents[left.number])) for left in made.faults]
+    return replace(made, faults=faults)
+
+
+def rule_of(left: LeftOut) -> str:
+    """The rule by which a document was left out: the reason up to its figures."""
+    return left.reason.partition(":")[0]

@@ -1,0 +1,263 @@
+"""``prepare`` into a store that lies elsewhere: made in a work folder of this machine, sent, the manifest last."""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import xxhash
+
+from batchloom.core.errors import OutputError, StoreConflictError
+from batchloom.core.files import because
+from batchloom.core.synthetic import SyntheticSpec
+from batchloom.preparation.far import FarFile, FarFolder
+from batchloom.preparation.far_output import (
+    OWNER_NAME,
+    Owner,
+    Uploads,
+    claim,
+    far_manifest,
+    publish,
+)
+from batchloom.preparation.inputs import list_inputs
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.recipe_choice import Chosen
+from batchloom.preparation.rerun import (
+    file_fingerprint,
+    job_facts,
+    refuse_other_job,
+    report_of,
+)
+from batchloom.preparation.result import PrepareResult, result_of
+from batchloom.preparation.run_settings import RunSettings
+from batchloom.preparation.synthetic import (
+    refuse_other_data,
+    synthetic_input,
+    synthetic_plain,
+    write_synthetic,
+)
+from batchloom.preparation.tally import Listener, Note, Progress
+from batchloom.preparation.work import SPOOL_NAME, WORK_VERSION, JobFacts
+from batchloom.sources.addresses import is_url, scheme_of, shown
+from batchloom.sources.listing import Listing
+from batchloom.sources.spool import Spool
+from batchloom.store.format import REPORT_NAME, WORK_NAME
+from batchloom.store.manifest import Manifest
+from batchloom.store.writer import make_folder, write_file, writing
+
+_UPLOADS_NAME, _STORE_NAME, _LOCK_NAME = "uploads.jsonl", "store", "lock"
+_OURS = (_UPLOADS_NAME, _STORE_NAME, _LOCK_NAME)
+
+# Makes the store of listed inputs in a folder of this machine.
+Make = Callable[[Recipe, Path, Listing, Spool, Listener, float], PrepareResult]
+
+
+def usual_work(url: str) -> Path:
+    """Where the store of a URL grows when nobody says where: a folder of its own below the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = xxhash.xxh3_64_hexdigest(shown(url).rstrip("/").encode())
+    return Path(cache) / "batchloom" / "prepare" / name
+
+
+def run_far(
+    chosen: Chosen, url: str, listener: Listener, make: Make, settings: RunSettings
+) -> PrepareResult:
+    """Carry out a recipe into a folder elsewhere; see :func:`batchloom.prepare`.
+
+    Args:
+        chosen: what to do, and where that comes from.
+        url: the folder.
+        listener: is told of notes and progress.
+        make: makes the store on this machine.
+        settings: how the job is run.
+    """
+    began, recipe = time.perf_counter(), chosen.recipe
+    folder = settings.work or usual_work(url)
+    check_apart_far(recipe.inputs, url)
+    with FarFolder(url) as far, _alone(folder):
+        files = far.files(first=True)
+        with Spool(folder / _STORE_NAME / WORK_NAME / SPOOL_NAME) as spool:
+            task = _task(chosen, folder, spool, settings)
+            manifest = far_manifest(far, files)
+            if manifest is not None:
+                task.refuse_other(far, manifest)
+                _tidy(far, files, folder)
+                seconds = time.perf_counter() - began
+                return result_of(far.shown, manifest, seconds=seconds, already_done=True)
+            claim(far, files, task.owner, recipe if isinstance(task.of, Listing) else None)
+            note = (
+                f"{far.shown} is made in {folder} and sent from there; that folder goes when the store is whole "
+                "(--work names another)."
+            )
+            listener(Note(note))
+            far.end_uploads()
+            made = task.make(make, spool, listener, began)
+        _name_place(folder / _STORE_NAME / REPORT_NAME, far.shown)
+        _send(far, files, folder, made, listener)
+        _tidy(far, {**files, OWNER_NAME: FarFile(0, "")}, folder)
+    return replace(
+        made,
+        path=far.shown,
+        seconds=time.perf_counter() - began,
+        already_done=False,
+        notes=(note, *made.notes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is to be made on this machine, of inputs or of synthetic data."""
+
+    recipe: Recipe
+    store: Path
+    owner: Owner
+    of: Listing | SyntheticSpec
+    kept: Mapping[str, Any] | None = None
+
+    def refuse_other(self, far: FarFolder, manifest: Manifest) -> None:
+        """Refuse a finished store of another job."""
+        if isinstance(self.of, SyntheticSpec):
+            refuse_other_data(far.shown, manifest, self.owner.job.recipe)
+            return
+        report = report_of(far.read(REPORT_NAME) or b"")
+        refuse_other_job(far.shown, manifest, report, self.recipe, self.of, self.kept)
+
+    def make(self, make: Make, spool: Spool, listener: Listener, began: float) -> PrepareResult:
+        """Make the store on this machine."""
+        if isinstance(self.of, SyntheticSpec):
+            return write_synthetic(self.of, self.recipe, self.store, listener)
+        return make(self.recipe, self.store, self.of, spool, listener, began)
+
+
+def _task(chosen: Chosen, folder: Path, spool: Spool, settings: RunSettings) -> _Task:
+    recipe, store = chosen.recipe, folder / _STORE_NAME
+    if made_up := synthetic_input(recipe.inputs):
+        plain = synthetic_plain(made_up, recipe)
+        return _Task(recipe, store, Owner(JobFacts(WORK_VERSION, plain, [], [])), made_up)
+    listing = list_inputs(recipe, spool, exclude=folder, streaming=settings.streaming)
+    listing = replace(listing, notes=(*chosen.notes, *listing.notes))
+    owner = Owner(job_facts(recipe, listing, []), file_fingerprint(recipe))
+    return _Task(recipe, store, owner, listing, chosen.kept)
+
+
+def check_apart_far(inputs: Sequence[str], url: str) -> None:
+    """Refuse an output elsewhere that lies in an input, or an input that lies in it.
+
+    Raises:
+        StoreConflictError: names the input.
+    """
+    out = _plain_place(url)
+    for given in inputs:
+        if not is_url(given):
+            continue
+        place = _plain_place(given)
+        fixed = re.split(r"[*?\[]", place, maxsplit=1)[0]
+        if fixed != place:
+            fixed = fixed.rpartition("/")[0]
+        if f"{place}/".startswith(f"{out}/"):
+            raise StoreConflictError(
+                f"The input {shown(given)} lies inside --out {shown(url)}, where only the store may lie; choose "
+                "another --out."
+            )
+        if f"{out}/".startswith(f"{fixed}/") and (fixed == place or "**" in place):
+            raise StoreConflictError(
+                f"--out {shown(url)} lies inside the input {shown(given)}, where it would be read; choose another "
+                "--out, beside it."
+            )
+
+
+def _plain_place(url: str) -> str:
+    scheme = scheme_of(url)
+    usual = {"s3a": "s3", "gcs": "gs"}.get(scheme, scheme)
+    return usual + shown(url)[len(scheme) :].rstrip("/")
+
+
+def _send(
+    far: FarFolder,
+    files: dict[str, FarFile],
+    folder: Path,
+    made: PrepareResult,
+    listener: Listener,
+) -> None:
+    counts = made.counts
+
+    def tell(done: int, total: int, found: int) -> None:
+        listener(
+            Progress(
+                "upload", done, total, found, counts.documents, counts.tokens, counts.quarantined
+            )
+        )
+
+    publish(folder / _STORE_NAME, Uploads(far, files, folder / _UPLOADS_NAME), tell)
+
+
+def _name_place(report: Path, place: str) -> None:
+    """Have the sidecar say where the store lies, not where it was made."""
+    found = msgspec.json.decode(report.read_bytes())
+    if found.get("out") != place:
+        plain = msgspec.json.encode({**found, "out": place})
+        write_file(report, msgspec.json.format(plain, indent=1) + b"\n")
+
+
+def _tidy(far: FarFolder, files: dict[str, FarFile], folder: Path) -> None:
+    """Delete what a finished job needs no longer, there and here."""
+    if OWNER_NAME in files:
+        far.delete(OWNER_NAME)
+    shutil.rmtree(folder / _STORE_NAME, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (folder / _UPLOADS_NAME).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a work folder, which goes afterwards where nothing is left in it.
+
+    Raises:
+        StoreConflictError: another run is at work in it, or it holds something else.
+        OutputError: it cannot be written.
+    """
+    there = folder.exists()
+    with writing(folder):
+        strange = sorted(path.name for path in folder.iterdir()) if there else []
+    if strange := [name for name in strange if name not in _OURS]:
+        raise StoreConflictError(
+            f"The work folder {folder} holds something else ({strange[0]}); choose another --work."
+        )
+    make_folder(folder)
+    path = folder / _LOCK_NAME
+    with writing(path):
+        lock = path.open("a")
+    with lock:
+        _lock(lock, folder)
+        try:
+            yield
+        finally:
+            if not any((folder / name).exists() for name in (_STORE_NAME, _UPLOADS_NAME)):
+                # While it is held, so that nobody begins in it.
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    if not there:
+                        folder.rmdir()
+
+
+def _lock(lock: IO[str], folder: Path) -> None:
+    try:
+        # The kernel lets go of it when the process dies, however it dies.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreConflictError(
+            f"Another run is at work in {folder}; wait for it, or choose another --work."
+        ) from None
+    except OSError as error:
+        raise OutputError(
+            f"Cannot lock {folder}: {because(error)}; choose a --work on a file system with locks."
+        ) from error
+    if not os.fstat(lock.fileno()).st_nlink:
+        raise StoreConflictError(f"Another run in {folder} has just ended; give the command again.")

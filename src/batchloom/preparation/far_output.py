@@ -1,0 +1,222 @@
+"""A store that lies elsewhere: whose it is, what of it is there, and in which order the rest goes there.
+
+Its manifest goes last: a folder without one is no store. While it grows, an object in it says which
+job it belongs to, so that no other job mixes with it, and the same job goes on, from any machine.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import msgspec
+
+from batchloom.core.errors import StoreConflictError, StoreError
+from batchloom.core.files import NOT_JSON
+from batchloom.preparation.far import FarFile, FarFolder
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.rerun import job_differences
+from batchloom.preparation.work import JobFacts
+from batchloom.store.format import MANIFEST_NAME, SUBSETS, WORK_NAME
+from batchloom.store.manifest import Manifest, decode_manifest
+from batchloom.store.writer import ASIDE, make_folder, writing
+
+OWNER_NAME = f"{WORK_NAME}/job.json"
+_SHOWN = 3
+_FILES_AT_ONCE = 4
+_SECONDS_BETWEEN = 0.5
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The object that names the job a growing store belongs to.
+
+    ``tokenizer`` is the fingerprint of a tokenizer that lies in a file; None for others.
+    """
+
+    job: JobFacts
+    tokenizer: str | None = None
+
+
+class Uploaded(NamedTuple):
+    """What is known of a file that lies elsewhere: its name there, its bytes, how it was listed, and its time here."""
+
+    name: str
+    size: int
+    mark: str
+    mtime_ns: int
+
+
+def upload_order(names: Iterable[str]) -> list[str]:
+    """The files of a finished store in the order they go elsewhere: subsets, what says more of them, the manifest.
+
+    What is no file of a store (work, files half written, hidden ones) is left out.
+    """
+    ranks = {name: rank for rank, name in enumerate(SUBSETS)}
+    kept = [
+        name
+        for name in names
+        if not name.endswith(ASIDE) and not any(one.startswith(".") for one in name.split("/"))
+    ]
+
+    def rank(name: str) -> tuple[bool, int, str]:
+        return name == MANIFEST_NAME, ranks.get(name.partition("/")[0], len(ranks)), name
+
+    return sorted(kept, key=rank)
+
+
+def claim(far: FarFolder, files: dict[str, FarFile], owner: Owner, recipe: Recipe | None) -> None:
+    """Make a folder elsewhere this job's, or make sure that it is.
+
+    Where the store can (S3 and Google's can), of two jobs at the same time one alone gets it.
+
+    Args:
+        far: the folder.
+        files: what lies there.
+        owner: this job.
+        recipe: its recipe; None for synthetic data.
+
+    Raises:
+        StoreConflictError: it is another job's, or holds something else.
+        OutputError: it cannot be read or written.
+    """
+    data = far.read(OWNER_NAME) if OWNER_NAME in files else None
+    if data is None:
+        if strange := sorted(files):
+            some = ", ".join(name or "a file of that name" for name in strange[:_SHOWN])
+            more = ", ..." if len(strange) > _SHOWN else ""
+            raise StoreConflictError(
+                f"{far.shown} is not empty ({some}{more}) and no store; choose another --out."
+            )
+        data = far.create(OWNER_NAME, msgspec.json.encode(owner))
+    try:
+        found = msgspec.json.decode(data, type=Owner)
+        differences = job_differences(found.job, owner.job, recipe, found.tokenizer)
+        if not differences and found.job.recipe != msgspec.to_builtins(owner.job.recipe):
+            differences = "its recipe is another one"
+    except NOT_JSON:
+        differences = "it was begun by another version of batchloom"
+    if differences:
+        raise StoreConflictError(
+            f"{far.shown} holds unfinished work of another job ({differences}); delete all below it to begin anew, or "
+            "choose another --out."
+        )
+
+
+def far_manifest(far: FarFolder, files: dict[str, FarFile]) -> Manifest | None:
+    """The manifest of the store in a folder elsewhere; None where there is none that is finished.
+
+    Raises:
+        StoreError: it is damaged.
+        OutputError: it cannot be read.
+    """
+    data = far.read(MANIFEST_NAME) if MANIFEST_NAME in files else None
+    if data is None:
+        return None
+    try:
+        return decode_manifest(data, f"{far.shown}/{MANIFEST_NAME}")
+    except StoreError:
+        # Of some file systems a file can be half written; the job goes on.
+        if OWNER_NAME in files:
+            return None
+        raise
+
+
+@final
+class Uploads:
+    """What of a job's files lies elsewhere; what is known to lie there is not sent again.
+
+    Its methods may be called from several threads.
+
+    Args:
+        far: the folder elsewhere.
+        files: what lies there.
+        record: a file of this machine in which it is kept what was sent.
+    """
+
+    def __init__(self, far: FarFolder, files: dict[str, FarFile], record: Path) -> None:
+        self._far, self._files, self._record = far, dict(files), record
+        self._lock = threading.Lock()
+        self._known = _recorded(record)
+        make_folder(record.parent)
+
+    def known(self, name: str) -> bool:
+        """Whether a file that need not be here any more was sent, and lies there as it was sent."""
+        sent, found = self._known.get(name), self._files.get(name)
+        return sent is not None and found == FarFile(sent.size, sent.mark)
+
+    def stop(self) -> None:
+        """Try nothing again from now on."""
+        self._far.stop()
+
+    def send(self, local: Path, name: str) -> bool:
+        """Have a file lie there; whether it was sent now, rather than found there.
+
+        Raises:
+            OutputError: it cannot be sent.
+        """
+        with writing(local):
+            status = local.stat()
+        if self.known(name) and self._known[name][1::2] == (status.st_size, status.st_mtime_ns):
+            return False
+        found = self._files.get(name)
+        if there := found is not None and self._far.holds(local, name, found):
+            now = found
+        else:
+            now = self._far.upload(local, name)
+        with self._lock:
+            self._files[name] = now
+            self._known[name] = Uploaded(name, now.size, now.mark, status.st_mtime_ns)
+            with writing(self._record), self._record.open("ab") as file:
+                file.write(msgspec.json.encode(self._known[name]) + b"\n")
+        return not there
+
+
+def _recorded(record: Path) -> dict[str, Uploaded]:
+    """What an earlier run sent; a line that a kill cut off says nothing."""
+    known = {}
+    with writing(record):
+        lines = record.read_bytes().splitlines() if record.exists() else []
+    for line in lines:
+        try:
+            one = msgspec.json.decode(line, type=Uploaded)
+        except NOT_JSON:
+            continue
+        known[one.name] = one
+    return known
+
+
+def publish(store: Path, uploads: Uploads, tell: Callable[[int, int, int], Any]) -> None:
+    """Send a finished store, its manifest last.
+
+    Args:
+        store: its folder on this machine.
+        uploads: what lies there already.
+        tell: is called with the bytes that lie there, all bytes, and those of the first that were found there.
+
+    Raises:
+        OutputError: it cannot be sent; what was sent stays.
+    """
+    with writing(store):
+        places = [path for path in store.rglob("*") if path.is_file()]
+        names = upload_order(path.relative_to(store).as_posix() for path in places)
+        sizes = {name: (store / name).stat().st_size for name in names}
+    total, done, found = sum(sizes.values()), 0, 0
+    tell(done, total, found)
+    *first, last = names
+    with ThreadPoolExecutor(_FILES_AT_ONCE, "uploads") as pool:
+        waiting = {pool.submit(uploads.send, store / name, name): name for name in first}
+        try:
+            while waiting:
+                ready, _ = wait(waiting, return_when=FIRST_EXCEPTION, timeout=_SECONDS_BETWEEN)
+                for one in ready:
+                    size = sizes[waiting.pop(one)]
+                    done, found = done + size, found + (0 if one.result() else size)
+                tell(done, total, found)
+        except BaseException:
+            for one in waiting:
+                one.cancel()
+            uploads.stop()
+            raise
+    uploads.send(store / last, last)
+    tell(total, total, found)

@@ -1,0 +1,120 @@
+"""What one worker does: orders of every phase, with all that it needs made once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from batchloom.core.files import read_regular
+from batchloom.execution.seam import Tell, Work
+from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.encoding import Task
+from batchloom.preparation.finding import (
+    BandsOrder,
+    ComponentsOrder,
+    FindOrder,
+    find_duplicates,
+    link_components,
+    sort_bands,
+)
+from batchloom.preparation.orders import UnitOrder
+from batchloom.preparation.reading import Readings
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.repeated import PiecesOrder, keep_pieces
+from batchloom.preparation.settle import SettleOrder, settle_unit
+from batchloom.preparation.shards import WriteOrder, write_unit
+from batchloom.preparation.subsets import Membership
+from batchloom.preparation.tokenize import tokenize_unit
+from batchloom.preparation.tokenizer_of import chat_encoder
+from batchloom.preparation.work import reading
+from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.rules import Limits
+from batchloom.store.format import TOKEN_DTYPES
+from batchloom.text.cleaner import Cleaner
+from batchloom.tokens import EngineChoice, Tokenizer, on_engine, tokenizer_from_state
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """All that a worker of a job needs to know, as a value that other processes can be sent.
+
+    Attributes:
+        recipe: what to do.
+        limits: the sizes that decide documents.
+        tokenizer: the file that keeps the job's tokenizer.
+        engine: how it encodes.
+        dtype: name of the dtype on disk.
+        chat: whether some source has conversations.
+        overlap: whether a batch is encoded on a thread while the next one is read.
+    """
+
+    recipe: Recipe
+    limits: Limits
+    tokenizer: Path
+    engine: EngineChoice
+    dtype: str
+    chat: bool
+    overlap: bool
+
+    def __call__(self) -> Work:
+        """Make what does orders, in the process that does them."""
+        return doing(self.task)
+
+    def task(self) -> Task:
+        """What every unit needs, in a process that knows nothing yet; reads nothing of the input."""
+        with reading(self.tokenizer):
+            state = msgspec.json.decode(read_regular(self.tokenizer), type=dict)
+        tokenizer = on_engine(tokenizer_from_state(state), self.engine)
+        chat = chat_encoder(tokenizer, self.recipe) if self.chat else None
+        return self.task_of(tokenizer, Readings(self.recipe, self.limits), chat)
+
+    def task_of(self, tokenizer: Tokenizer, readings: Readings, chat: ChatEncoder | None) -> Task:
+        """What every unit needs, of parts that are there."""
+        recipe = self.recipe
+        return Task(
+            readings.rules,
+            readings,
+            RecordBounds(readings.rules),
+            recipe.reading.normalize,
+            tokenizer,
+            TOKEN_DTYPES[self.dtype],
+            Membership(recipe.val_fraction, recipe.test_fraction),
+            chat,
+            overlap=self.overlap,
+            cleaner=Cleaner(recipe.reading.clean) if recipe.reading.clean else None,
+            dedup=recipe.dedup,
+        )
+
+
+def doing(make: Callable[[], Task]) -> Work:
+    """What does the orders of every phase.
+
+    Args:
+        make: makes what the first phase needs, when its first order comes.
+    """
+    made: list[Task] = []
+
+    def work(order: Any, tell: Tell) -> Any:
+        if isinstance(order, UnitOrder):
+            if not made:
+                made.append(make())
+            return tokenize_unit(order, made[0], tell)
+        if isinstance(order, PiecesOrder):
+            if not made:
+                made.append(make())
+            return keep_pieces(order, made[0])
+        if isinstance(order, FindOrder):
+            return find_duplicates(order)
+        if isinstance(order, BandsOrder):
+            return sort_bands(order)
+        if isinstance(order, ComponentsOrder):
+            return link_components(order)
+        if isinstance(order, SettleOrder):
+            return settle_unit(order)
+        if isinstance(order, WriteOrder):
+            return write_unit(order)
+        raise AssertionError(f"nobody knows how to do a {type(order).__name__}")
+
+    return work

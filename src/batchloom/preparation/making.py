@@ -1,0 +1,295 @@
+"""From inputs that are listed and a tokenizer to shards: all phases of a job over all its units."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+import msgspec
+
+from batchloom.core.errors import InputMissingError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.core.values import counted
+from batchloom.dedup.keys import count_keys
+from batchloom.execution.machine import cores
+from batchloom.execution.seam import Crew
+from batchloom.preparation.crews import crew_for, workers_of
+from batchloom.preparation.dedup_report import DuplicateReader
+from batchloom.preparation.encoding import Task
+from batchloom.preparation.hand import Hand, doing
+from batchloom.preparation.orders import UnitOrder
+from batchloom.preparation.phases import Phases, Shards, Wrote, find_all, have_done
+from batchloom.preparation.reading import Readings
+from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.repeated import PiecesOrder
+from batchloom.preparation.report import Content, content_of
+from batchloom.preparation.run_settings import RunSettings
+from batchloom.preparation.settle import Sharding
+from batchloom.preparation.stopwatch import STAGES, Spent, added
+from batchloom.preparation.tally import Listener, Progress, Tally
+from batchloom.preparation.tokenizer_of import dtype_name, job_template
+from batchloom.preparation.tokenizing import Tokenizing, tokenize_all
+from batchloom.preparation.unit_report import Flow, merged
+from batchloom.preparation.units import plan_units, unit_identity
+from batchloom.preparation.work import (
+    WORK_VERSION,
+    Decision,
+    UnitFacts,
+    UnitKept,
+    UnitWork,
+    WorkFolder,
+)
+from batchloom.sources.listing import Listing
+from batchloom.store.format import TOKEN_DTYPES
+from batchloom.tokens import Tokenizer, engine_choice
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of all phases.
+
+    Attributes:
+        tokenizer: what encoded.
+        dtype: name of the dtype on disk.
+        units: the units in order, with what came of each.
+        kept: what is left of each unit.
+        shards: the shards of each unit, by subset.
+        decision: what was decided over all units.
+        resumed: units that an earlier run had tokenized.
+        workers: how many units were done at the same time.
+        crew: what did them.
+        content: what the report tells of it.
+        seconds: of each phase.
+    """
+
+    tokenizer: Tokenizer
+    dtype: str
+    units: Sequence[UnitWork]
+    kept: Sequence[UnitKept]
+    shards: Sequence[Shards]
+    decision: Decision
+    resumed: int = 0
+    workers: int = 1
+    crew: str = "in-process"
+    content: Content = field(default_factory=Content)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@final
+class Making:
+    """The phases of one job.
+
+    Args:
+        work: the job's folder.
+        recipe: what to do.
+        listing: the inputs.
+        readings: how their records become documents.
+        settings: how the job is run.
+        listener: is told of progress.
+        note: is given sentences for the user.
+    """
+
+    def __init__(
+        self,
+        work: WorkFolder,
+        recipe: Recipe,
+        listing: Listing,
+        readings: Readings,
+        settings: RunSettings,
+        listener: Listener,
+        note: Callable[[str], None],
+    ) -> None:
+        self._work, self._recipe, self._listing = work, recipe, listing
+        self._readings, self._settings = readings, settings
+        self._listener, self._note = listener, note
+        self._units = plan_units(listing.sources, readings.rules, settings.unit_bytes)
+        self._seconds: dict[str, float] = {}
+        self._pieces: list[Path] = []
+        # Two runs never use the same: what one left behind is in nobody's way.
+        self._attempt = f"{time.time_ns():x}"
+
+    @property
+    def units(self) -> int:
+        """How many units there are."""
+        return len(self._units)
+
+    def make(self, tokenizer: Tokenizer) -> Made:
+        """Do what is left to do, up to the last shard."""
+        recipe = self._recipe
+        dtype = dtype_name(recipe, tokenizer)
+        chat = job_template(recipe, self._listing.sources, self._readings, tokenizer, self._note)
+        folders = self._folders(tokenizer)
+        found = [self._work.unit_facts(folder.name) for folder in folders]
+        resumed = sum(one is not None for one in found)
+        if resumed:
+            self._note(
+                f"Going on: {resumed:,} of {len(found):,} units were finished by an earlier run."
+            )
+        tally = Tally(self._listener, recipe.max_bad, self._listing.bytes)
+        tokenizing = Tokenizing(self._units, found, self._readings.rules, tally, self._note)
+        workers = workers_of(self._settings.execution, len(found) - resumed)
+        hand = Hand(
+            recipe,
+            self._settings.limits,
+            self._work.tokenizer_path,
+            engine_choice(tokenizer),
+            dtype,
+            chat is not None,
+            overlap=cores() >= 2 * workers,
+        )
+        task = hand.task_of(tokenizer, self._readings, chat)
+        here = doing(lambda: task)
+        execution = self._settings.execution
+        with crew_for(execution, hand, lambda: here, workers, tokenizing.hear) as crew:
+            facts = self._timed("tokenize", lambda: self._tokenize(crew, tokenizing, folders))
+            tally.first = tokenizing.first_bad()
+            tally.verdict()
+            if not tally.documents:
+                self._work.clear()
+                raise InputMissingError(_no_documents(tally, facts))
+            units = [UnitWork(*one) for one in zip(self._units, folders, facts, strict=True)]
+            made = self._settle_and_write(crew, units, task)
+        name = "in-process" if workers == 1 else execution.engine
+        return replace(made, resumed=resumed, workers=workers, crew=name, seconds=self._seconds)
+
+    def _settle_and_write(self, crew: Crew, units: list[UnitWork], task: Task) -> Made:
+        """What follows when every unit is tokenized."""
+        recipe, dtype = self._recipe, task.dtype
+        sharding = Sharding(task.membership, recipe.tokens_per_shard)
+        phases = Phases(self._work, units, sharding, recipe.dedup, dtype, self._attempt)
+        found = self._timed("find duplicates", lambda: phases.duplicates(crew))
+        kept = self._timed("settle", lambda: phases.settle(crew, found))
+        decision = phases.decide(kept)
+        for text in task.membership.empty_notes(decision.shards):
+            self._note(text)
+        reader = DuplicateReader(units, recipe.inputs, task.membership, dtype, task.tokenizer)
+        pairs, rest = reader.pairs((*found.exact, *found.near))
+        tell = self._teller(kept, dtype.itemsize)
+        shards = self._timed("write shards", lambda: phases.write(crew, kept, decision, tell))
+        reports = merged(one.facts.report for one in units)
+        content = content_of(
+            msgspec.structs.replace(reports, stages=added(reports.stages, self._stages())),
+            after=_flows(units, kept, dtype.itemsize),
+            duplicates=pairs,
+            duplicates_rest=rest,
+        )
+        name = next(name for name, known in TOKEN_DTYPES.items() if known == dtype)
+        return Made(task.tokenizer, name, units, kept, shards, decision, content=content)
+
+    def _folders(self, tokenizer: Tokenizer) -> list[Path]:
+        """Where the temporary files of each unit are."""
+        decided_by: dict[str, Any] = {
+            "version": WORK_VERSION,
+            "recipe": recipe_fingerprint(self._recipe),
+            "constants": self._settings.constants,
+            "tokenizer": [
+                tokenizer.fingerprint,
+                tokenizer.engine.name,
+                tokenizer.engine.version,
+                tokenizer.engine.note,
+            ],
+        }
+        content = self._settings.content
+        names = [unit_identity(unit, decided_by, content) for unit in self._units]
+        if self._recipe.dedup.pieces:
+            # Which lines stood before is a matter of all that comes before.
+            self._pieces = [self._work.pieces(name) for name in names]
+            decided_by["before"] = fingerprint(names)
+            names = [unit_identity(unit, decided_by, content) for unit in self._units]
+        return [self._work.unit(name) for name in names]
+
+    def _tokenize(self, crew: Crew, tokenizing: Tokenizing, folders: list[Path]) -> list[UnitFacts]:
+        """Phase A over all units."""
+        todo = [number for number, facts in enumerate(tokenizing.facts) if facts is None]
+        repeated = self._repeated(crew) if todo and self._pieces else ()
+        orders = {
+            number: UnitOrder(
+                self._units[number], folders[number], self._attempt, repeated=repeated
+            )
+            for number in todo
+        }
+        return tokenize_all(tokenizing, crew, orders)
+
+    def _repeated(self, crew: Crew) -> tuple[Path, ...]:
+        """The files that name lines (or paragraphs) that stood before."""
+        orders = {
+            unit.number: PiecesOrder(unit, place)
+            for unit, place in zip(self._units, self._pieces, strict=True)
+            if not place.exists()
+        }
+        have_done(crew, orders)
+        keys = count_keys(self._pieces)
+        return find_all(crew, tuple(self._pieces), keys, self._work.duplicates / "pieces")
+
+    def _teller(self, kept: list[UnitKept], size: int) -> Wrote:
+        """Tells the listener of units whose shards are there."""
+        total = sum(unit.tokens for unit in kept) * size
+        done = [0, 0, 0]
+
+        def tell(number: int, *, found: bool) -> None:
+            unit = kept[number]
+            done[0] += unit.tokens * size
+            done[1] += unit.tokens * size if found else 0
+            done[2] += unit.documents
+            self._listener(Progress("write", done[0], total, done[1], done[2], done[0] // size, 0))
+
+        return tell
+
+    def _stages(self) -> dict[str, Spent]:
+        """The phases that are stages of the whole job."""
+        return {name: Spent(seconds) for name, seconds in self._seconds.items() if name in STAGES}
+
+    def _timed(self, phase: str, work: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        result = work()
+        self._seconds[phase] = time.perf_counter() - began
+        return result
+
+
+def _flows(units: list[UnitWork], kept: list[UnitKept], size: int) -> list[Flow]:
+    """What came to the steps behind those of the units, and left them."""
+    came = sum(one.facts.documents for one in units)
+    tokens = sum(one.facts.tokens for one in units)
+    documents, left = sum(one.documents for one in kept), sum(one.tokens for one in kept)
+    dedup = Flow(
+        step="dedup",
+        documents_in=came,
+        documents_out=documents,
+        tokens_in=tokens,
+        tokens_out=left,
+    )
+    write = Flow(
+        step="write",
+        documents_in=documents,
+        documents_out=documents,
+        bytes_out=left * size,
+        tokens_in=left,
+        tokens_out=left,
+    )
+    return [dedup, write]
+
+
+def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:
+    left_out: Counter[str] = Counter()
+    for fact in facts:
+        for part in fact.parts:
+            left_out.update(part.dropped)
+    empty = tally.records - tally.quarantined - left_out.total()
+    found = [
+        (tally.quarantined, "bad"),
+        *((n, rule) for rule, n in left_out.items()),
+        (empty, "empty"),
+    ]
+    said = ", ".join(f"{n:,} {what}" for n, what in found if n > 0) or "the input has none"
+    said = f"No document came of {counted(tally.records, 'record')}: {said}."
+    if tally.first:
+        return f"{said} The first bad one: {tally.first}. Mend the input, or name another."
+    if left_out:
+        return (
+            f"{said} Leave fewer out (--max-tokens, --overlong, --train-on), or name other inputs."
+        )
+    return f"{said} Name other inputs."

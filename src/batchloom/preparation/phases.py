@@ -1,0 +1,217 @@
+"""Phases B and C over all units: who is told to do what, and what is found done already."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from batchloom.core.errors import WorkerError
+from batchloom.dedup.keys import partitions_of
+from batchloom.execution.retry import carry_out
+from batchloom.execution.seam import Crew, Done
+from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.finding import EXACT, NEAR, BandsOrder, ComponentsOrder, FindOrder
+from batchloom.preparation.settle import SettleOrder, Sharding, decide, decided_membership
+from batchloom.preparation.shards import ShardTask, WriteOrder
+from batchloom.preparation.unit_files import KEYS_NAME
+from batchloom.preparation.work import Decision, UnitKept, UnitWork, WorkFolder
+from batchloom.store.manifest import ShardEntry
+
+# Nothing in these phases depends on single documents: who dies of them dies of the machine.
+_MOST_DEATHS = 3
+
+Shards = dict[str, list[ShardEntry]]
+
+
+class Wrote(Protocol):
+    """Hears of units whose shards are there."""
+
+    def __call__(self, number: int, *, found: bool) -> None:
+        """One unit's are; found: an earlier run wrote them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """The files that name what is left out: exact duplicates, and documents that are alike."""
+
+    exact: tuple[Path, ...] = ()
+    near: tuple[Path, ...] = ()
+
+
+@final
+class Phases:
+    """What follows when every unit is tokenized.
+
+    Args:
+        work: the job's folder.
+        units: all units in order.
+        sharding: decides where documents go.
+        dedup: which duplicates are left out.
+        dtype: of a token on disk.
+        attempt: sets the files of this run apart from those of another one.
+    """
+
+    def __init__(
+        self,
+        work: WorkFolder,
+        units: Sequence[UnitWork],
+        sharding: Sharding,
+        dedup: DedupRecipe,
+        dtype: np.dtype[np.generic],
+        attempt: str,
+    ) -> None:
+        self._work, self._units, self._sharding = work, units, sharding
+        self._dedup, self._dtype, self._attempt = dedup, dtype, attempt
+
+    def settle(self, crew: Crew, found: Duplicates) -> list[UnitKept]:
+        """What is left of every unit."""
+        kept = {one.unit.number: self._work.unit_kept(one.unit.number) for one in self._units}
+        todo = [one for one in self._units if kept[one.unit.number] is None]
+        orders = {
+            one.unit.number: SettleOrder(
+                parts=len(one.unit.parts),
+                folder=one.folder,
+                place=self._work.kept(one.unit.number),
+                attempt=self._attempt,
+                number=one.unit.number,
+                exact=found.exact,
+                near=found.near,
+                sharding=self._sharding,
+            )
+            for one in todo
+        }
+        kept |= have_done(crew, orders)
+        return [one for number in sorted(kept) if (one := kept[number]) is not None]
+
+    def duplicates(self, crew: Crew) -> Duplicates:
+        """Find documents that stand in several places, and those that are alike."""
+        mode, units = self._dedup.mode, self._units
+        if mode == "none" or not units:
+            return Duplicates()
+        folder, documents = self._work.duplicates, sum(one.facts.documents for one in units)
+        files = tuple(one.folder / KEYS_NAME for one in units)
+        exact = find_all(crew, files, documents, folder / EXACT)
+        if mode != "near" or not documents:
+            return Duplicates(exact)
+        count = self._dedup.bands
+        sorted_files = tuple(folder / "bands" / f"{one.unit.number:05d}.keys" for one in units)
+        orders = {
+            one.unit.number: BandsOrder(one.folder, one.unit.number, exact, count, place)
+            for one, place in zip(units, sorted_files, strict=True)
+            if not place.exists()
+        }
+        have_done(crew, orders)
+        links = find_all(crew, sorted_files, documents * count, folder / "links", bands=True)
+        found = have_done(crew, {0: ComponentsOrder(links, folder / "scratch", folder / NEAR, 0)})
+        return Duplicates(exact, found[0])
+
+    def decide(self, kept: Sequence[UnitKept]) -> Decision:
+        """The subsets of single hashes and the numbers of all shards: decided once."""
+        decision = self._work.decision()
+        if decision is None:
+            folders = [(one.folder, self._work.kept(one.unit.number)) for one in self._units]
+            decision = decide(kept, folders, self._sharding)
+            self._work.decide(decision)
+        return decision
+
+    def write(
+        self,
+        crew: Crew,
+        kept: Sequence[UnitKept],
+        decision: Decision,
+        tell: Wrote,
+    ) -> list[Shards]:
+        """Have every unit write its shards.
+
+        Args:
+            crew: does it.
+            kept: what is left of each unit.
+            decision: the numbers of the shards.
+            tell: is told of each unit whose shards are there, and whether an earlier run wrote them.
+        """
+        membership = self._sharding.membership
+        task = ShardTask(
+            self._work.store,
+            self._dtype,
+            membership,
+            decided_membership(decision, membership),
+            self._sharding.most,
+        )
+        shards: dict[int, Shards] = {}
+        orders: dict[int, WriteOrder] = {}
+        for one, left, numbers in zip(self._units, kept, decision.shards, strict=True):
+            number = one.unit.number
+            found = self._work.unit_shards(number)
+            if found is not None:
+                shards[number] = found
+                tell(number, found=True)
+                continue
+            moved = any(set(decision.overrides).intersection(v) for v in left.smallest.values())
+            orders[number] = WriteOrder(
+                first_part=one.unit.first_part,
+                folder=one.folder,
+                place=self._work.kept(number),
+                shards=self._work.shards(number),
+                attempt=self._attempt,
+                checksums=one.facts.checksums,
+                whole=not left.dropped and not moved,
+                numbers=numbers,
+                task=task,
+            )
+        shards |= have_done(crew, orders, lambda number: tell(number, found=False))
+        return [shards[number] for number in sorted(shards)]
+
+
+def find_all(
+    crew: Crew, files: tuple[Path, ...], keys: int, folder: Path, *, bands: bool = False
+) -> tuple[Path, ...]:
+    """Look through all ranges of keys; the files that name what stood before.
+
+    Args:
+        crew: does it.
+        files: of keys, one a unit.
+        keys: how many there are at most.
+        folder: where the files go.
+        bands: whether the keys are those of bands.
+    """
+    ranges = partitions_of(keys)
+    places = tuple(folder / f"{number:05d}.rows" for number in range(ranges))
+    orders = {
+        number: FindOrder(files, 0, (number, ranges), place, bands)
+        for number, place in enumerate(places)
+        if not place.exists()
+    }
+    have_done(crew, orders)
+    return places
+
+
+def have_done(
+    crew: Crew,
+    orders: Mapping[int, Any],
+    tell: Callable[[int], None] = lambda _: None,
+) -> dict[int, Any]:
+    """What came of orders, by number; those whose workers are lost are given again.
+
+    Raises:
+        WorkerError: workers die of an order again and again.
+    """
+    deaths: dict[int, int] = {}
+
+    def lost(number: int, order: Any, reason: str) -> Any:
+        deaths[number] = deaths.get(number, 0) + 1
+        if deaths[number] > _MOST_DEATHS:
+            raise WorkerError(
+                f"A worker {reason}, {deaths[number]} times at the same work. Give workers more memory (fewer of them: "
+                "--workers 1), then give the same command again: it goes on."
+            )
+        return order
+
+    made: dict[int, Any] = {}
+    for event in carry_out(crew, orders.items(), lost):
+        if isinstance(event, Done):
+            made[event.number] = event.result
+            tell(event.number)
+    return made

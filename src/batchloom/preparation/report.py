@@ -1,0 +1,187 @@
+"""``report.json``: the sidecar of a store that says what became of the input, and how fast.
+
+It may hold times, paths and numbers of workers: it is no part of the store's identity, and is
+bounded but for the list of inputs, by which a later run tells whether they changed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from batchloom.core.files import NOT_JSON, read_regular
+from batchloom.preparation.report_pairs import MOST_ROWS, DuplicatePair, Rest
+from batchloom.preparation.stopwatch import Spent
+from batchloom.preparation.unit_report import Dropped, Flow, SourceCounts, UnitReport
+from batchloom.store.format import REPORT_NAME
+
+_MOST_PEAKS = 64
+
+
+class ReportedSource(msgspec.Struct, frozen=True):
+    """An input: where it lay, its size and time when it was read, and what it was found to be.
+
+    ``compression`` is empty for a plain file.
+    """
+
+    name: str
+    path: str
+    bytes: int
+    mtime_ns: int
+    kind: str = ""
+    compression: str = ""
+
+
+class SourceRow(msgspec.Struct, frozen=True):
+    """One source in the list of sources."""
+
+    name: str
+    counts: SourceCounts
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the input; lists have at most ``MOST_ROWS`` rows, those with most documents.
+
+    Attributes:
+        flows: what came to each step, and left it.
+        drops: by reason.
+        drops_rest: of reasons that are not listed.
+        duplicates: by pair of sources.
+        duplicates_rest: of pairs that are not listed.
+        lengths: how many documents have a length in tokens of b binary digits, at place b.
+        languages: documents by language.
+        languages_rest: of languages that are not listed.
+        sources: documents, bytes of text and tokens by source.
+        sources_rest: of sources that are not listed.
+        sources_others: the counts of these together.
+        stages: where the time went.
+    """
+
+    flows: tuple[Flow, ...] = ()
+    drops: dict[str, Dropped] = {}
+    drops_rest: Rest = Rest()
+    duplicates: tuple[DuplicatePair, ...] = ()
+    duplicates_rest: Rest = Rest()
+    lengths: tuple[int, ...] = ()
+    languages: dict[str, int] = {}
+    languages_rest: Rest = Rest()
+    sources: tuple[SourceRow, ...] = ()
+    sources_rest: Rest = Rest()
+    sources_others: SourceCounts = SourceCounts()
+    stages: dict[str, Spent] = {}
+
+
+class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``report.json`` holds.
+
+    Attributes:
+        sources: all inputs, in order.
+        inputs: what was given to be read.
+        folder: the folder it was given in.
+        engine_note: why the tokenizer's engine is not the fast one.
+        out: absolute path of the store.
+        recipe_fingerprint: of the recipe.
+        started: time in UTC, ISO 8601.
+        seconds: of this run.
+        seconds_by_phase: of its phases.
+        bytes_per_second: of listed input.
+        peak_memory_bytes: of the process that led the run.
+        worker_peaks: of each worker, bytes, largest first, at most 64; empty where that process did all.
+        units: units of work.
+        resumed_units: units that earlier runs did.
+        notes: what was announced.
+        workers: how many there were.
+        crew: what they were: ``in-process``, ``pool`` or ``ray``.
+        content: what became of the input.
+    """
+
+    sources: list[ReportedSource] = []
+    inputs: list[str] = []
+    folder: str = ""
+    engine_note: str = ""
+    out: str = ""
+    recipe_fingerprint: str = ""
+    started: str = ""
+    seconds: float = 0.0
+    seconds_by_phase: dict[str, float] = {}
+    bytes_per_second: int = 0
+    peak_memory_bytes: int = 0
+    worker_peaks: list[int] = []
+    units: int = 0
+    resumed_units: int = 0
+    notes: list[str] = []
+    workers: int = 1
+    crew: str = "in-process"
+    content: Content = Content()
+
+
+def content_of(
+    units: UnitReport,
+    *,
+    after: Iterable[Flow] = (),
+    duplicates: Sequence[DuplicatePair] = (),
+    duplicates_rest: Rest | None = None,
+) -> Content:
+    """The bounded part of a report.
+
+    Args:
+        units: all units, merged.
+        after: the steps behind those of the units, in order (``dedup``, ``write``).
+        duplicates: pairs of sources, as :meth:`PairTally.pairs` gives them.
+        duplicates_rest: pairs that are not among them already.
+    """
+    reasons, drops_rest = _most({name: drop.count for name, drop in units.drops.items()})
+    languages, languages_rest = _most(units.languages)
+    names, sources_rest = _most({name: one.documents for name, one in units.sources.items()})
+    listed = sorted(duplicates, key=lambda pair: -pair.count)
+    beyond = listed[MOST_ROWS:]
+    rest = duplicates_rest or Rest()
+    shown = set(names)
+    others = SourceCounts()
+    for name, counts in units.sources.items():
+        if name not in shown:
+            others += counts
+    return Content(
+        flows=(*units.flows, *after),
+        drops={name: units.drops[name] for name in reasons},
+        drops_rest=drops_rest,
+        duplicates=tuple(listed[:MOST_ROWS]),
+        duplicates_rest=Rest(
+            rest.rows + len(beyond), rest.documents + sum(pair.count for pair in beyond)
+        ),
+        lengths=units.lengths,
+        languages={name: units.languages[name] for name in languages},
+        languages_rest=languages_rest,
+        sources=tuple(SourceRow(name, units.sources[name]) for name in names),
+        sources_rest=sources_rest,
+        sources_others=others,
+        stages={
+            name: Spent(round(one.seconds, 3), one.bytes, one.documents)
+            for name, one in units.stages.items()
+        },
+    )
+
+
+def _most(counts: Mapping[str, int]) -> tuple[list[str], Rest]:
+    """The names with the highest counts, and what is said of the others; of equals the first stays first."""
+    names = sorted(counts, key=lambda name: -counts[name])
+    left = names[MOST_ROWS:]
+    return names[:MOST_ROWS], Rest(len(left), sum(counts[name] for name in left))
+
+
+def largest_first(peaks: Iterable[int]) -> list[int]:
+    """Peaks of memory of workers as a report lists them."""
+    return sorted(peaks, reverse=True)[:_MOST_PEAKS]
+
+
+def report_bytes(report: ReportFacts) -> bytes:
+    """The bytes of ``report.json``."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def read_facts(out: Path) -> ReportFacts | None:
+    """The report of a finished store; None where it is missing, or is no such thing."""
+    try:
+        return msgspec.json.decode(read_regular(out / REPORT_NAME), type=ReportFacts)
+    except (OSError, *NOT_JSON):
+        return None

@@ -1,0 +1,109 @@
+"""Where the time of a job went: seconds, bytes and documents by stage.
+
+Stages are timed a batch at a time, so that a clock is read some hundred times a second at most.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal, TypeVar, final, get_args
+
+import msgspec
+
+T = TypeVar("T")
+
+Stage = Literal[
+    "list",
+    "sample",
+    "read",
+    "clean",
+    "hash",
+    "encode",
+    "write temporary files",
+    "sort hashes",
+    "find duplicates",
+    "write shards",
+    "finish",
+]
+# In the order in which a job comes to them.
+STAGES: tuple[Stage, ...] = get_args(Stage)
+_END = object()
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What a stage took: seconds over all workers, and what went through it meanwhile."""
+
+    seconds: float = 0.0
+    bytes: int = 0
+    documents: int = 0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(
+            self.seconds + other.seconds,
+            self.bytes + other.bytes,
+            self.documents + other.documents,
+        )
+
+
+def added(one: Mapping[str, Spent], other: Mapping[str, Spent]) -> dict[str, Spent]:
+    """The sum of two times, stages in the order of ``STAGES``, unknown ones after them."""
+    names = [*STAGES, *sorted({*one, *other} - {*STAGES})]
+    none = Spent()
+    return {
+        name: one.get(name, none) + other.get(name, none)
+        for name in names
+        if name in one or name in other
+    }
+
+
+@final
+class Stopwatch:
+    """Adds up what stages take; may be told from several threads.
+
+    Stages that run at the same time count each for itself, so their sum may be more than what
+    passed on the clock.
+    """
+
+    def __init__(self) -> None:
+        self._spent: dict[str, Spent] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def time(self, stage: Stage, size: int = 0, documents: int = 0) -> Iterator[None]:
+        """Count what is done inside, also where it fails.
+
+        Args:
+            stage: which.
+            size: bytes that go through.
+            documents: documents that do.
+        """
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(stage, time.perf_counter() - began, size, documents)
+
+    def each(self, stage: Stage, items: Iterable[T]) -> Iterator[T]:
+        """The items; what it takes to get each of them is counted, what is done with it is not."""
+        source = iter(items)
+        while True:
+            began = time.perf_counter()
+            try:
+                item = next(source, _END)
+            finally:
+                self.add(stage, time.perf_counter() - began)
+            if item is _END:
+                return
+            yield item  # type: ignore[misc]  # the end is no item
+
+    def add(self, stage: Stage, seconds: float, size: int = 0, documents: int = 0) -> None:
+        """Count seconds of a stage, and the bytes and documents that went through it."""
+        more = Spent(seconds, size, documents)
+        with self._lock:
+            self._spent[stage] = self._spent.get(stage, Spent()) + more
+
+    def spent(self) -> dict[str, Spent]:
+        """What each stage took so far, in the order of ``STAGES``."""
+        with self._lock:
+            return added(self._spent, {})

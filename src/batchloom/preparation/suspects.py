@@ -1,0 +1,118 @@
+"""Finding the document that kills its worker: each death narrows the stretch it must lie in."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from batchloom.core.document import BadRecord, Records
+from batchloom.preparation.encode import beginning
+from batchloom.preparation.orders import Place
+
+# A suspected stretch is taken in hand in so many pieces, so a few deaths find one record in thousands.
+_PIECES = 16
+
+Stretch = tuple[Place, Place]
+
+
+@final
+class Suspects:
+    """Records that are taken in hand a few at a time, and records that are not taken at all.
+
+    Args:
+        stretches: first and last record of each suspected stretch, both included.
+        excluded: records that are kept aside, each with the reason.
+    """
+
+    def __init__(self, stretches: Sequence[Stretch], excluded: Sequence[tuple[Place, str]]) -> None:
+        self._stretches, self._excluded = tuple(stretches), dict(excluded)
+
+    def pieces(self, part: int, found: Records) -> Iterator[tuple[Records, bool]]:
+        """What a reader gave, in pieces, each with whether it is suspected; bad ones come first."""
+        if not self._stretches and not self._excluded:
+            yield found, False
+            return
+        self._exclude(part, found)
+        first = Records(bad=found.bad, seen=found.seen)
+        yield first, False
+        sizes = [self._size(part, record) for record in found.records]
+        at = 0
+        while at < len(sizes):
+            stop, size = at + 1, sizes[at]
+            while stop < len(sizes) and sizes[stop] == size and (not size or stop - at < size):
+                stop += 1
+            piece = Records(found.values[at:stop], found.records[at:stop], found.offsets[at:stop])
+            yield piece, size > 0
+            at = stop
+
+    def _size(self, part: int, record: int) -> int:
+        """How many records are taken with this one at most; 0 for any number."""
+        sizes = [
+            max(1, math.ceil((last[1] - first[1] + 1) / _PIECES)) if first[0] == last[0] else 1
+            for first, last in self._stretches
+            if first <= (part, record) <= last
+        ]
+        return min(sizes, default=0)
+
+    def _exclude(self, part: int, found: Records) -> None:
+        kept = []
+        for at, record in enumerate(found.records):
+            reason = self._excluded.get((part, record))
+            if reason is None:
+                kept.append(at)
+                continue
+            snippet = _beginning(found.values[at])
+            found.bad.append(BadRecord(record, found.offsets[at], None, reason, snippet))
+        found.values = [found.values[at] for at in kept]
+        found.records = [found.records[at] for at in kept]
+        found.offsets = [found.offsets[at] for at in kept]
+
+
+def _beginning(value: object) -> str:
+    return beginning(value) if isinstance(value, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    """What is known of a unit whose workers died.
+
+    Attributes:
+        count: how many died since a record was last excluded.
+        stretches: where the last of them may have died.
+        excluded: records that are kept aside, each with the reason.
+    """
+
+    count: int = 0
+    stretches: tuple[Stretch, ...] = ()
+    excluded: tuple[tuple[Place, str], ...] = ()
+
+
+# Beyond these the deaths are of no document's making.
+MOST_DEATHS = 12
+
+
+def after_death(known: Deaths, in_hand: Sequence[Stretch], reason: str) -> Deaths:
+    """What to do with a unit after one more of its workers died: the decision, without doing it.
+
+    The first death says nothing: the machine may have been out of memory for anybody's sake. After the
+    second the records that were in hand are suspected; a single one in whose hand a worker died
+    again is excluded.
+
+    Args:
+        known: what was known before.
+        in_hand: the stretches of records that the worker had in hand.
+        reason: how it died, in the middle of a sentence.
+    """
+    count = known.count + 1
+    if count == 1:
+        return Deaths(count, (), known.excluded)
+    single = [first for first, last in in_hand if first == last]
+    fresh = [place for place in single if any(a <= place <= b for a, b in known.stretches)]
+    if fresh and len(in_hand) == len(single):
+        why = (
+            f"the worker that took it in hand {reason}, {count:,} times; give workers more memory "
+            "(--workers fewer), or mend or remove the record"
+        )
+        place = fresh[0]
+        return Deaths(0, (), (*known.excluded, (place, why)))
+    return Deaths(count, tuple(in_hand), known.excluded)

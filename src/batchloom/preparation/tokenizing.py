@@ -1,0 +1,179 @@
+"""Phase A over all units: orders are handed out, and what comes of them is counted."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import WorkerError
+from batchloom.execution.retry import carry_out
+from batchloom.execution.seam import Crew, Told
+from batchloom.preparation.orders import At, Heard, Place, UnitOrder, UnusableError
+from batchloom.preparation.suspects import MOST_DEATHS, Deaths, after_death
+from batchloom.preparation.tally import Tally
+from batchloom.preparation.units import Unit
+from batchloom.preparation.work import UnitFacts
+from batchloom.sources.places import error_of
+from batchloom.sources.rules import ReadRules
+
+
+@final
+class Tokenizing:
+    """What is known of all units while some of them are at work.
+
+    Args:
+        units: all units in order.
+        found: what came of those that an earlier run finished; None for the others.
+        rules: how sources are read.
+        tally: counts everything, and stops the job that is beyond saving.
+        note: is given sentences for the user.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        found: Sequence[UnitFacts | None],
+        rules: ReadRules,
+        tally: Tally,
+        note: Callable[[str], None],
+    ) -> None:
+        self._units, self.facts, self._rules = units, list(found), rules
+        self._tally, self._note = tally, note
+        self._heard: dict[int, Heard] = {}
+        self._in_hand: dict[int, dict[str, tuple[Place, Place]]] = {}
+        self._deaths: dict[int, Deaths] = {}
+        self._told: set[str] = set()
+        for unit, facts in zip(units, found, strict=True):
+            if facts is not None:
+                self._count_found(unit, facts)
+
+    def _count_found(self, unit: Unit, facts: UnitFacts) -> None:
+        self._tally.found_done(
+            unit.bytes,
+            sum(part.records for part in facts.parts),
+            facts.documents,
+            facts.tokens,
+            sum(part.bad for part in facts.parts),
+        )
+
+    def hear(self, told: Any) -> None:
+        """Take what a worker tells of its unit.
+
+        Raises:
+            TooManyBadRecordsError: the job is beyond saving.
+        """
+        number, message = told.number, told.message
+        if isinstance(message, At):
+            stages = self._in_hand.setdefault(number, {})
+            if message.in_hand is None:
+                stages.pop(message.stage, None)
+            else:
+                stages[message.stage] = message.in_hand
+            return
+        before, self._heard[number] = self._heard.get(number, Heard()), message
+        tally = self._tally
+        tally.read(message.bytes - before.bytes, message.records - before.records)
+        if message.bad > before.bad:
+            first = ""
+            if not tally.first and message.first_bad:
+                first = str(self._error(number, *message.first_bad))
+            tally.bad(first, message.bad - before.bad)
+        if message.documents > before.documents:
+            tally.kept(message.documents - before.documents, message.tokens - before.tokens)
+
+    def lost(self, number: int, order: UnitOrder, reason: str) -> UnitOrder:
+        """The order to give in place of one whose worker is gone.
+
+        Raises:
+            WorkerError: workers die of this unit for ever.
+        """
+        heard = self._heard.pop(number, Heard())
+        self._tally.forget(heard.bytes, heard.records, heard.documents, heard.tokens, heard.bad)
+        stages = self._in_hand.pop(number, {})
+        known = self._deaths.get(number, Deaths(excluded=order.excluded))
+        deaths = self._deaths[number] = after_death(known, list(stages.values()), reason)
+        source = self._units[number].parts[0].source.name
+        if stages:
+            part, _ = next(iter(stages.values()))[0]
+            source = self._units[number].parts[part].source.name
+        if deaths.count > MOST_DEATHS:
+            raise WorkerError(
+                f"{deaths.count} workers died of unit {number} ({source}), and no single record does it; the last one "
+                f"{reason}. Give workers more memory (fewer of them: --workers 1), then give the same command again: "
+                "it goes on."
+            )
+        if len(deaths.excluded) > len(order.excluded):
+            (part, record), _ = deaths.excluded[-1]
+            name = self._units[number].parts[part].source.name
+            self._note(
+                f"Record {record:,} of a part of {name} is kept aside: the worker that took it in hand {reason}, again."
+            )
+        else:
+            self._note(f"A worker of unit {number} ({source}) {reason}: the unit is done again.")
+        attempt = f"{order.attempt.partition('-')[0]}-{deaths.count}-{len(deaths.excluded)}"
+        return replace(order, attempt=attempt, suspects=deaths.stretches, excluded=deaths.excluded)
+
+    def done(self, number: int, facts: UnitFacts) -> None:
+        """Take what came of a unit."""
+        self.facts[number] = facts
+        self._heard.pop(number, None)
+        for what, source in facts.altered.items():
+            if what not in self._told:
+                self._told.add(what)
+                self._note(
+                    f"{what}, first in {source}: batchloom doctor counts such conversations, and shows them as a model "
+                    "sees them."
+                )
+
+    def unusable(self, number: int, error: UnusableError) -> Exception:
+        """What is said of a record that ends the job."""
+        return self._error(number, error.part, error.bad)
+
+    def first_bad(self) -> str:
+        """What is said of the first bad record of all, in the order of the input."""
+        for number, facts in enumerate(self.facts):
+            if facts is not None and facts.first_bad:
+                return str(self._error(number, *facts.first_bad))
+        return ""
+
+    def _error(self, number: int, part: int, bad: BadRecord) -> Exception:
+        unit = self._units[number]
+        source = unit.parts[part].source
+        return error_of(source, self._rules, self._before(number, part), bad)
+
+    def _before(self, number: int, part: int) -> int | None:
+        """Records of a source before a part; None where not all of them are counted."""
+        path = self._units[number].parts[part].source.path
+        if self._units[number].parts[part].start == 0:
+            return 0
+        before = 0
+        for unit, facts in zip(self._units[:number], self.facts[:number], strict=True):
+            mine = [at for at, one in enumerate(unit.parts) if one.source.path == path]
+            if mine and facts is None:
+                return None
+            before += sum(facts.parts[at].records for at in mine) if facts else 0
+        return before
+
+
+def tokenize_all(work: Tokenizing, crew: Crew, orders: dict[int, UnitOrder]) -> list[UnitFacts]:
+    """Have all units done that are not yet.
+
+    Args:
+        work: what is known of the units.
+        crew: does them.
+        orders: the units that are to be done, by number.
+
+    Raises:
+        InputError: a source cannot be read, or a record ends the job.
+        WorkerError: workers die for ever, or there are none.
+        OutputError: the files cannot be written.
+    """
+    try:
+        for event in carry_out(crew, orders.items(), work.lost):
+            if isinstance(event, Told):
+                work.hear(event)
+            else:
+                work.done(event.number, event.result)
+    except UnusableError as error:
+        raise work.unusable(error.unit, error) from None
+    return [facts for facts in work.facts if facts is not None]

@@ -1,0 +1,95 @@
+"""What a manifest says of generations: how each was made, which documents it added, which are removed."""
+
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import msgspec
+
+Made = Literal["prepared", "appended", "removed", "compacted"]
+MADE: tuple[str, ...] = get_args(Made)
+
+
+class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The documents that one generation added to a subset: how many, and the XXH3-128 of their lengths."""
+
+    generation: int
+    documents: int
+    lengths: str
+
+
+class RemovedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The removed documents of a subset, their tokens and how many of these were trained.
+
+    ``generation`` names the file, ``file`` is its XXH3-128.
+    """
+
+    generation: int
+    documents: int
+    tokens: int
+    trained: int
+    file: str
+
+
+class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One generation as the log tells it.
+
+    ``documents`` and ``tokens`` are those of each subset after it, without what is removed;
+    ``fingerprints`` those of its subsets; ``sources`` how many sources the store then had. ``recipe``
+    and its fingerprint are there where a job read inputs, ``selected`` where documents were removed:
+    the names they were asked for by. ``manifest`` is the XXH3-128 of the generation's manifest,
+    which every later generation knows.
+    """
+
+    number: int
+    made: Made
+    documents: dict[str, int]
+    tokens: dict[str, int]
+    fingerprints: dict[str, str]
+    sources: int
+    recipe: dict[str, Any] = {}
+    recipe_fingerprint: str = ""
+    selected: tuple[str, ...] = ()
+    manifest: str = ""
+
+
+def readable(history: tuple[GenerationEntry, ...]) -> tuple[int, ...]:
+    """Numbers of the generations that can still be opened: those since the last compaction."""
+    kept: list[int] = []
+    for entry in history:
+        kept = [entry.number] if entry.made == "compacted" else [*kept, entry.number]
+    return tuple(kept)
+
+
+def history_faults(generation: int, history: tuple[GenerationEntry, ...]) -> list[str]:
+    """What contradicts itself in a history, one phrase each."""
+    numbers = [entry.number for entry in history]
+    if history and numbers != list(range(1, generation + 1)):
+        return [f"its history has the generations {numbers}, and it is generation {generation}"]
+    if not history and generation != 1:
+        return [f"it is generation {generation} and has no history"]
+    return []
+
+
+def layer_faults(
+    generation: int, layers: tuple[LayerEntry, ...], bounds: set[int], documents: int
+) -> list[str]:
+    """What contradicts itself in the layers of a subset, one phrase each.
+
+    Args:
+        generation: of the manifest.
+        layers: as it lists them; empty where there is one, of generation 1.
+        bounds: numbers of documents at which shards end.
+        documents: of the subset.
+    """
+    if not layers:
+        return []
+    numbers = [layer.generation for layer in layers]
+    ascending = all(a < b for a, b in pairwise(numbers))
+    if not ascending or numbers[0] < 1 or numbers[-1] > generation:
+        return [f"has the layers of generations {numbers} in generation {generation}"]
+    end = 0
+    for layer in layers:
+        end += layer.documents
+        if layer.documents < 1 or end not in bounds:
+            return [f"has a layer of generation {layer.generation} that ends inside a shard"]
+    return [] if end == documents else [f"has {end} documents in its layers, and says {documents}"]

@@ -1,0 +1,62 @@
+"""Where the time went, as ``prepare --profile`` says it, and where the page lies, as ``inspect`` does."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from batchloom.cli.main import run
+from batchloom.cli.profile import print_profile
+from batchloom.preparation.report import Content, ReportFacts
+from batchloom.preparation.stopwatch import Spent
+from batchloom.store.format import PAGE_NAME
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(50)))
+    return ["prepare", str(path), "--out", str(tmp_path / "s"), "--tokenizer", "bytes"]
+
+
+def printed(report):
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_profile(console, report)
+    return " ".join(console.export_text().split())
+
+
+def test_a_profile_names_stages_with_their_share_and_speed():
+    stages = {"read": Spent(1.0, 10**8, 500), "\x1b[31m": Spent(3.0)}
+    report = ReportFacts(
+        seconds=4.0,
+        seconds_by_phase={"tokenize": 3.5},
+        workers=2,
+        crew="pool",
+        content=Content(stages=stages),
+    )
+    words = printed(report)
+    assert "4.0 s in all: tokenize 3.5 s; 2 at work (pool)" in words
+    assert "read 1.00 25% 100.0 MB/s 500" in words
+    assert r"\x1b[31m 3.00 75%" in words
+    assert "no report.json" in printed(None)
+
+
+def test_prepare_says_where_the_time_went(corpus, capsys):
+    assert run([*corpus, "--profile"]) == 0
+    assert "in all: sample" in capsys.readouterr().out
+    # With JSON on standard output, people read on the other one.
+    assert run([*corpus, "--profile", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["already_done"] is True
+    assert "in all: sample" in told.err
+
+
+def test_inspect_says_where_the_page_lies(corpus, tmp_path, capsys):
+    assert run(corpus) == 0
+    (tmp_path / "s" / PAGE_NAME).write_text("<!DOCTYPE html>")
+    assert run(["inspect", str(tmp_path / "s")]) == 0
+    assert f"report: {tmp_path / 's' / PAGE_NAME}" in capsys.readouterr().out.replace("\n", "")
+    (tmp_path / "s" / PAGE_NAME).unlink()
+    assert run(["inspect", str(tmp_path / "s")]) == 0
+    assert "report:" not in capsys.readouterr().out

@@ -1,0 +1,120 @@
+"""Exact duplicates in files of keys: what a dictionary says, in any cut and order."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.core.errors import OutputError
+from batchloom.dedup import find as finding
+from batchloom.dedup import keys as keyed
+from batchloom.dedup.find import DUPLICATE, find, gather
+from batchloom.dedup.keys import count_keys, key_file, key_records, partitions_of, write_keys
+
+TOP = 2**64 - 1
+# Halves that meet: equal high ones with different low ones, and the ends of the space.
+HALF = st.sampled_from([0, 1, 2**63 - 1, 2**63, TOP - 1, TOP])
+UNITS = st.lists(st.lists(st.tuples(HALF, HALF), max_size=12), max_size=6)
+
+
+def written(folder, units):
+    """A key file a unit, of (low, high) halves; the part of a document is a third of its number."""
+    files = []
+    for unit, hashes in enumerate(units):
+        numbers = np.arange(len(hashes), dtype=np.uint32)
+        halves = np.array(hashes, np.uint64).reshape(-1, 2)
+        files.append(folder / f"{unit}.keys")
+        write_keys(files[-1], halves, numbers, numbers // 3)
+    return files
+
+
+def by_dictionary(units, first_new):
+    first, rows = {}, []
+    for unit, hashes in enumerate(units):
+        for number, key in enumerate(hashes):
+            at = first.setdefault(key, (unit, number, number // 3))
+            if at != (unit, number, number // 3) and unit >= first_new:
+                rows.append((unit, number, number // 3, *at))
+    return rows
+
+
+def searched(folder, files, partitions, first_new, order=None):
+    out = [folder / f"{partition}.drops" for partition in range(partitions)]
+    for partition in order or range(partitions):
+        find(files, (partition, partitions), first_new, out[partition])
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(UNITS, st.integers(1, 5), st.integers(0, 3), st.sampled_from([1, 3, 1 << 22]), st.data())
+def test_what_goes_is_what_a_dictionary_says(
+    tmp_path_factory, units, partitions, first_new, small, data
+):
+    folder = tmp_path_factory.mktemp("keys")
+    order = data.draw(st.permutations(range(partitions)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyed, "RUN", small)
+        patch.setattr(finding, "_BATCH", small)
+        files = written(folder, units)
+        found = searched(folder, files, partitions, first_new, order)
+    rows = [row.tolist() for unit in range(len(units)) for row in gather(found, unit)]
+    assert rows == by_dictionary(units, first_new)
+    for path in found:
+        places = [tuple(row.tolist()[:2]) for row in np.fromfile(path, DUPLICATE)]
+        assert all(a < b for a, b in pairwise(places))
+
+
+def test_keys_of_one_high_half_are_different(tmp_path):
+    units = [[(1, 7), (2, 7), (1, 7)], [(3, 7), (2, 7), (2, 8)]]
+    found = searched(tmp_path, written(tmp_path, units), 3, 0)
+    assert [row.tolist() for row in gather(found, 0)] == [(0, 2, 0, 0, 0, 0)]
+    assert [row.tolist() for row in gather(found, 1)] == [(1, 1, 0, 0, 1, 0)]
+
+
+def test_what_goes_is_gathered_by_stretches(tmp_path):
+    found = searched(tmp_path, written(tmp_path, [[(1, 1)] * 10]), 2, 0)
+    assert gather(found, 0, 3, 6)["number"].tolist() == [3, 4, 5]
+    assert gather(found, 0, 0, 1)["number"].tolist() == []
+
+
+def test_files_are_sorted_in_runs_and_the_same_however_they_are_given(tmp_path, monkeypatch):
+    monkeypatch.setattr(keyed, "RUN", 8)
+    hashes = np.random.default_rng(1).integers(0, 2**64, (21, 2), dtype=np.uint64)
+    numbers = np.arange(21, dtype=np.uint32)
+    write_keys(tmp_path / "at_once", hashes, numbers, numbers)
+    with key_file(tmp_path / "in_pieces") as add:
+        for piece in np.split(key_records(hashes, numbers, numbers), [0, 3, 17]):
+            add(piece)
+    data = (tmp_path / "at_once").read_bytes()
+    assert data == (tmp_path / "in_pieces").read_bytes()
+    records = np.frombuffer(data, keyed.KEY)
+    for start in (0, 8, 16):
+        high = records["high"][start : start + 8]
+        assert (high[1:] >= high[:-1]).all()
+    assert count_keys([tmp_path / "at_once"]) == 21
+
+
+def test_the_number_of_partitions_is_arithmetic():
+    assert [partitions_of(keys) for keys in (0, 1, 1 << 22, (1 << 22) + 1, 10**9)] == [
+        *(1, 1, 1, 2),
+        239,
+    ]
+
+
+def test_a_file_that_failed_is_not_there(tmp_path):
+    with pytest.raises(AssertionError, match="go down"), key_file(tmp_path / "keys") as add:
+        add(key_records(np.zeros((2, 2), np.uint64), np.array([1, 0]), np.array([0, 0])))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_was_cut_or_is_gone_is_told(tmp_path):
+    (file,) = written(tmp_path, [[(1, 1)]])
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(OutputError, match="has 23 bytes, no multiple of 24: it was cut"):
+        find([file], (0, 1), 0, tmp_path / "drops")
+    file.unlink()
+    with pytest.raises(OutputError, match="Cannot use .*0.keys"):
+        find([file], (0, 1), 0, tmp_path / "drops")
+    assert list(tmp_path.iterdir()) == []

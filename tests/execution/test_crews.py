@@ -1,0 +1,105 @@
+"""What every crew on this machine does alike; test_ray.py asks the same of a cluster."""
+
+import os
+import pickle
+from functools import partial
+
+import pytest
+
+import batchloom.preparation.job
+from batchloom.core import errors
+from batchloom.core.errors import BatchloomError, RecordError, WorkerError
+from batchloom.execution.answers import Failed, error_of, failure
+from batchloom.execution.here import Here
+from batchloom.execution.pool import Pool
+from batchloom.execution.retry import carry_out
+from batchloom.execution.seam import Done, Told
+from execution.contract import check_contract
+from execution.works import Noted, setup
+
+CREWS = {
+    "here": Here,
+    "one process": lambda setup: Pool(setup, 1),
+    "three processes": lambda setup: Pool(setup, 3),
+}
+
+
+@pytest.fixture(params=CREWS)
+def crew_of(request):
+    return CREWS[request.param]
+
+
+def test_the_contract_of_a_crew(crew_of):
+    with crew_of(setup) as crew:
+        check_contract(crew)
+
+
+def test_a_setup_is_made_once_in_each_process(crew_of, tmp_path):
+    with crew_of(Noted(tmp_path / "made")) as crew:
+        list(carry_out(crew, [(number, ("square", number)) for number in range(50)], None))
+        made = (tmp_path / "made").read_text().split()
+        assert len(made) == len(set(made)) <= crew.workers
+
+
+def test_what_is_told_here_can_be_heard_at_once():
+    heard = []
+    with Here(setup, listener=heard.append) as crew:
+        crew.give(0, ("tell", 2))
+        assert crew.next(0) == Done(0, "told")
+        assert heard == [Told(0, 0), Told(0, 1)]
+
+    def refuse(told):
+        raise RecordError("d", 1, None, "enough")
+
+    with Here(setup, listener=refuse) as crew:
+        crew.give(0, ("tell", 2))
+        with pytest.raises(RecordError, match="enough"):
+            crew.next(0)
+        assert crew.unfinished == 0
+
+
+def test_work_here_is_of_this_process():
+    with Here(setup) as crew:
+        crew.give(0, ("pid", None))
+        assert crew.next(0) == Done(0, os.getpid())
+
+
+def subclasses(kind):
+    return {kind}.union(*map(subclasses, kind.__subclasses__()))
+
+
+EXAMPLES = {
+    "RecordError": partial(RecordError, "d.jsonl", 5, 17, "unexpected end", 3),
+    "InvalidJsonError": partial(
+        errors.InvalidJsonError, "d.jsonl", 5, 17, "not valid JSON: unexpected end"
+    ),
+    "SchemaError": partial(errors.SchemaError, "none fits", ("a", "b"), "--map text=a"),
+    "SettingsError": partial(errors.SettingsError, ["a: too few", "b: unknown"]),
+    "OverlongError": lambda kind: kind(3, "is too long"),
+    "Untabular": lambda kind: kind(("a", "[]"), "is mixed"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(subclasses(BatchloomError), key=lambda kind: kind.__name__))
+def test_every_error_survives_the_way_between_processes(kind):
+    assert batchloom.preparation.job  # all that a worker can raise is loaded
+    make = EXAMPLES.get(kind.__name__, lambda kind: kind("what, how much, what to do"))
+    error = make() if isinstance(make, partial) else make(kind)
+    again = error_of(pickle.loads(failure(0, error)))
+    assert type(again) is type(error) is kind
+    assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+def test_an_error_of_no_tree_of_ours_carries_its_traceback():
+    try:
+        {}["absent"]
+    except KeyError as error:
+        again = error_of(pickle.loads(failure(0, error)))
+    assert (type(again), again.args) == (KeyError, ("absent",))
+    assert __file__ in again.__notes__[0]
+
+
+def test_an_error_that_cannot_be_pickled_is_told_with_its_traceback():
+    again = error_of(Failed(0, None, "Traceback: this and that"))
+    assert isinstance(again, WorkerError)
+    assert "this and that" in str(again)

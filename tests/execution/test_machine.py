@@ -1,0 +1,86 @@
+"""How many workers: arithmetic over facts, and the facts as Linux tells them."""
+
+import os
+
+import pytest
+
+from batchloom.core.errors import SettingsError
+from batchloom.execution.machine import cores, cpu_quota, free_memory, memory_left, workers_for
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("asked", "orders", "free", "memory", "workers"),
+    [
+        ("auto", 100, None, None, 8),
+        ("auto", 3, None, None, 3),
+        ("auto", 0, None, None, 1),
+        ("auto", 100, 2 * GIB, None, 2),
+        ("auto", 100, 2 * GIB, GIB // 2, 4),
+        ("auto", 100, 1, None, 1),
+        (20, 100, 1, None, 20),
+        (20, 5, None, None, 5),
+        (1, 0, None, None, 1),
+    ],
+)
+def test_workers_are_as_many_as_cores_orders_and_memory_allow(asked, orders, free, memory, workers):
+    assert workers_for(asked, orders, cores=8, free=free, memory=memory) == workers
+
+
+@pytest.mark.parametrize("asked", [0, -1, True, "many", 1.5])
+def test_other_numbers_of_workers_are_refused(asked):
+    with pytest.raises(SettingsError, match=r"workers: .* give 1 or more, or auto"):
+        workers_for(asked, 5, cores=8)
+
+
+def write(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota", "left"),
+    [
+        ("0::/\n", {}, None, None),
+        ("0::/\n", {"cpu.max": "max 100000\n", "memory.max": "max\n"}, None, None),
+        (
+            "0::/job/step\n",
+            {
+                "job/cpu.max": "150000 100000\n",
+                "job/step/cpu.max": "max 100000\n",
+                "job/step/memory.max": "1000\n",
+                "job/step/memory.current": "700\n",
+                "job/step/memory.stat": "anon 500\ninactive_file 150\nactive_file 50\n",
+            },
+            1.5,
+            500,
+        ),
+        # The path of a group outside the container, whose own folder is the root here.
+        (
+            "4:memory:/docker/0123\n1:cpu,cpuacct:/docker/0123\n",
+            {
+                "cpu/cpu.cfs_quota_us": "400000\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+                "memory/memory.limit_in_bytes": "1000\n",
+                "memory/memory.usage_in_bytes": "1200\n",
+            },
+            4.0,
+            0,
+        ),
+        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "1\n"}, None, None),
+    ],
+)
+def test_the_bounds_of_control_groups_are_heeded(tmp_path, groups, files, quota, left):
+    own, root = tmp_path / "own", tmp_path / "groups"
+    own.write_text(groups)
+    write(root, files)
+    assert cpu_quota(own, root) == quota
+    assert memory_left(own, root) == left
+
+
+def test_the_facts_of_this_machine():
+    assert 1 <= cores() <= os.cpu_count()
+    assert free_memory() > 0

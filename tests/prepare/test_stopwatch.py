@@ -1,0 +1,67 @@
+"""The stopwatch: what is done inside counts, whatever becomes of it, from any thread."""
+
+import threading
+import time
+
+import pytest
+
+from batchloom.preparation.stopwatch import STAGES, Spent, Stopwatch, added
+
+
+def test_time_counts_also_where_the_work_fails():
+    watch = Stopwatch()
+    with watch.time("encode", 100, 2):
+        time.sleep(0.02)
+    with pytest.raises(ValueError), watch.time("encode", 10, 1):
+        raise ValueError
+    spent = watch.spent()["encode"]
+    assert 0.02 <= spent.seconds < 2
+    assert (spent.bytes, spent.documents) == (110, 3)
+
+
+def test_what_is_done_with_an_item_is_not_counted():
+    watch = Stopwatch()
+
+    def slow():
+        for number in range(3):
+            time.sleep(0.01)
+            yield number
+
+    found = []
+    for number in watch.each("read", slow()):
+        time.sleep(0.05)
+        found.append(number)
+    assert found == [0, 1, 2]
+    assert 0.03 <= watch.spent()["read"].seconds < 0.12
+
+
+def test_threads_lose_nothing():
+    watch = Stopwatch()
+    threads = [
+        threading.Thread(target=lambda: [watch.add("hash", 0.5, 1, 1) for _ in range(1000)])
+        for _ in range(4)
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert watch.spent() == {"hash": Spent(2000.0, 4000, 4000)}
+
+
+def test_stages_come_in_the_order_of_a_job():
+    watch = Stopwatch()
+    for stage in reversed(STAGES):
+        watch.add(stage, 1)
+    assert tuple(watch.spent()) == STAGES
+    more = added(watch.spent(), {"of a later version": Spent(1.0), "list": Spent(2.0)})
+    assert list(more) == [*STAGES, "of a later version"]
+    assert more["list"].seconds == 3
+
+
+def test_a_batch_costs_next_to_nothing():
+    watch = Stopwatch()
+    began = time.perf_counter()
+    for _ in range(1000):
+        with watch.time("clean"):
+            pass
+    assert time.perf_counter() - began < 0.5
