@@ -91,6 +91,14 @@ JOBS = {
     "columns": (["data/notes.csv"], {"text_field": "body", "max_bad": 3, "normalize": False}),
     "a manifest": (["all.yaml"], {}),
     "a manifest beside": (["data/prose.txt", "all.yaml"], {"prove": True}),
+    "cleaned": (
+        ["data/words.jsonl", "data/prose.txt"],
+        {"clean": ["control", {"length": {"least_words": 5}}], "dedup": "exact"},
+    ),
+    "near duplicates": (
+        ["data/words.jsonl", "data/asked.jsonl"],
+        {"dedup": {"mode": "near", "bands": 4, "rows": 2, "shingle": 2}},
+    ),
     "learned": (["data/words.jsonl"], {"tokenizer": "train:300"}),
     "a tokenizer file": (["data/words.jsonl"], {"tokenizer": "some/tok.json"}),
 }
@@ -391,7 +399,11 @@ train_on: me
         ("r.yaml", b"clean: {whitespace: {}}\ninputs: []", "clean: .* is no list of steps"),
         ("r.yaml", b"dedup: no\ninputs: ['-']", "dedup: False is none of none, exact"),
         ("r.yaml", b"dedup: {bands: 3}\ninputs: ['-']", "dedup.mode: missing"),
-        ("r.yaml", b"dedup: exact\ninputs: ['-']\nclean: [x]", "'x' is not known yet"),
+        (
+            "r.yaml",
+            b"inputs: ['-']\nclean: [whitespace, lenght]",
+            r"r.yaml: clean\[1\]: .* did you mean 'length'",
+        ),
     ],
 )
 def test_files_that_are_no_recipe(folder, name, content, said):

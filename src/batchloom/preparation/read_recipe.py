@@ -9,6 +9,7 @@ from batchloom.chat.mapping import mapping_problems
 from batchloom.core.spec import is_switch, is_text, nearest, shown
 from batchloom.sources.forms import FORMS, Asked, Form
 from batchloom.sources.rules import SPLIT_WORDS, Limits, ReadRules
+from batchloom.text.registry import clean_problems
 from batchloom.text.steps import CleanStep
 
 
@@ -50,6 +51,8 @@ class ReadRecipe:
             not isinstance(one, CleanStep) for one in self.clean
         ):
             problems.append(f"clean: {shown(self.clean)} are no steps; give a tuple of CleanStep")
+        else:
+            problems += clean_problems(self.clean)
         return problems + _split_problems(self.split_on)
 
 

@@ -28,7 +28,7 @@ from batchloom.preparation.read_recipe import (
 )
 from batchloom.preparation.recipe_values import dedup_plain, steps_plain
 from batchloom.sources.listing import input_labels
-from batchloom.text.registry import clean_problems
+from batchloom.text.registry import clean_problems, filled
 from batchloom.text.steps import CleanStep
 
 Dtype = Literal["auto", "uint16", "int32"]
@@ -164,7 +164,7 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     plain = to_plain(replace(recipe, sources=()))
     plain["inputs"] = input_labels(recipe.inputs)
     plain["sources"] = sources_plain(recipe.sources)
-    plain["reading"]["clean"] = steps_plain(recipe.reading.clean)
+    plain["reading"]["clean"] = steps_plain(filled(recipe.reading.clean))
     if sets := sets_identity(recipe.reading.clean):
         plain["reading"]["sets_hash"] = sets
     plain["dedup"] = dedup_plain(recipe.dedup)
