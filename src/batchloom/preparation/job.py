@@ -115,14 +115,8 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     )
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
-    return run_anywhere(
-        recipe,
-        folder,
-        progress or log_notes,
-        told=given.notes,
-        streaming=streaming,
-        work=None if work is None else Path(work),
-    )
+    listener = progress or log_notes
+    return run_anywhere(recipe, folder, listener, told=given.notes, streaming=streaming, work=work)
 
 
 def run_anywhere(
@@ -132,12 +126,13 @@ def run_anywhere(
     *,
     told: tuple[str, ...] = (),
     streaming: bool | None = None,
-    work: Path | None = None,
+    work: str | os.PathLike[str] | None = None,
 ) -> PrepareResult:
     """Carry out a recipe into a folder of this machine or a URL; see :func:`prepare`."""
     if is_url(out):
+        folder = None if work is None else Path(work)
         return run_far(
-            recipe, out, listener, _make_listed, work=work, told=told, streaming=streaming
+            recipe, out, listener, _make_listed, work=folder, told=told, streaming=streaming
         )
     if work is not None:
         raise SettingsError(
