@@ -8,10 +8,14 @@ from urllib.parse import quote
 
 import pytest
 
+from batchloom import prepare
 from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError
+from batchloom.preparation import far_asking
 from batchloom.preparation.check import check
+from batchloom.preparation.far import FarFolder
 from batchloom.sources import blocks, remote
 from batchloom.sources.listing import list_sources
+from prepare.s3_relay import Fault, relaying
 from prepare.stores import make, tree
 from sources.reading import Read
 from sources.web import Handler, serving
@@ -179,3 +183,54 @@ def test_an_answer_that_gcsfs_has_only_words_for_is_told(gs, storage, monkeypatc
     with pytest.raises(DownloadError, match="the server answered 400") as caught:
         list_sources(["gs://bucket/d/a.jsonl"])
     assert "SECRET" not in str(caught.value)
+
+
+# Of aiohttp, about how gcsfs sends.
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_store_is_prepared_into_gs(storage, monkeypatch, tmp_path):
+    import gcsfs
+
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://{}:{}".format(*storage))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    options = {"tokenizer": "bytes", "tokens_per_shard": 100_000}
+    prepare(tmp_path / "a.jsonl", out=tmp_path / "near", **options)
+    url = "gs://bucket/made/store"
+    prepare(tmp_path / "a.jsonl", out=url, work=tmp_path / "work", **options)
+    assert prepare(tmp_path / "a.jsonl", out=url, work=tmp_path / "work", **options).already_done
+    (tmp_path / "big").write_bytes(os.urandom(6 << 20))
+    with FarFolder(url) as folder:
+        files = folder.files()
+        for name in sorted(files):
+            if name != "report.json":
+                assert folder.read(name) == (tmp_path / "near" / name).read_bytes()
+        assert len(files) == len([one for one in (tmp_path / "near").rglob("*") if one.is_file()])
+        # Above 5 MiB its library sends in pieces.
+        sent = folder.upload(tmp_path / "big", "big")
+        assert folder.files()["big"] == sent
+        assert folder.holds(tmp_path / "big", "big", sent)
+        assert folder.create("owner", b"one") == folder.create("owner", b"other") == b"one"
+    gcsfs.GCSFileSystem.clear_instance_cache()
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+@pytest.mark.parametrize(
+    "fault", [Fault("answer", "POST", "upload_id"), Fault("cut body", "POST", "upload_id", times=2)]
+)
+def test_what_breaks_on_its_way_to_gs_is_sent_again(storage, monkeypatch, tmp_path, fault):
+    import gcsfs
+
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setattr(far_asking, "waiting", lambda tries, name: 0)
+    (tmp_path / "big").write_bytes(os.urandom(6 << 20))
+    with relaying("http://{}:{}".format(*storage)) as relay:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
+        gcsfs.GCSFileSystem.clear_instance_cache()
+        # So it answers where an upload is ended that broke.
+        relay.faults = [fault, Fault("answer", "DELETE", times=9, status=499, code="")]
+        with FarFolder("gs://bucket/broken") as folder:
+            folder.upload(tmp_path / "big", "big")
+            assert folder.read("big") == (tmp_path / "big").read_bytes()
+    assert fault.times == 0
+    gcsfs.GCSFileSystem.clear_instance_cache()

@@ -4,7 +4,6 @@ import bz2
 import gzip
 import io
 import json
-import logging
 import lzma
 import os
 import subprocess
@@ -41,34 +40,6 @@ LINES = b"".join(
     for number in range(3000)
 )
 PACKED = gzip.compress(LINES, mtime=0)
-
-
-@pytest.fixture(scope="session")
-def s3():
-    """An S3 server and a client of it; the environment leads to it."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    known = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    before = dict(os.environ)
-    os.environ.update(known)
-    import boto3
-
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="bucket")
-    yield client
-    client.close()
-    os.environ.clear()
-    os.environ.update(before)
-    server.stop()
 
 
 def put(client, **files):

@@ -31,7 +31,7 @@ from batchloom.preparation.far_parts import (
 )
 from batchloom.preparation.far_s3 import S3Objects
 from batchloom.sources.addresses import check_address, has_wildcard, scheme_of, shown
-from batchloom.sources.remote import outcome, reach, version_of
+from batchloom.sources.remote import lists_well, outcome, reach, version_of
 from batchloom.sources.remote_faults import Fault, fault_of, not_written
 
 # Bodies of requests in memory at the same time; each is a part of a file.
@@ -75,7 +75,12 @@ class FarFolder:
                 "or of an object store (s3://bucket/prefix)."
             )
         check_address(url)
-        self._url = url.rstrip("/")
+        address = url[len(scheme) + len("://") :].rstrip("/")
+        if not address:
+            raise InputError(
+                f"The output {scheme}:// names no bucket; write {scheme}://bucket/prefix."
+            )
+        self._url = f"{scheme}://{address}"
         self.shown = shown(self._url)
         if has_wildcard(self._url):
             raise InputError(
@@ -83,10 +88,6 @@ class FarFolder:
             )
         self._fs, path = reach(self._url)
         self._base = path.rstrip("/")
-        if not self._base.strip("/"):
-            raise InputError(
-                f"The output {scheme}:// names no bucket; write {scheme}://bucket/prefix."
-            )
         self._ended = threading.Event()
         self._bodies = ThreadPoolExecutor(_BODIES, "bodies")
         self._s3 = S3Objects(self._fs, self._bodies) if scheme in _S3 else None
@@ -128,7 +129,10 @@ class FarFolder:
         for place, info in found.items():
             name = place.strip("/")[len(self._base.strip("/")) + 1 :]
             if info.get("type") != "directory" and (name or info.get("size")):
-                files[name] = FarFile(int(info.get("size") or 0), version_of(info))
+                files[name] = _file_of(info)
+        if not lists_well(self._url):
+            for name in files:
+                files[name] = _file_of(self._asking(name)(partial(self._info, name)))
         return files
 
     def read(self, name: str) -> bytes | None:
@@ -148,6 +152,9 @@ class FarFolder:
         Raises:
             OutputError: it cannot be written.
         """
+        # Not every store heeds the condition under which it is written.
+        if (found := self.read(name)) is not None:
+            return found
         try:
             with contextlib.suppress(FileExistsError):
                 self._asking(name)(lambda: self._create(name, data))
@@ -244,8 +251,7 @@ class FarFolder:
             raise
         if not self._is_same(local, name, asking):
             return None
-        info = asking(lambda: self._info(name))
-        return FarFile(int(info.get("size") or 0), version_of(info))
+        return _file_of(asking(lambda: self._info(name)))
 
     def _is_same(self, local: Path, name: str, asking: Asking) -> bool:
         """Whether a file lies under a name, by what its service says of it or, where that says little, its bytes."""
@@ -296,3 +302,7 @@ class FarFolder:
             if self._fs.exists(path):
                 raise FileExistsError from None
             self._fs.pipe_file(path, data)
+
+
+def _file_of(info: dict[str, Any]) -> FarFile:
+    return FarFile(int(info.get("size") or 0), version_of(info))

@@ -28,8 +28,7 @@ from batchloom.preparation.read_recipe import (
 )
 from batchloom.preparation.recipe_values import dedup_plain, steps_plain
 from batchloom.sources.listing import input_labels
-from batchloom.text.registry import clean_problems, filled
-from batchloom.text.steps import CleanStep
+from batchloom.text.registry import filled
 
 Dtype = Literal["auto", "uint16", "int32"]
 
@@ -223,7 +222,7 @@ def _share(max_bad: int | str) -> Fraction | None:
 
 
 def _problems(recipe: Recipe) -> list[str]:
-    problems = _word_problems(recipe) + _clean_problems(recipe)
+    problems = _word_problems(recipe)
     if not recipe.inputs:
         problems.append("inputs: there are none; name at least one file, folder or glob")
     problems += [
@@ -251,13 +250,6 @@ def _problems(recipe: Recipe) -> list[str]:
             "to 100% such as '0.1%'"
         )
     return problems
-
-
-def _clean_problems(recipe: Recipe) -> list[str]:
-    steps = recipe.reading.clean
-    if not all(isinstance(step, CleanStep) for step in steps):
-        return ["clean: holds something else than CleanStep; give batchloom.text.steps.CleanStep"]
-    return clean_problems(steps)
 
 
 def _source_problems(recipe: Recipe) -> list[str]:

@@ -317,6 +317,11 @@ class _Lister:
 
     def _nothing_in(self, place: str, given: str) -> str:
         counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
+        if is_url(place) and set(self._left) == {"files of stores"}:
+            return (
+                f"{given} holds nothing but {counts}, and a store is opened on this machine alone; copy it "
+                "here first."
+            )
         if self._stat(place) is None:
             there = (
                 f"Nothing matches {given}"

@@ -115,7 +115,7 @@ def _described(
         found = _first_contact(url, look)
     except FileNotFoundError:
         return []
-    listed = scheme_of(url) in _LIST_WELL
+    listed = lists_well(url)
     places = [
         (fs.unstrip_protocol(name), info)
         for name, info in found.items()
@@ -144,6 +144,11 @@ def status_of(url: str, info: dict[str, Any]) -> os.stat_result:
 def version_of(info: dict[str, Any]) -> str:
     """What tells this version of a file from the next, as fsspec's description has it; empty where nothing does."""
     return next((str(info[name]) for name in _IDENTITY if info.get(name)), "")
+
+
+def lists_well(url: str) -> bool:
+    """Whether a listing tells as much of a file as a look at it, and in the same way."""
+    return scheme_of(url) in _LIST_WELL
 
 
 _LIST_WELL = ("s3", "s3a", "gs", "gcs", "hf")

@@ -1,0 +1,498 @@
+"""Stores that are prepared into an object store: moto's S3 behind a relay with faults, and memory."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from batchloom import prepare
+from batchloom.core.errors import InputError, OutputError, SettingsError, StoreConflictError
+from batchloom.preparation import far_asking, far_s3
+from batchloom.preparation.far import FarFolder
+from batchloom.preparation.far_asking import TRIES, waiting
+from batchloom.preparation.far_job import check_apart_far, usual_work
+from batchloom.preparation.far_output import OWNER_NAME, Uploads, upload_order
+from batchloom.preparation.far_parts import PART_BYTES, known_file, parts_of
+from prepare.s3_relay import Fault, relaying
+from prepare.stores import jsonl
+
+BIG = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(1 << 14)) * 72
+SECRET = "k3yphrase"
+OPTIONS = {"tokenizer": "bytes", "tokens_per_shard": 100_000, "val_fraction": 0.1}
+
+
+@pytest.fixture
+def far(s3, monkeypatch):
+    """An empty bucket behind a relay; the environment leads to it, and nobody waits between tries."""
+    import s3fs
+
+    for one in keys(s3):
+        s3.delete_object(Bucket="bucket", Key=one)
+    with relaying(s3.meta.endpoint_url) as relay:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", relay.url)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        monkeypatch.setattr(far_asking, "waiting", lambda tries, name: 0)
+        monkeypatch.setattr(far_s3, "waiting", lambda tries, name: 0)
+        s3fs.S3FileSystem.clear_instance_cache()
+        yield relay
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = [{"text": f"document {number} " + "x" * (number % 900)} for number in range(1500)]
+    return jsonl(tmp_path / "in.jsonl", [*rows, {"no": "text"}])
+
+
+@pytest.fixture
+def big(tmp_path):
+    path = tmp_path / "big.bin"
+    path.write_bytes(BIG)
+    assert len(parts_of(len(BIG))) == 3
+    return path
+
+
+def keys(s3, prefix=""):
+    listed = s3.list_objects_v2(Bucket="bucket", Prefix=prefix)
+    return [one["Key"] for one in listed.get("Contents", [])]
+
+
+def content(s3, key):
+    return s3.get_object(Bucket="bucket", Key=key)["Body"].read()
+
+
+def left_over(s3):
+    return s3.list_multipart_uploads(Bucket="bucket").get("Uploads", [])
+
+
+def assert_same(s3, prefix, local):
+    """The objects are the files of a local store byte for byte; the report differs."""
+    names = sorted(str(one.relative_to(local)) for one in local.rglob("*") if one.is_file())
+    assert sorted(key[len(prefix) + 1 :] for key in keys(s3, prefix)) == names
+    for name in names:
+        if name != "report.json":
+            assert content(s3, f"{prefix}/{name}") == (local / name).read_bytes(), name
+
+
+def test_a_store_elsewhere_is_the_store_here(far, s3, given, tmp_path):
+    local = prepare(given, out=tmp_path / "local", **OPTIONS)
+    notes = []
+    done = prepare(given, out="s3://bucket/a/store/", progress=notes.append, **OPTIONS)
+    assert (done.path, done.already_done) == ("s3://bucket/a/store", False)
+    assert (done.counts, done.subsets) == (local.counts, local.subsets)
+    assert_same(s3, "a/store", tmp_path / "local")
+    assert far.puts()[-1] == "/bucket/a/store/dataset_metadata.json"
+    report = json.loads(content(s3, "a/store/report.json"))
+    assert report["out"] == "s3://bucket/a/store"
+    assert not list((tmp_path / "cache").rglob("*.*"))
+    progress = [event for event in notes if getattr(event, "phase", "") == "upload"]
+    assert progress[-1].bytes_done == progress[-1].bytes_total > 0
+    far.asked.clear()
+    again = prepare(given, out="s3://bucket/a/store", **OPTIONS)
+    assert (again.already_done, again.counts) == (True, done.counts)
+    assert {method for method, _ in far.asked} <= {"GET", "HEAD"}
+    everything = b"".join(content(s3, key) for key in keys(s3, "a/"))
+    assert SECRET.encode() not in everything
+
+
+def test_synthetic_data_too(far, s3, given, tmp_path):
+    what = "dummy:documents=50,vocab=300"
+    prepare(what, out=tmp_path / "local")
+    prepare(what, out="s3://bucket/made", work=tmp_path / "work")
+    assert_same(s3, "made", tmp_path / "local")
+    assert prepare(what, out="s3://bucket/made").already_done
+    with pytest.raises(StoreConflictError, match="s3://bucket/made holds a finished store of anot"):
+        prepare("dummy:documents=51,vocab=300", out="s3://bucket/made")
+    with pytest.raises(StoreConflictError, match="s3://bucket/made holds a finished store of anot"):
+        prepare(given, out="s3://bucket/made", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("answer", times=3),
+        Fault("answer", times=2, status=500, code="InternalError"),
+        Fault("answer", times=2, status=400, code="RequestTimeout"),
+        Fault("answer", method="GET", times=2),
+        Fault("cut body", times=3),
+        Fault("cut answer", times=3),
+        Fault("half answer", method="GET", part="list-type", times=3),
+        Fault("flip", part="shard_00001.bin", times=2),
+    ],
+    ids=lambda fault: f"{fault.does} {fault.method} {fault.code}",
+)
+def test_what_passes_is_tried_again(far, s3, given, tmp_path, fault):
+    prepare(given, out=tmp_path / "local", **OPTIONS)
+    far.faults = [fault]
+    prepare(given, out="s3://bucket/store", **OPTIONS)
+    assert fault.times == 0
+    assert_same(s3, "store", tmp_path / "local")
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [],
+        [Fault("answer", part="partNumber=2", times=3)],
+        [Fault("cut body", part="partNumber=1", times=2)],
+        [Fault("cut answer", part="partNumber=3", times=2)],
+        [Fault("flip", part="partNumber=2")],
+        [Fault("cut answer", method="POST", part="uploadId")],
+        [Fault("half answer", method="POST", part="uploadId")],
+        [Fault("cut answer", method="POST", part="?uploads")],
+        [Fault("answer", method="POST", part="uploadId", status=404, code="NoSuchUpload")],
+    ],
+    ids=lambda faults: " ".join(f"{one.does} {one.method} {one.part}" for one in faults),
+)
+def test_large_files_go_in_parts(far, s3, big, faults):
+    far.faults = faults
+    with FarFolder("s3://bucket/x") as folder:
+        found = folder.upload(big, "big.bin")
+        folder.end_uploads()
+    assert not any(one.times for one in faults)
+    assert content(s3, "x/big.bin") == BIG
+    assert found.mark == f'"{known_file(big, len(BIG)).etag}"'
+    assert found.mark.endswith('-3"')
+    assert left_over(s3) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault("answer", part="partNumber=2", times=99), r"the server answered 503 SlowDown \(8 "),
+        (Fault("answer", part="partNumber=2", times=99, status=403, code="AccessDenied"), "403 Ac"),
+        (Fault("cut body", part="partNumber", times=99), "connection .*tries"),
+        (Fault("flip", part="partNumber=1", times=99), "is not what was sent, 3 times over"),
+    ],
+)
+def test_an_upload_that_fails_leaves_no_parts(far, s3, big, fault, words):
+    far.faults = [fault]
+    with (
+        FarFolder("s3://bucket/x") as folder,
+        pytest.raises(OutputError, match=f"s3://bucket/x/big.bin.*{words}.* again") as told,
+    ):
+        folder.upload(big, "big.bin")
+    assert left_over(s3) == []
+    assert SECRET not in str(told.value)
+    assert told.value.__cause__ is None
+
+
+def test_the_parts_that_a_killed_run_left_are_ended(far, s3, given):
+    s3.create_multipart_upload(Bucket="bucket", Key="store/train/shard_00000.bin")
+    other = s3.create_multipart_upload(Bucket="bucket", Key="store2/a")
+    prepare(given, out="s3://bucket/store", **OPTIONS)
+    assert [one["Key"] for one in left_over(s3)] == ["store2/a"]
+    s3.abort_multipart_upload(Bucket="bucket", Key="store2/a", UploadId=other["UploadId"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            Fault("answer", times=99, status=403, code="AccessDenied"),
+            "the answer is 403 AccessDenied; give credentials that may write it .AWS_PROFILE",
+        ),
+        (
+            Fault("answer", method="GET", times=99, status=403, code="RequestTimeTooSkewed"),
+            "403 RequestTimeTooSkewed; set the clock of this machine",
+        ),
+        (
+            Fault("answer", times=99, status=400, code="ExpiredToken"),
+            "400 ExpiredToken; give credentials",
+        ),
+        (
+            Fault("answer", times=99, status=507, code="XMinioStorageFull"),
+            "the server answered 507 XMinioStorageFull",
+        ),
+    ],
+)
+def test_a_bucket_that_refuses_is_told_at_once(far, s3, given, tmp_path, fault, words):
+    far.faults = [fault]
+    with pytest.raises(OutputError, match=f"Cannot write s3://bucket/store.*{words}"):
+        prepare(given, out="s3://bucket/store", **OPTIONS)
+    # Once by us, and once more at most by its library.
+    assert 99 - fault.times <= 2
+    assert not list((tmp_path / "cache").rglob("*.*"))
+
+
+def test_a_bucket_that_is_not_there_is_told_at_once(far, given, tmp_path):
+    with pytest.raises(OutputError, match="Cannot write s3://no-such/x: there is no such bucket"):
+        prepare(given, out="s3://no-such/x", **OPTIONS)
+    assert len(far.asked) <= 2
+
+
+def test_a_server_that_is_not_there_is_told_at_once(given, tmp_path, monkeypatch):
+    import s3fs
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(OutputError, match="Cannot write s3://bucket/x: the connection was refused"):
+        prepare(given, out="s3://bucket/x", **OPTIONS)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_bucket_that_begins_to_refuse_in_the_middle_keeps_what_it_has(far, s3, given, tmp_path):
+    prepare(given, out=tmp_path / "local", **OPTIONS)
+    far.faults = [Fault("answer", spare=9, times=99, status=403, code="AccessDenied")]
+    with pytest.raises(OutputError, match="403 AccessDenied"):
+        prepare(given, out="s3://bucket/store", **OPTIONS)
+    before = {key[len("store/") :] for key in keys(s3, "store")} - {OWNER_NAME}
+    assert before
+    assert "dataset_metadata.json" not in before
+    far.faults, far.asked = [], []
+    result = prepare(given, out="s3://bucket/store", **OPTIONS)
+    assert not result.already_done
+    assert_same(s3, "store", tmp_path / "local")
+    assert not before.intersection(name[len("/bucket/store/") :] for name in far.puts())
+
+
+def test_another_machine_goes_on_and_sends_nothing_twice(far, s3, given, tmp_path):
+    far.faults = [Fault("answer", spare=9, times=99, status=403, code="AccessDenied")]
+    with pytest.raises(OutputError, match="403 AccessDenied"):
+        prepare(given, out="s3://bucket/store", **OPTIONS)
+    before = {key[len("store/") :] for key in keys(s3, "store")} - {OWNER_NAME, "report.json"}
+    far.faults, far.asked = [], []
+    prepare(given, out="s3://bucket/store", work=tmp_path / "another", **OPTIONS)
+    assert before
+    assert not before.intersection(name[len("/bucket/store/") :] for name in far.puts())
+    assert not (tmp_path / "another").exists()
+
+
+def test_what_was_changed_there_is_sent_again(far, s3, given, tmp_path):
+    far.faults = [Fault("answer", part="dataset_metadata", times=99, status=403, code="Denied")]
+    with pytest.raises(OutputError):
+        prepare(given, out="s3://bucket/store", **OPTIONS)
+    key = "store/train/shard_00001.bin"
+    right = content(s3, key)
+    s3.put_object(Bucket="bucket", Key=key, Body=bytes(len(right)))
+    far.faults, far.asked = [], []
+    prepare(given, out="s3://bucket/store", **OPTIONS)
+    assert content(s3, key) == right
+    assert len(far.puts()) == 2
+
+
+def prepare_command(*more):
+    options = ["--tokenizer", "bytes", "--tokens-per-shard", "100000", "--val-fraction", "0.1"]
+    command = [sys.executable, "-m", "batchloom", "prepare", "in.jsonl", *options, *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("after", [2, 11])
+def test_a_run_that_is_killed_goes_on(far, s3, given, tmp_path, after):
+    prepare(given, out=tmp_path / "local", **OPTIONS)
+    far.delay = 0.02
+    running = prepare_command("--out", "s3://bucket/store")
+    while len(far.puts()) < after:
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.005)
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    assert "store/dataset_metadata.json" not in keys(s3)
+    done = prepare_command("--out", "s3://bucket/store")
+    said, complaints = done.communicate()
+    assert done.returncode == 0, complaints
+    assert "s3://bucket/store: done in" in said
+    assert_same(s3, "store", tmp_path / "local")
+    # Four are under way at a time, and those alone may be sent twice.
+    assert len(far.puts()) <= len(keys(s3, "store")) + 4
+    assert not any(SECRET in text for text in (said, complaints))
+
+
+def test_two_jobs_do_not_mix(far, s3, given, tmp_path):
+    far.faults = [Fault("answer", part="tokenizer_state", times=99, status=403, code="Denied")]
+    with pytest.raises(OutputError):
+        prepare(given, out="s3://bucket/store", **OPTIONS)
+    far.faults = []
+    with pytest.raises(
+        StoreConflictError,
+        match=r"s3://bucket/store holds unfinished work of another job .dtype: 'auto' -> 'int32'.; ",
+    ):
+        prepare(given, out="s3://bucket/store", dtype="int32", work=tmp_path / "w", **OPTIONS)
+    given.write_bytes(given.read_bytes() + b'{"text": "more"}\n')
+    with pytest.raises(StoreConflictError, match=r"inputs: in.jsonl has [\d,]+ bytes, had "):
+        prepare(given, out="s3://bucket/store", work=tmp_path / "w", **OPTIONS)
+
+
+def test_of_two_jobs_at_the_same_time_one_gets_the_folder(far, s3):
+    with FarFolder("s3://bucket/x") as one, FarFolder("s3://bucket/x") as other:
+        assert one.create("owner", b"one") == b"one"
+        assert other.create("owner", b"other") == b"one"
+    # Both looked before one of them wrote.
+    far.faults = [Fault("answer", method="GET", part="x/owner", status=404, code="NoSuchKey")]
+    with FarFolder("s3://bucket/x") as other:
+        assert other.create("owner", b"other") == b"one"
+    # The answer to the one who came first was lost.
+    far.faults = [Fault("cut answer")]
+    with FarFolder("s3://bucket/y") as one:
+        assert one.create("owner", b"one") == b"one"
+    # A store that cannot do that.
+    far.faults = [Fault("answer", status=501, code="NotImplemented")]
+    with FarFolder("s3://bucket/z") as one:
+        assert one.create("owner", b"one") == b"one"
+
+
+def test_a_folder_that_holds_something_else_is_refused(far, s3, given):
+    s3.put_object(Bucket="bucket", Key="store/notes.txt", Body=b"mine")
+    with pytest.raises(
+        StoreConflictError, match=r"s3://bucket/store is not empty .notes.txt. and no store"
+    ):
+        prepare(given, out="s3://bucket/store", **OPTIONS)
+    assert keys(s3) == ["store/notes.txt"]
+    # A name that begins alike is another folder.
+    prepare(given, out="s3://bucket/sto", **OPTIONS)
+
+
+def test_a_finished_store_of_another_job_is_refused(far, given):
+    prepare(given, out="s3://bucket/store", **OPTIONS)
+    with pytest.raises(StoreConflictError, match="s3://bucket/store holds a finished store of ano"):
+        prepare(given, out="s3://bucket/store", dtype="int32", **OPTIONS)
+    text = given.read_text()
+    given.write_text(text.replace("document 7 ", "document 8 "))
+    with pytest.raises(StoreConflictError, match="inputs: in.jsonl has other content"):
+        prepare(given, out="s3://bucket/store", **OPTIONS)
+    given.write_text(text)
+    assert prepare(given, out="s3://bucket/store", **OPTIONS).already_done
+
+
+def test_a_run_killed_after_the_manifest_is_finished(far, s3, given):
+    prepare(given, out="s3://bucket/store", **OPTIONS)
+    s3.put_object(Bucket="bucket", Key=f"store/{OWNER_NAME}", Body=b"{}")
+    assert prepare(given, out="s3://bucket/store", **OPTIONS).already_done
+    assert f"store/{OWNER_NAME}" not in keys(s3)
+
+
+def test_other_file_systems_of_fsspec(given, tmp_path):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    prepare(given, out=tmp_path / "local", **OPTIONS)
+    try:
+        prepare(given, out="memory://bucket/store", **OPTIONS)
+        assert prepare(given, out="memory://bucket/store", **OPTIONS).already_done
+        names = [name[len("/bucket/store/") :] for name in memory.find("/bucket/store")]
+        assert "dataset_metadata.json" in names
+        for name in names:
+            if name != "report.json":
+                assert (
+                    memory.cat(f"/bucket/store/{name}") == (tmp_path / "local" / name).read_bytes()
+                )
+        with FarFolder("memory://bucket/store") as folder:
+            found = folder.files()["train/shard_00000.bin"]
+            assert folder.holds(
+                tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", found
+            )
+            memory.pipe("/bucket/store/train/shard_00000.bin", bytes(found.size))
+            found = folder.files()["train/shard_00000.bin"]
+            assert not folder.holds(
+                tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", found
+            )
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://me:k3yphrase@host/x?sig=k3yphrase", "is a URL .https://...*must be a path"),
+        ("hf://datasets/a/b", "is a URL .hf://"),
+        ("s3://", "names no bucket"),
+        ("s3://bucket/*.x", "holds a wildcard"),
+        ("nothing://a/b", "is not known to fsspec"),
+    ],
+)
+def test_what_is_no_place_for_a_store_is_refused(given, url, words, tmp_path):
+    with pytest.raises(InputError, match=words) as told:
+        prepare(given, out=url, **OPTIONS)
+    assert SECRET not in str(told.value)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("s3://bucket/a", "lies inside the input"),
+        ("s3a://bucket/a/**/*.jsonl", "lies inside the input"),
+        ("s3://bucket", "lies inside the input"),
+        ("s3://bucket/a/out/b.jsonl", "lies inside --out"),
+        ("s3://bucket/a/out", "lies inside --out"),
+    ],
+)
+def test_an_output_is_no_part_of_an_input(given, words):
+    with pytest.raises(StoreConflictError, match=words):
+        check_apart_far([given], "s3://bucket/a/out")
+
+
+def test_an_output_beside_an_input_is_none_of_it():
+    beside = ["s3://bucket/a/*.jsonl", "s3://bucket/a/ou", "s3://other/a", "gs://bucket/a", "a"]
+    check_apart_far([*beside, "s3://bucket/a/out2"], "s3://bucket/a/out")
+
+
+def test_work_is_for_stores_elsewhere(given, tmp_path):
+    with pytest.raises(SettingsError, match="work: .* is for a store elsewhere"):
+        prepare(given, out=tmp_path / "o", work=tmp_path / "w")
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "mine.txt").write_text("mine")
+    with pytest.raises(StoreConflictError, match="holds something else .mine.txt.; choose another"):
+        prepare(given, out="memory://bucket/store", work=tmp_path / "w", **OPTIONS)
+
+
+def test_the_usual_work_folder_is_each_urls_own(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
+    assert usual_work("s3://b/a/") == usual_work("s3://b/a") != usual_work("s3://b/b")
+    assert usual_work("s3://b/a").parent == Path("/c/batchloom/prepare")
+
+
+def test_the_manifest_goes_last():
+    names = [
+        "dataset_metadata.json",
+        "val/a",
+        "report.json",
+        "train/b",
+        "train/a.partial",
+        ".work/x",
+    ]
+    assert upload_order(names) == ["train/b", "val/a", "report.json", "dataset_metadata.json"]
+
+
+def test_parts_are_as_large_as_a_file_needs():
+    assert [(one.start, one.stop) for one in parts_of(0)] == [(0, 0)]
+    assert [(one.start, one.stop) for one in parts_of(PART_BYTES)] == [(0, PART_BYTES)]
+    assert len(parts_of(PART_BYTES + 1)) == 2
+    most = parts_of(5 << 40)
+    assert len(most) <= 10_000
+    assert most[-1].stop == 5 << 40
+
+
+def test_waits_are_bounded_and_each_names_own():
+    waits = [waiting(tries, "s3://b/x") for tries in range(1, TRIES)]
+    assert 30 < sum(waits) < 70
+    assert waits != [waiting(tries, "s3://b/y") for tries in range(1, TRIES)]
+    assert waits == [waiting(tries, "s3://b/x") for tries in range(1, TRIES)]
+
+
+def test_a_record_that_a_kill_cut_off_says_nothing(tmp_path):
+    import fsspec
+
+    record, local = tmp_path / "w" / "uploads.jsonl", tmp_path / "a"
+    local.write_bytes(b"abc")
+    with FarFolder("memory://bucket/u") as folder:
+        uploads = Uploads(folder, folder.files(), record)
+        assert (uploads.known("a"), uploads.send(local, "a"), uploads.known("a")) == (
+            False,
+            True,
+            True,
+        )
+        assert Uploads(folder, folder.files(), record).known("a")
+        record.write_bytes(record.read_bytes()[:-9])
+        again = Uploads(folder, folder.files(), record)
+        assert (again.known("a"), again.send(local, "a"), again.known("a")) == (False, False, True)
+    fsspec.filesystem("memory").rm("/bucket", recursive=True)
