@@ -18,6 +18,7 @@ from batchloom.cli.profile import print_profile
 from batchloom.core.files import printable
 from batchloom.core.spec import shown
 from batchloom.core.values import counted, duration, megabytes, visible
+from batchloom.preparation.crews import Execution
 from batchloom.preparation.job import run_chosen
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_choice import choose_recipe
@@ -30,6 +31,7 @@ from batchloom.preparation.tally import Note, Progress
 from batchloom.store.format import QUARANTINE_NAME
 
 _CHAT = "Conversations"
+_RUN = "How the job is carried out"
 _SECONDS_BETWEEN_LINES = 5.0
 # What counts where neither an option nor a recipe says otherwise.
 _USUAL = recipe_settings(Recipe(inputs=("-",)))
@@ -45,7 +47,7 @@ _PHASES = {
 _OF_ROWS = ("look", "convert")
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, option: str = "--tokens-per-shard") -> int:
     """``100M``, ``1G``, ``100_000`` as a number.
 
     Raises:
@@ -53,7 +55,7 @@ def parse_size(text: str) -> int:
     """
     size = size_of(text)
     if size is None:
-        raise typer.BadParameter(f"{shown(text)} is not {SIZE}", param_hint="--tokens-per-shard")
+        raise typer.BadParameter(f"{shown(text)} is not {SIZE}", param_hint=option)
     return size
 
 
@@ -225,6 +227,57 @@ def prepare(
             "10 GB are read where they lie.",
         ),
     ] = None,
+    workers: Annotated[
+        str,
+        typer.Option(
+            help="How many units are done at the same time: a number, or auto.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "auto",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Who does them: pool (processes of this machine) or ray.", rich_help_panel=_RUN
+        ),
+    ] = "pool",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a Ray cluster (host:port, auto); one of this machine by default.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    memory_per_worker: Annotated[
+        str | None,
+        typer.Option(
+            help="A worker that holds more (2G, 700M) is ended, and its unit done again.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="Unfinished work of another recipe or of other inputs gives way; units that are the same stay.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
+    hash_inputs: Annotated[
+        bool,
+        typer.Option(
+            "--hash-inputs",
+            help="Tell inputs apart by their contents, not by their times: reads them once more.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Stop before anything is written, and show what would be left out.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Say at the end where the time went.")
     ] = False,
@@ -275,8 +328,23 @@ def prepare(
         return 0
     if out is None:
         raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
+    settings = RunSettings(
+        execution=Execution(
+            workers=int(workers) if workers.isdecimal() else workers,  # type: ignore[arg-type]  # it is checked there
+            engine=engine,  # type: ignore[arg-type]  # it is checked there
+            address=address,
+            memory=None
+            if memory_per_worker is None
+            else parse_size(memory_per_worker, "--memory-per-worker"),
+        ),
+        restart=restart,
+        hash_inputs=hash_inputs,
+        dry_run=dry_run,
+        streaming=streaming,
+        work=work,
+    )
     with Display() as display:
-        result = run_chosen(chosen, out, display.show, RunSettings(streaming=streaming, work=work))
+        result = run_chosen(chosen, out, display.show, settings)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:

@@ -1,6 +1,7 @@
 """Who does the work of a job: this process, a pool of processes, or a Ray cluster."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from batchloom.core.spec import nearest, raise_problems, shown, whole
@@ -48,24 +49,42 @@ class Execution:
         raise_problems(problems)
 
 
+@dataclass(frozen=True, slots=True)
+class Crewed:
+    """A job that wants a crew: how it is carried out, and the folder that every worker must see."""
+
+    execution: Execution
+    folder: Path
+
+
 def workers_of(execution: Execution, units: int) -> int:
     """How many units are done at the same time on this machine."""
     if execution.workers != "auto":
         return min(execution.workers, max(1, units))
+    if execution.engine == "ray":
+        return max(1, units)
     free = free_memory() if units > 1 else None
     return workers_for("auto", units, cores=cores(), free=free, memory=execution.memory)
 
 
-def crew_for(execution: Execution, setup: Setup, here: Setup, workers: int, listener: Tell) -> Crew:
+def crew_for(job: Crewed, setup: Setup, here: Setup, workers: int, listener: Tell) -> Crew:
     """The crew of a job.
 
     Args:
-        execution: what was asked for.
+        job: what was asked for, and where.
         setup: makes what does orders, in another process.
         here: makes it in this one, where more of it may be at hand.
         workers: how many units are done at the same time.
         listener: is told at once what orders tell in this process.
     """
+    execution = job.execution
+    if execution.engine == "ray":
+        # Ray takes half a second to import.
+        from batchloom.execution.ray_cluster import RayCluster, RayCrew  # noqa: PLC0415
+
+        asked = None if execution.workers == "auto" else execution.workers
+        memory, shared = execution.memory, job.folder
+        return RayCrew(setup, RayCluster(execution.address, asked, memory, shared=shared))
     if workers == 1 and execution.memory is None:
         return Here(here, listener)
     return Pool(setup, workers, execution.memory)

@@ -83,7 +83,7 @@ def finish_store(work: WorkFolder, done: Finished, report: ReportFacts) -> Manif
     _write_quarantine(work, done)
     write_file(work.store / REPORT_NAME, report_bytes(report))
     write_report_page(report, work.store / PAGE_NAME)
-    manifest = _manifest(done, subsets)
+    manifest = make_manifest(done, subsets)
     write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
     return manifest
 
@@ -146,7 +146,8 @@ def _parts(done: Finished) -> Iterator[tuple[Source, PartCounts, Kept]]:
             yield part.source, counts, kept
 
 
-def _manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
+def make_manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
+    """The manifest of a finished job; of a dry run, which has no subsets, its counts alone mean something."""
     dropped: Counter[str] = Counter()
     for _, part, kept in _parts(done):
         dropped.update(part.dropped)
@@ -162,8 +163,8 @@ def _manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
         recipe_fingerprint=recipe_fingerprint(done.recipe),
         counts=Counts(
             records=sum(part.records for _, part, _ in _parts(done)),
-            documents=sum(entry.documents for entry in subsets.values()),
-            tokens=sum(entry.tokens for entry in subsets.values()),
+            documents=sum(kept.documents for kept in done.made.kept),
+            tokens=sum(kept.tokens for kept in done.made.kept),
             quarantined=sum(part.bad for _, part, _ in _parts(done)),
             dropped={reason: count for reason, count in sorted(dropped.items()) if count},
             further=sum(part.further for _, part, _ in _parts(done)),

@@ -6,17 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from batchloom.chat.trained import TrainOn
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
+from batchloom.preparation.crews import EngineName, Execution
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.far_job import run_far
 from batchloom.preparation.inputs import Given, list_inputs
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.recipe import Dtype, Recipe, is_path
 from batchloom.preparation.recipe_choice import Chosen, RecipePlace, choose_recipe, same_as
+from batchloom.preparation.recipe_file import SETTINGS
 from batchloom.preparation.rerun import (
     check_apart,
     check_folder,
@@ -61,70 +63,59 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     max_tokens: int | None = None,
     overlong: Overlong | None = None,
     prove: bool | None = None,
+    workers: int | Literal["auto"] = "auto",
+    engine: EngineName = "pool",
+    address: str | None = None,
+    memory_per_worker: int | None = None,
+    restart: bool = False,
+    hash_inputs: bool = False,
+    dry_run: bool = False,
     streaming: bool | None = None,
     work: str | os.PathLike[str] | None = None,
     progress: Callable[[Note | Progress], None] | None = None,
 ) -> PrepareResult:
     """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
 
-    Streams: memory stays below 500 MiB for an input of any size. What was finished when a run
-    ended, however it ended, is found by the next one with the same arguments. On a finished
-    store the same arguments succeed at once.
+    Memory stays below 700 MiB a worker for an input of any size. What was finished when a run ended,
+    however it ended, is found by the next one with the same arguments; on a finished store the same
+    arguments succeed at once. The result is the same to the byte, however it is carried out.
 
     Args:
-        inputs: one or several files, folders, globs, archives and URLs, also packed (``.gz``,
-            ``.zst`` ...), data sets of the Hub, or ``-`` for standard input; YAML manifests and
-            :class:`DatasetConfig`, which name such; or one name of synthetic data. None for the
-            recipe's; others take their place.
+        inputs: files, folders, globs, archives and URLs, also packed (``.gz``, ``.zst`` ...), data sets
+            of the Hub, ``-`` for standard input; YAML manifests and :class:`DatasetConfig`; or one
+            name of synthetic data. None for the recipe's; others take their place.
         out: the store's folder; also a URL of an object store (``s3://bucket/prefix``).
-        recipe: a :class:`Recipe`, the path of a recipe file, or a store, which is made again. What
-            is said here wins over it; None says nothing, and where nobody says anything the
-            defaults of the classes below count.
-        tokenizer: see :class:`Recipe`; without one the one a manifest names, else ``gpt2``.
-        end_token, tokens_per_shard, dtype, val_fraction, test_fraction, max_bad: see
-            :class:`Recipe`.
-        dedup: see :class:`DedupRecipe`; its mode, the whole, or its settings as a mapping.
-        text_field, mapping, split_on, normalize: see :class:`ReadRecipe`.
-        clean: steps of cleaning: their names, :class:`CleanStep`, or ``{name: {settings}}``.
+        recipe: a :class:`Recipe`, a recipe file, or a store, which is made again. What is said here
+            wins over it; None says nothing.
+        tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, max_bad: see
+            :class:`Recipe`; without a tokenizer the one a manifest names, else ``gpt2``.
+        dedup: see :class:`DedupRecipe`; ``exact`` unless texts are cut into lines or paragraphs.
+        text_field, mapping, split_on, normalize, clean: see :class:`ReadRecipe`.
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
-        streaming: whether data sets of the Hub are read where they lie (True) or downloaded first
-            (False); None: those above 10 GB are read where they lie. It decides no byte.
-        work: where a store grows that goes elsewhere; None: a folder below the user's cache.
-        progress: is called with a :class:`Note` or a :class:`Progress`, some times a second;
-            what it raises stops the job. Without it, notes go to the log ``batchloom``.
+        workers, engine, address, memory_per_worker: see :class:`Execution`.
+        restart, hash_inputs, dry_run, streaming, work: see :class:`RunSettings`.
+        progress: is called with a :class:`Note` or a :class:`Progress`, some times a second; what it
+            raises stops the job. Without it, notes go to the log ``batchloom``.
 
     Raises:
-        SettingsError: settings that are unknown or contradict each other.
-        InputMissingError: an input does not exist or holds nothing that can be used.
-        InputError: an input cannot be read; RecordError and TooManyBadRecordsError say where.
-        TokenizerError: the tokenizer cannot be found, read or trusted.
-        StoreConflictError: ``out`` holds something else than this job would write.
-        OutputError: ``out`` cannot be written.
+        SettingsError, InputMissingError, InputError, TokenizerError: what was asked for cannot be done.
+        StoreConflictError, OutputError: ``out`` holds another job's work, or cannot be written.
+        WorkerError: workers cannot be had, or die for ever.
     """
-    options = {
-        "tokenizer": tokenizer,
-        "end_token": end_token,
-        "text_field": text_field,
-        "mapping": mapping,
-        "split_on": split_on,
-        "normalize": normalize,
-        "clean": clean,
-        "dedup": dedup,
-        "tokens_per_shard": tokens_per_shard,
-        "dtype": dtype,
-        "val_fraction": val_fraction,
-        "test_fraction": test_fraction,
-        "max_bad": max_bad,
-        "template": template,
-        "train_on": train_on,
-        "max_tokens": max_tokens,
-        "overlong": overlong,
-        "prove": prove,
-    }
+    asked = locals()
+    options = {name: asked[name] for name in SETTINGS}
     chosen = choose_recipe(inputs, options, recipe)
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
-    settings = RunSettings(streaming=streaming, work=None if work is None else Path(work))
+    execution = Execution(workers=workers, engine=engine, address=address, memory=memory_per_worker)
+    settings = RunSettings(
+        execution=execution,
+        restart=restart,
+        hash_inputs=hash_inputs,
+        dry_run=dry_run,
+        streaming=streaming,
+        work=None if work is None else Path(work),
+    )
     return run_chosen(chosen, folder, progress or log_notes, settings)
 
 
@@ -136,7 +127,7 @@ def run_chosen(
     Where a store is made again it is said whether it is the same.
     """
     if is_url(out):
-        make = partial(_make_listed, kept=chosen.kept, settings=settings)
+        make = partial(_make_listed, how=(settings, chosen.kept))
         return run_far(chosen, out, listener, make, settings)
     if settings.work is not None:
         raise SettingsError(
@@ -183,9 +174,7 @@ def run_recipe(
             seen=seen_before(out, recipe),
         )
         listing = replace(listing, notes=(*told, *listing.notes))
-        return _make_listed(
-            *(recipe, out, listing, spool, listener, began), kept=kept, settings=settings
-        )
+        return _make_listed(*(recipe, out, listing, spool, listener, began), (settings, kept))
 
 
 def _make_listed(
@@ -195,11 +184,10 @@ def _make_listed(
     spool: Spool,
     listener: Listener,
     began: float,
-    *,
-    kept: Mapping[str, Any] | None,
-    settings: RunSettings,
+    how: tuple[RunSettings, Mapping[str, Any] | None],
 ) -> PrepareResult:
-    """Make the store of inputs that are listed."""
+    """Make the store of inputs that are listed; ``how``: the settings of the run, and a tokenizer that is kept."""
+    settings, kept = how
     done = _done_before(recipe, out, listing, began, kept)
     if done is not None:
         return done

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -15,7 +15,7 @@ from batchloom.core.values import counted
 from batchloom.dedup.keys import count_keys
 from batchloom.execution.machine import cores
 from batchloom.execution.seam import Crew
-from batchloom.preparation.crews import crew_for, workers_of
+from batchloom.preparation.crews import Crewed, Execution, crew_for, workers_of
 from batchloom.preparation.dedup_report import DuplicateReader
 from batchloom.preparation.encoding import Task
 from batchloom.preparation.evaluation_sets import steps_with_index
@@ -81,6 +81,23 @@ class Made:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a job is run, and who hears of it.
+
+    Attributes:
+        settings: how it is run.
+        content: the hash of the content of sources by path, where inputs are told apart by it.
+        listener: is told of progress.
+        note: is given sentences for the user.
+    """
+
+    settings: RunSettings
+    content: Mapping[str, str]
+    listener: Listener
+    note: Callable[[str], None]
+
+
 @final
 class Making:
     """The phases of one job.
@@ -90,9 +107,7 @@ class Making:
         recipe: what to do.
         listing: the inputs.
         readings: how their records become documents.
-        settings: how the job is run.
-        listener: is told of progress.
-        note: is given sentences for the user.
+        run: how the job is run, and who hears of it.
     """
 
     def __init__(
@@ -101,14 +116,12 @@ class Making:
         recipe: Recipe,
         listing: Listing,
         readings: Readings,
-        settings: RunSettings,
-        listener: Listener,
-        note: Callable[[str], None],
+        run: Run,
     ) -> None:
         self._work, self._recipe, self._listing = work, recipe, listing
-        self._readings, self._settings = readings, settings
-        self._listener, self._note = listener, note
-        self._units = plan_units(listing.sources, readings.rules, settings.unit_bytes)
+        self._readings, self._settings, self._content = readings, run.settings, run.content
+        self._listener, self._note = run.listener, run.note
+        self._units = plan_units(listing.sources, readings.rules, run.settings.unit_bytes)
         self._seconds: dict[str, float] = {}
         self._pieces: list[Path] = []
         # Two runs never use the same: what one left behind is in nobody's way.
@@ -147,7 +160,8 @@ class Making:
         task = hand.task_of(tokenizer, self._readings, chat)
         here = doing(lambda: task)
         execution = self._settings.execution
-        with crew_for(execution, hand, lambda: here, workers, tokenizing.hear) as crew:
+        crewed = Crewed(execution, self._work.path)
+        with crew_for(crewed, hand, lambda: here, workers, tokenizing.hear) as crew:
             facts = self._timed("tokenize", lambda: self._tokenize(crew, tokenizing, folders))
             tally.first = tokenizing.first_bad()
             tally.verdict()
@@ -156,7 +170,8 @@ class Making:
                 raise InputMissingError(_no_documents(tally, facts))
             units = [UnitWork(*one) for one in zip(self._units, folders, facts, strict=True)]
             made = self._settle_and_write(crew, units, task)
-        name = "in-process" if workers == 1 else execution.engine
+        alone = workers == 1 and execution == Execution(workers=execution.workers)
+        name = "in-process" if alone else execution.engine
         return replace(made, resumed=resumed, workers=workers, crew=name, seconds=self._seconds)
 
     def _settle_and_write(self, crew: Crew, units: list[UnitWork], task: Task) -> Made:
@@ -172,7 +187,9 @@ class Making:
         reader = DuplicateReader(units, recipe.inputs, task.membership, dtype, task.tokenizer)
         pairs, rest = reader.pairs((*found.exact, *found.near))
         tell = self._teller(kept, dtype.itemsize)
-        shards = self._timed("write shards", lambda: phases.write(crew, kept, decision, tell))
+        shards: list[Shards] = []
+        if not self._settings.dry_run:
+            shards = self._timed("write shards", lambda: phases.write(crew, kept, decision, tell))
         reports = merged(one.facts.report for one in units)
         content = content_of(
             msgspec.structs.replace(reports, stages=added(reports.stages, self._stages())),
@@ -197,7 +214,7 @@ class Making:
             ],
             "packages": packages(self._recipe.reading.clean),
         }
-        content = self._settings.content
+        content = self._content
         names = [unit_identity(unit, decided_by, content) for unit in self._units]
         if self._recipe.dedup.pieces:
             # Which lines stood before is a matter of all that comes before.

@@ -118,7 +118,7 @@ class Recipe:
     dtype: Dtype = "auto"
     val_fraction: float = 0.01
     test_fraction: float = 0.0
-    dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
+    dedup: DedupRecipe = field(default_factory=DedupRecipe)
     max_bad: int | str = "0.1%"
     chat: ChatRecipe = field(default_factory=ChatRecipe)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.spec import raise_problems, shown
+from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.inputs import Given, Inputs, as_given, lifted, read_inputs
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe, is_path
@@ -22,6 +23,8 @@ RecipePlace = Recipe | str | os.PathLike[str]
 _SHORT = {"clean": steps_of, "dedup": dedup_of, "tokens_per_shard": tokens_of}
 _COLUMNS = ("text_field", "mapping")
 _READING = tuple(field.name for field in fields(ReadRecipe))
+# Documents that are lines or paragraphs repeat without being copies (docs/decisions/0012-dedup.md).
+_REPEATING = ("line", "paragraph")
 _CHAT = tuple(field.name for field in fields(ChatRecipe))
 
 
@@ -96,6 +99,9 @@ def choose_recipe(
         chat = ChatRecipe(**{name: values[name] for name in _CHAT if name in values})
     except SettingsError as error:
         problems += error.problems
+    told: tuple[str, ...] = ()
+    if "dedup" not in values:
+        values["dedup"], told = _usual_dedup(reading)
     beside = {"tokenizer", *_READING, *_CHAT}
     try:
         made = Recipe(
@@ -111,7 +117,19 @@ def choose_recipe(
     over = {*given, *(["inputs"] if said else [])}
     raise_problems([_placed(problem, stated.where, over) for problem in problems])
     again = stated.store if not over else None
-    return Chosen(made, (*stated.notes, *found.notes), stated.kept, again)
+    return Chosen(made, (*stated.notes, *found.notes, *told), stated.kept, again)
+
+
+def _usual_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, tuple[str, ...]]:
+    """What becomes of duplicates where nobody says: the mode, and what is told of it."""
+    if reading.split_on in _REPEATING:
+        told = (
+            f"Duplicates stay: {reading.split_on}s of verse and tables repeat and mean to (--dedup exact leaves them "
+            "out)."
+        )
+        return DedupRecipe(mode="none"), (told,)
+    told = "Documents that stood before, letter for letter, are left out (--no-dedup keeps them)."
+    return DedupRecipe(mode="exact"), (told,)
 
 
 def same_as(out: Path, store: Path | None) -> str:

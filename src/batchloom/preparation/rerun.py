@@ -187,8 +187,7 @@ def check_folder(out: Path) -> None:
 def begin_or_go_on(
     work: WorkFolder,
     recipe: Recipe,
-    listing: Listing,
-    constants: list[int],
+    job: JobFacts,
     kept: Mapping[str, Any] | None = None,
     *,
     restart: bool = False,
@@ -201,7 +200,6 @@ def begin_or_go_on(
         StoreConflictError: it holds the work of another recipe, of other inputs or of another
             version.
     """
-    job = job_facts(recipe, listing, constants)
     found = work.job()
     if found is None or not work.has_results():
         work.clear()
@@ -220,13 +218,19 @@ def begin_or_go_on(
         work.begin(job)
 
 
-def job_facts(recipe: Recipe, listing: Listing, constants: list[int]) -> JobFacts:
-    """What a job is known by while it is not finished."""
+def job_facts(
+    recipe: Recipe, listing: Listing, constants: list[int], content: list[str]
+) -> JobFacts:
+    """What a job is known by while it is not finished; ``content``: the hashes of its sources, if they were made."""
     return JobFacts(
         work_version=WORK_VERSION,
         recipe=recipe_plain(recipe),
         constants=constants,
-        sources=[(source.name, source.size, source.mtime_ns) for source in listing.sources],
+        sources=[
+            (source.name, source.size, 0 if content else source.mtime_ns)
+            for source in listing.sources
+        ],
+        content=content,
         kinds=[source.kind for source in listing.sources],
     )
 
@@ -250,6 +254,10 @@ def job_differences(
     differences = recipe_differences(found.recipe, job.recipe)
     if recipe is not None and tokenizer is not None:
         differences += _tokenizer_differences(recipe, tokenizer, kept)
+    if found.sources == job.sources and found.content != job.content:
+        pairs = zip(found.content, job.content, job.sources, strict=False)
+        changed = [name for old, new, (name, _, _) in pairs if old != new]
+        differences.append(f"inputs: {changed[0] if changed else 'one'} has other content")
     if found.sources != job.sources:
         differences += _listed_differences(found.sources, job.sources)
     elif found.work_version == job.work_version:
@@ -363,6 +371,22 @@ def _content_differences(
         if times.get(source.name, source.mtime_ns) != source.mtime_ns
         and _content_hash(source, entry) != entry.hash
     ]
+
+
+def content_hashes(sources: Sequence[Source]) -> dict[str, str]:
+    """The XXH3-128 of the bytes of each source, after decompression, by path.
+
+    Raises:
+        InputError: a source cannot be read.
+    """
+    found = {}
+    for source in sources:
+        digest = xxhash.xxh3_128()
+        with PartStream(source) as stream:
+            while data := stream.read(1 << 20):
+                digest.update(data)
+        found[source.path] = digest.hexdigest()
+    return found
 
 
 def _content_hash(source: Source, entry: SourceEntry) -> str:

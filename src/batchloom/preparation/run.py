@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.files import printable
-from batchloom.preparation.finish import Finished, finish_store, move_store
-from batchloom.preparation.making import Made, Making
+from batchloom.preparation.finish import Finished, finish_store, make_manifest, move_store
+from batchloom.preparation.making import Made, Making, Run
 from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.recipe_store import inputs_lay
-from batchloom.preparation.report import ReportFacts
+from batchloom.preparation.report import ReportFacts, report_bytes
+from batchloom.preparation.report_page import write_report_page
 from batchloom.preparation.rerun import (
     begin_or_go_on,
+    content_hashes,
+    job_facts,
     report_sources,
 )
 from batchloom.preparation.result import PrepareResult, result_of
@@ -30,7 +33,9 @@ from batchloom.preparation.work import (
 )
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.listing import Listing
+from batchloom.store.format import PAGE_NAME, REPORT_NAME
 from batchloom.store.manifest import Manifest, read_manifest
+from batchloom.store.writer import write_file
 from batchloom.tokens import Tokenizer, parse_train_spec
 
 
@@ -51,9 +56,9 @@ class Job:
         self._listener, self._settings, self._began = listener, settings, began
         self._started = datetime.now(UTC)
         self._readings = Readings(recipe, settings.limits)
-        self._making = Making(
-            *(work, recipe, listing, self._readings, settings, listener), self._note
-        )
+        self._content = content_hashes(listing.sources) if settings.hash_inputs else {}
+        run = Run(settings, self._content, listener, self._note)
+        self._making = Making(work, recipe, listing, self._readings, run)
         self._notes: list[str] = []
         self._resumed = 0
         self._seconds: dict[str, float] = {}
@@ -72,16 +77,13 @@ class Job:
             self._note(weights)
         self._tell_schemas()
         refuse_mixed(self._listing.sources, self._readings)
-        begin_or_go_on(
-            self._work,
-            self._recipe,
-            self._listing,
-            self._settings.constants,
-            kept,
-            restart=self._settings.restart,
-        )
+        constants = self._settings.constants
+        job = job_facts(self._recipe, self._listing, constants, list(self._content.values()))
+        begin_or_go_on(self._work, self._recipe, job, kept, restart=self._settings.restart)
         self._work.sweep()
         note = ""
+        if self._settings.dry_run:
+            return self._dry()
         if self._work.complete:
             self._note("Going on: the store was complete and only had to be moved to its place.")
             manifest = read_manifest(self._work.store)
@@ -93,6 +95,28 @@ class Job:
             self._work.out,
             manifest,
             engine_note=note,
+            seconds=time.perf_counter() - self._began,
+            resumed_units=self._resumed,
+            notes=tuple(self._notes),
+        )
+
+    def _dry(self) -> PrepareResult:
+        """Find out what would be left out, and keep what was done for a later run."""
+        made = self._making.make(self._tokenizer())
+        self._resumed = made.resumed
+        sources, rules = self._listing.sources, self._readings.rules
+        done = Finished(self._recipe, rules, self._readings, sources, made)
+        page = self._work.path / PAGE_NAME
+        write_file(self._work.path / REPORT_NAME, report_bytes(self._report(made)))
+        write_report_page(self._report(made), page)
+        self._note(
+            f"Nothing was written: this was a dry run. {page} shows what would be left out; the same command without "
+            "--dry-run goes on from here."
+        )
+        return result_of(
+            self._work.out,
+            make_manifest(done, {}),
+            engine_note=made.tokenizer.engine.note,
             seconds=time.perf_counter() - self._began,
             resumed_units=self._resumed,
             notes=tuple(self._notes),

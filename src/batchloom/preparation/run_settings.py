@@ -1,6 +1,5 @@
 """How a job is run: what decides no byte, and what is other than the default only in tests."""
 
-from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,8 @@ class RunSettings:
         restart: whether work of another recipe or of other inputs gives way; units that are the same stay.
         streaming: whether data sets of the Hub are read where they lie; None: large ones are.
         work: where a store that goes elsewhere is made; None for a folder below the user's cache.
-        content: the hash of the content of sources by path, where inputs are told apart by it.
+        hash_inputs: whether inputs are told apart by their contents, not by their times.
+        dry_run: whether to stop before anything is written, when it is known what would be left out.
         limits: the sizes that decide documents.
         unit_bytes: listed input of a unit.
     """
@@ -27,7 +27,8 @@ class RunSettings:
     restart: bool = False
     streaming: bool | None = None
     work: Path | None = None
-    content: Mapping[str, str] = field(default_factory=dict)
+    hash_inputs: bool = False
+    dry_run: bool = False
     limits: Limits = field(default_factory=Limits)
     unit_bytes: int = UNIT_BYTES
 

@@ -118,7 +118,8 @@ class Decision(msgspec.Struct, frozen=True):
 class JobFacts(msgspec.Struct, frozen=True):
     """``job.json``: what the work folder is for.
 
-    Sources are (name, bytes, mtime in ns), ``kinds`` what each of them is read as.
+    Sources are (name, bytes, mtime in ns), ``kinds`` what each of them is read as, ``content`` the hash of
+    each where they are told apart by it: then the times are 0.
     """
 
     work_version: int
@@ -126,6 +127,7 @@ class JobFacts(msgspec.Struct, frozen=True):
     constants: list[int]
     sources: list[tuple[str, int, int]]
     kinds: list[str] = []
+    content: list[str] = []
 
 
 @contextlib.contextmanager
