@@ -1,0 +1,94 @@
+"""Each step of cleaning alone, in MB/s of UTF-8 on one core, over real texts.
+
+    python bench/clean.py [--mb 25] [--texts FOLDER] [--pages FOLDER]
+
+Texts are Python's own and installed sources, and what lies under --texts (plain or .gz); pages are
+.html files under --pages, for the step html. Best of three turns of CPU time, since
+the machine may have other work; the first figure is what a pass
+that looks at every text and does nothing costs.
+"""
+
+import argparse
+import gzip
+import sysconfig
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from batchloom.text.cleaner import Cleaner, utf8_length
+from batchloom.text.registry import STEPS
+from batchloom.text.steps import CleanStep
+
+_LONGEST = 1 << 20
+
+
+def texts_of(paths: Iterable[Path], megabytes: int) -> list[str]:
+    """Whole files as texts, sorted by path, until there is enough."""
+    texts, size = [], 0
+    for path in sorted(paths):
+        if size >= megabytes * 1_000_000:
+            break
+        if not path.is_file():
+            continue
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            continue
+        if 0 < len(text) < _LONGEST:
+            texts.append(text)
+            size += len(data)
+    return texts
+
+
+def pieces(texts: list[str], length: int = 2000) -> list[str]:
+    """Texts cut at line ends into documents of about 2 kB, as many corpora have them."""
+    found = []
+    for text in texts:
+        at = 0
+        while at < len(text):
+            end = text.find("\n", at + length) + 1 or len(text)
+            found.append(text[at:end])
+            at = end
+    return found
+
+
+def speed(steps: list[CleanStep], texts: list[str]) -> tuple[float, int, int]:
+    """MB/s, the best of three; documents changed and dropped."""
+    cleaner, size, best = Cleaner(steps), sum(map(utf8_length, texts)), float("inf")
+    for _ in range(3):
+        start = time.process_time()
+        done = cleaner.clean(texts)
+        best = min(best, time.process_time() - start)
+    changed = done.counts[-1].changed if done.counts else 0
+    return size / best / 1e6, changed, len(done.drops)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mb", type=int, default=25)
+    parser.add_argument("--texts", type=Path)
+    parser.add_argument("--pages", type=Path)
+    parser.add_argument("--only", nargs="*", default=list(STEPS))
+    asked = parser.parse_args()
+    paths = sysconfig.get_paths()
+    python = {*Path(paths["stdlib"]).rglob("*.py"), *Path(paths["purelib"]).rglob("*.py")}
+    corpora = {"python": texts_of(python, asked.mb)}
+    if asked.texts:
+        corpora["texts"] = texts_of(asked.texts.rglob("*"), asked.mb)
+        corpora["texts of 2 kB"] = pieces(corpora["texts"])
+    if asked.pages:
+        corpora["pages"] = texts_of(asked.pages.rglob("*.html"), asked.mb)
+    for name, texts in corpora.items():
+        size = sum(map(utf8_length, texts)) / 1e6
+        print(
+            f"{name}: {len(texts):,} documents, {size:.1f} MB; no step {speed([], texts)[0]:,.0f} MB/s"
+        )
+        for step in asked.only:
+            rate, changed, dropped = speed([CleanStep(step)], texts)
+            print(f"  {step:12} {rate:8.1f} MB/s, {changed:,} changed, {dropped:,} dropped")
+
+
+if __name__ == "__main__":
+    main()

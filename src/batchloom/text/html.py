@@ -1,0 +1,136 @@
+"""HTML to the text a reader sees, with resiliparse; texts that are no HTML stay as they are."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from batchloom.core.spec import raise_problems, set_wholes
+from batchloom.text.steps import Clean, Drop
+
+# Elements that make a text HTML; <b> or <i> alone stand in Markdown and comments, too.
+_BLOCKS = (
+    "html|head|body|title|meta|link|script|style|div|p|br|hr|h[1-6]|ul|ol|li|dl|dt|dd|table|thead|tbody|tr|td|th"
+    "|pre|blockquote|section|article|main|nav|aside|header|footer|form|figure|span|a|img|center|font|iframe|noscript"
+)
+_BEGINS = re.compile(
+    rf"[\s\ufeff]*+(?:<!--(?:(?!-->).)*+-->[\s\ufeff]*+)*+(?:<\?xml[^<>]*+>\s*+)?+<(?:!doctype\s+html|(?:{_BLOCKS})[\s/>])",
+    re.IGNORECASE | re.DOTALL,
+)
+_ANYWHERE = re.compile(rf"<(?:!doctype\s+html|/?(?:{_BLOCKS})(?:\s[^<>]*+)?/?>)", re.IGNORECASE)
+# Of what has neither, the heuristics would leave out lists: so near to the root they are menus.
+_PAGE = re.compile(r"<(?:!doctype|html|body)[\s>]", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HtmlSettings:
+    """Settings of the step ``html``.
+
+    Attributes:
+        when: ``begins``: a text is HTML when it begins with a tag of HTML; ``anywhere``: when it
+            holds one.
+        main: whether menus, footers and the like of a page are left out; where nothing else is
+            there, they stay. What has no ``<html>`` or ``<body>`` is part of a page and taken whole.
+        links: whether the targets of links are written behind them.
+        most_depth: how deeply elements may be nested; deeper pages are dropped.
+    """
+
+    when: Literal["begins", "anywhere"] = "begins"
+    main: bool = True
+    links: bool = False
+    most_depth: int = 1000
+
+    def __post_init__(self) -> None:
+        raise_problems(set_wholes(self, {"most_depth": (1, 5000)}))
+
+
+def make(settings: HtmlSettings) -> Clean:
+    """The step as a function."""
+    from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  # an extra
+
+    def extracted(page: str, *, main: bool) -> str:
+        return str(
+            extract_plain_text(
+                page,
+                preserve_formatting=True,
+                main_content=main,
+                links=settings.links,
+                alt_texts=False,
+            )
+        )
+
+    begins = settings.when == "begins"
+
+    def clean(text: str) -> str | Drop:
+        if "<" not in text or not (_BEGINS.match(text) if begins else _ANYWHERE.search(text)):
+            return text
+        drop = _too_costly(text, settings.most_depth)
+        if drop is not None:
+            return drop
+        page = text if text.isascii() else text.encode("utf-8", "replace").decode()
+        main = settings.main and _PAGE.search(text) is not None
+        found = extracted(page, main=main)
+        if main and not found.strip():
+            found = extracted(page, main=False)
+        return found.strip("\n")
+
+    return clean
+
+
+# A tag with its attributes as the standard splits them (WHATWG HTML, 13.2.5), and a comment.
+_TAG = re.compile(
+    r"<(?:(/?)([a-zA-Z][^\s/>]*+)((?:[\s/]++|=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"?|'[^']*+'?|[^\s>\"'][^\s>]*+)?)?)*+)"
+    r"|!--(?:(?!--!?>).)*+)",
+    re.DOTALL,
+)
+# What has no content, and what the next of its kind ends: they do not nest.
+_FLAT = frozenset(
+    (
+        *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source"),
+        *("track", "wbr", "param", "p", "li", "dt", "dd", "tr", "td", "th", "thead", "tbody"),
+        *("tfoot", "colgroup"),
+    )
+)
+_RAW = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))
+_MOST_ATTRIBUTES = 4000
+
+
+def _too_costly(text: str, most_depth: int) -> Drop | None:
+    """A drop where parsing would take time quadratic in the text: deep nesting, very many attributes."""
+    opened: dict[str, int] = {}
+    depth, at = 0, 0
+    while tag := _TAG.search(text, at):
+        at = tag.end()
+        closing, name = tag[1], (tag[2] or "").lower()
+        if len(tag[3] or "") > 2 * _MOST_ATTRIBUTES and _attributes(tag[3]) > _MOST_ATTRIBUTES:
+            return Drop(
+                "html: too many attributes", f"over {_MOST_ATTRIBUTES:,} in one tag <{name[:20]}>"
+            )
+        if not name or name in _FLAT:
+            continue
+        if closing:
+            if opened.get(name):
+                opened[name] -= 1
+                depth -= 1
+            continue
+        if name in _RAW:
+            at = _end_of_raw(text, name, at)
+            continue
+        opened[name] = opened.get(name, 0) + 1
+        depth += 1
+        if depth > most_depth:
+            return Drop(
+                "html: nested too deeply", f"over {most_depth:,} elements inside each other"
+            )
+    return None
+
+
+_ATTRIBUTE = re.compile(r"=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"?|'[^']*+'?|[^\s>\"'][^\s>]*+)?)?")
+
+
+def _attributes(text: str) -> int:
+    return sum(1 for _ in _ATTRIBUTE.finditer(text))
+
+
+def _end_of_raw(text: str, name: str, at: int) -> int:
+    end = re.compile(rf"</{name}", re.IGNORECASE).search(text, at)
+    return end.start() if end else len(text)

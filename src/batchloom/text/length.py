@@ -1,0 +1,62 @@
+"""Length: documents of too few or too many characters or words are left out."""
+
+from dataclasses import dataclass
+
+from batchloom.core.spec import raise_problems, set_wholes
+from batchloom.text.steps import Clean, Drop
+
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthSettings:
+    """Settings of the step ``length``; None is no limit.
+
+    The limits of words are those of Rae et al. 2021 (Gopher), table A1.
+
+    Attributes:
+        least_words: a document of fewer is dropped; a word is what stands between white space.
+        most_words: a document of more is dropped.
+        least_characters: a document of fewer is dropped.
+        most_characters: a document of more is dropped.
+    """
+
+    least_words: int | None = 50
+    most_words: int | None = 100_000
+    least_characters: int | None = None
+    most_characters: int | None = None
+
+    def __post_init__(self) -> None:
+        names = ("least_words", "most_words", "least_characters", "most_characters")
+        said = [name for name in names if getattr(self, name) is not None]
+        problems = set_wholes(self, dict.fromkeys(said, (0, _MOST)))
+        if not problems:
+            problems = [*self._crossed("words"), *self._crossed("characters")]
+        raise_problems(problems)
+
+    def _crossed(self, what: str) -> list[str]:
+        least, most = getattr(self, f"least_{what}"), getattr(self, f"most_{what}")
+        if least is None or most is None or least <= most:
+            return []
+        return [f"least_{what}: {least:,} is above most_{what}, {most:,}: every text would go"]
+
+
+def make(settings: LengthSettings) -> Clean:
+    """The step as a function."""
+    counts_words = settings.least_words is not None or settings.most_words is not None
+
+    def clean(text: str) -> str | Drop:
+        drop = _judge(len(text), settings.least_characters, settings.most_characters, "characters")
+        if drop is None and counts_words:
+            drop = _judge(len(text.split()), settings.least_words, settings.most_words, "words")
+        return drop or text
+
+    return clean
+
+
+def _judge(count: int, least: int | None, most: int | None, what: str) -> Drop | None:
+    if least is not None and count < least:
+        return Drop(f"length: too few {what}", f"{count:,} {what}, at least {least:,}")
+    if most is not None and count > most:
+        return Drop(f"length: too many {what}", f"{count:,} {what}, at most {most:,}")
+    return None

@@ -1,0 +1,86 @@
+"""Mojibake: text that was decoded in the wrong encoding, mended with ftfy."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from batchloom.text.steps import Clean
+
+# Characters no rule of ftfy asks for by themselves: a text of ASCII and of these is sound.
+# Chinese, Japanese, Korean and full width, typographic quotes, dashes, the ellipsis.
+_SOUND = (
+    "\x00-\x7f\u2e80-\ua4cf\uac00-\ud7a3\uff00-\uffef\U0001f300-\U0001faff"
+    "\u2010-\u2015\u2018\u2019\u201c\u201d\u2026\u2022"
+)
+_DOUBTFUL = re.compile(f"[^{_SOUND}]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MojibakeSettings:
+    """Settings of the step ``mojibake``; what goes beyond encodings is off.
+
+    Attributes:
+        unescape_html: whether entities (``&amp;``) become their characters, in lines without ``<``.
+        uncurl_quotes: whether typographic quotes become straight ones.
+        width: whether full-width and half-width characters become ordinary ones.
+        ligatures: whether Latin ligatures become their letters.
+    """
+
+    unescape_html: bool = False
+    uncurl_quotes: bool = False
+    width: bool = False
+    ligatures: bool = False
+
+
+def make(settings: MojibakeSettings) -> Clean:
+    """The step as a function."""
+    more = settings != MojibakeSettings()
+    fix = _fix_more(settings) if more else _fix_encoding()
+
+    def clean(text: str) -> str:
+        if more:
+            if text.isascii() and not settings.unescape_html:
+                return text
+        elif text.isascii() or _DOUBTFUL.search(text) is None:
+            return text
+        # Line by line, as ftfy does: one line of another encoding says nothing of the others.
+        return "\n".join([_sure(line, fix) for line in text.split("\n")])
+
+    return clean
+
+
+# A line is looked at in pieces: ftfy keeps several copies of what it looks at.
+_PIECE = 1_000_000
+
+
+def _sure(line: str, fix: Callable[[str], str]) -> str:
+    if len(line) <= _PIECE:
+        return fix(line)
+    return "".join(fix(line[at : at + _PIECE]) for at in range(0, len(line), _PIECE))
+
+
+def _fix_encoding() -> Callable[[str], str]:
+    from ftfy import fix_encoding  # noqa: PLC0415  # an extra
+
+    def fix(line: str) -> str:
+        return line if line.isascii() else str(fix_encoding(line))
+
+    return fix
+
+
+def _fix_more(settings: MojibakeSettings) -> Callable[[str], str]:
+    from ftfy import TextFixerConfig, fix_text  # noqa: PLC0415  # an extra
+
+    config = TextFixerConfig(
+        unescape_html="auto" if settings.unescape_html else False,
+        uncurl_quotes=settings.uncurl_quotes,
+        fix_character_width=settings.width,
+        fix_latin_ligatures=settings.ligatures,
+        remove_terminal_escapes=False,
+        fix_line_breaks=False,
+        fix_surrogates=False,
+        remove_control_chars=False,
+        normalization=None,
+        explain=False,
+    )
+    return lambda line: str(fix_text(line, config))

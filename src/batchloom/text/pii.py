@@ -1,0 +1,237 @@
+"""Personal data: emails, public addresses, card and phone numbers give way to stand-ins.
+
+Emails and IPv4 addresses are found and replaced as FineWeb did (datatrove's PIIFormatter, Apache-2.0;
+Penedo et al. 2024), but for numbers in a row of more than four, which are versions. Of several
+stand-ins the first takes the place of the first found in a document, and so on round.
+
+What is searched for begins with a character that is seldom, and is looked at around it: time is
+linear in the text, whatever it holds.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from batchloom.core.spec import raise_problems
+from batchloom.text.steps import Clean
+
+Find = Callable[[str], Iterator[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiiSettings:
+    """Settings of the step ``pii``.
+
+    Attributes:
+        emails: whether email addresses are masked.
+        ips: whether public IPv4 and IPv6 addresses are masked.
+        phones: whether phone numbers are masked: ``+`` and 8 to 15 digits, and the North
+            American ``(ddd) ddd-dddd``, ``ddd-ddd-dddd`` and ``ddd.ddd.dddd``.
+        cards: whether numbers of payment cards are masked that pass the Luhn check.
+        email_masks: what stands for them; these domains are reserved for examples.
+        ipv4_masks: what stands for them; FineWeb's, which answered nobody.
+        ipv6_masks: what stands for them; the prefix is reserved for documentation.
+        phone_masks: what stands for them; the number is reserved for fiction.
+        card_masks: what stands for them; a number for tests.
+    """
+
+    emails: bool = True
+    ips: bool = True
+    phones: bool = True
+    cards: bool = True
+    email_masks: tuple[str, ...] = ("email@example.com", "firstname.lastname@example.org")
+    ipv4_masks: tuple[str, ...] = (
+        "22.214.171.124",
+        "126.96.36.199",
+        "188.8.131.52",
+        "184.108.40.206",
+        "220.127.116.11",
+        "18.104.22.168",
+    )
+    ipv6_masks: tuple[str, ...] = ("2001:db8::1",)
+    phone_masks: tuple[str, ...] = ("202-555-0100",)
+    card_masks: tuple[str, ...] = ("4111111111111111",)
+
+    def __post_init__(self) -> None:
+        kinds = ("email_masks", "ipv4_masks", "ipv6_masks", "phone_masks", "card_masks")
+        raise_problems(
+            [
+                f"{name}: give at least one ('' to delete)"
+                for name in kinds
+                if not getattr(self, name)
+            ]
+        )
+
+
+def make(settings: PiiSettings) -> Clean:
+    """The step as a function."""
+    finds: list[tuple[Find, tuple[str, ...]]] = []
+    if settings.emails:
+        finds.append((_emails, settings.email_masks))
+    if settings.ips:
+        finds += [(_ipv4, settings.ipv4_masks), (_ipv6, settings.ipv6_masks)]
+    if settings.phones:
+        finds.append((_abroad, settings.phone_masks))
+
+    def clean(text: str) -> str:
+        for find, masks in finds:
+            text = _masked(text, find, masks)
+        shapes = text.encode("utf-8", "replace").translate(_SHAPES)
+        if settings.cards and any(shape in shapes for shape in _CARD_SHAPES):
+            text = _masked(text, _cards, settings.card_masks)
+        if settings.phones and _PHONE_SHAPE in shapes:
+            text = _masked(text, _american, settings.phone_masks)
+        return text
+
+    return clean
+
+
+def _masked(text: str, find: Find, masks: tuple[str, ...]) -> str:
+    pieces: list[str] = []
+    done = 0
+    for number, (start, stop) in enumerate(find(text)):
+        pieces += [text[done:start], masks[number % len(masks)]]
+        done = stop
+    return "".join([*pieces, text[done:]]) if pieces else text
+
+
+_ATOM = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~\-"
+_LOCAL_REVERSED = re.compile(rf"[{_ATOM}]++(?:\.[{_ATOM}]++)*+")
+_LOCAL_START = re.compile(r"\b[^.]")
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_DOMAIN = re.compile(
+    rf"(?:{_LABEL}\.)+{_LABEL}|\[(?:{_OCTET}\.){{3}}(?:{_OCTET}|[A-Za-z0-9-]*[A-Za-z0-9]:)\]"
+)
+
+
+def _emails(text: str) -> Iterator[tuple[int, int]]:
+    """Around each ``@``: the domain after it, then the longest local part before it."""
+    least, at = 0, text.find("@")
+    while at >= 0:
+        domain = _DOMAIN.match(text, at + 1)
+        if domain is not None:
+            local = _LOCAL_REVERSED.match(text[least:at][::-1])
+            start = local and _LOCAL_START.search(text, at - local.end(), at)
+            if start:
+                yield start.start(), domain.end()
+        # Neither part can hold an @, and what is behind a domain was looked at.
+        least = at + 1 if domain is None else max(at + 1, domain.end())
+        at = text.find("@", at + 1)
+
+
+_THREE_NUMBERS = re.compile(r"\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}+(?![0-9])")
+_WORD = re.compile(r"\w")
+_NUMBER_BEFORE = re.compile(r"(?<![\w.])[0-9]{1,3}\Z")
+_GOES_ON = re.compile(r"\w|\.\w")
+
+# The special-purpose registry of IANA (RFC 6890) as first addresses and prefix lengths, written
+# out because ipaddress changes its mind from one Python to the next.
+_NOT_PUBLIC = [
+    ipaddress.ip_network(text)
+    for text in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
+        *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.168.0.0/16", "198.18.0.0/15"),
+        *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        *("2001:db8::/32", "3fff::/20"),
+    )
+]
+
+
+def _is_public(address: str) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return not any(parsed in network for network in _NOT_PUBLIC)
+
+
+def _ipv4(text: str) -> Iterator[tuple[int, int]]:
+    for numbers in _THREE_NUMBERS.finditer(text):
+        at = numbers.start()
+        first = _NUMBER_BEFORE.search(text[max(0, at - 4) : at])
+        if first is None or _GOES_ON.match(text, numbers.end()):
+            continue
+        start = at - len(first[0])
+        if _is_public(text[start : numbers.end()]):
+            yield start, numbers.end()
+
+
+# Global unicast addresses begin with 2 or 3 (RFC 4291), which tells them from C++ names.
+_GROUPS = re.compile(r":(?<=[23][0-9A-Fa-f]{3}:)[0-9A-Fa-f:]++(?!\w|\.\w)")
+
+
+def _ipv6(text: str) -> Iterator[tuple[int, int]]:
+    for groups in _GROUPS.finditer(text):
+        start, stop = groups.start() - 4, groups.end()
+        if stop - start > 40 or (
+            start and (_WORD.match(text[start - 1]) or text[start - 1] in ":.")
+        ):
+            continue
+        if text[stop - 1] == ":" and text[stop - 2] != ":":
+            stop -= 1
+        if _is_public(text[start:stop]):
+            yield start, stop
+
+
+# The shapes of digits, one of which a text must have before numbers are searched for.
+_SHAPES = bytes.maketrans(b"0123456789 .", b"0000000000--")
+_CARD_SHAPES = (b"00000000", b"0000-0000", b"0000-000000")
+_PHONE_SHAPE = b"000-0000"
+_CARD = re.compile(
+    r"[2-6](?<![\w.+\-][2-6])(?:[0-9]{12,18}"
+    r"|[0-9]{3}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{4}(?:\1[0-9]{3})?"
+    r"|[0-9]{3}([ -])[0-9]{6}\2[0-9]{4,5})(?![\w-]|\.[0-9])"
+)
+# ISO/IEC 7812: Visa, Mastercard, American Express, Discover, Diners Club, JCB, UnionPay.
+_ISSUER = re.compile(
+    r"4|5[1-5]|2(?:22[1-9]|2[3-9]|[3-6]|7[01]|720)|3[47]|6(?:011|4[4-9]|5|2)|3(?:0[0-5]|[689])|35(?:2[89]|[3-8])"
+)
+_NOT_DIGITS = re.compile("[^0-9]")
+
+
+def _cards(text: str) -> Iterator[tuple[int, int]]:
+    for card in _CARD.finditer(text):
+        digits = _NOT_DIGITS.sub("", card[0])
+        if _ISSUER.match(digits) and passes_luhn(digits):
+            yield card.span()
+
+
+def passes_luhn(digits: str) -> bool:
+    """Whether the last digit is the check digit of the others (ISO/IEC 7812-1, annex B)."""
+    doubled = [sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2]]
+    return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
+
+
+_PLUS = re.compile(
+    r"\+(?<![\w+.]\+)[1-9][0-9]{0,14}+(?:[ .-]?\([0-9]{1,4}+\)[0-9]{0,12}+|[ .-][0-9]{2,14}+){0,6}+"
+)
+_UP_TO_GROUP = re.compile(r"[^0-9]*+[0-9]++\)?")
+
+
+def _abroad(text: str) -> Iterator[tuple[int, int]]:
+    """``+`` and groups of digits, as many as make at most 15 (E.164), at least 8."""
+    if "+" not in text:
+        return
+    for number in _PLUS.finditer(text):
+        digits, stop = 0, 0
+        for group in _UP_TO_GROUP.finditer(number[0]):
+            digits += sum(map(str.isdigit, group[0]))
+            if digits > 15:
+                break
+            stop = number.start() + group.end() if digits >= 8 else 0
+        if stop and not _WORD.match(text, stop):
+            yield number.start(), stop
+
+
+_AMERICAN = re.compile(
+    r"[1-9(](?<![\w.+\-][1-9(])(?:(?<=1)[-. ][2-9(](?<=[^(]))?"
+    r"(?:(?<=\()[2-9][0-9]{2}\) ?|(?<=[2-9])[0-9]{2}([-.]))"
+    r"[2-9][0-9]{2}(?(1)\1|[-.])[0-9]{4}(?![\w-]|\.[0-9])"
+)
+
+
+def _american(text: str) -> Iterator[tuple[int, int]]:
+    for number in _AMERICAN.finditer(text):
+        yield number.span()

@@ -1,0 +1,69 @@
+"""White space: other blanks become spaces, and what shows nothing is cut."""
+
+import re
+from dataclasses import dataclass
+
+from batchloom.core.spec import raise_problems, set_wholes
+from batchloom.text.steps import Clean
+
+# Category Zs but for the space itself: written out, so that every Python cuts the same.
+_OTHER_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+# Each begins with one character that is searched for as fast as memory is read; what is before
+# it is looked at afterwards. Blanks at the beginning of a line are its indentation.
+_RUNS = re.compile(r" (?<=[^ \t\n] )[ \t]++")
+_RUNS_OF_TABS = re.compile(r"\t(?<=[^ \t\n]\t)[ \t]++")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhitespaceSettings:
+    """Settings of the step ``whitespace``.
+
+    Attributes:
+        spaces: whether other spaces of Unicode (no-break, ideographic ...) become a space.
+        runs: whether two and more blanks inside a line become one space; indentation stays.
+        trailing: whether blanks at the end of a line are cut.
+        blank_lines: how many empty lines may follow each other; None: any number.
+    """
+
+    spaces: bool = True
+    runs: bool = True
+    trailing: bool = True
+    blank_lines: int | None = 2
+
+    def __post_init__(self) -> None:
+        if self.blank_lines is not None:
+            raise_problems(set_wholes(self, {"blank_lines": (0, 1 << 30)}))
+
+
+def make(settings: WhitespaceSettings) -> Clean:
+    """The step as a function."""
+    most = settings.blank_lines
+    breaks = "\n" * (2 if most is None else most + 2)
+    many = re.compile(f"{breaks}\n*+")
+
+    def clean(text: str) -> str:
+        if settings.spaces and not text.isascii() and _OTHER_SPACES.search(text):
+            text = _OTHER_SPACES.sub(" ", text)
+        if settings.trailing:
+            text = _without_trailing(text)
+        if settings.runs:
+            text = _without_runs(text)
+        if most is None or breaks[1:] not in text:
+            return text
+        if text.startswith(breaks[1:]):  # before the first line there is no line end to count
+            text = breaks[2:] + text.lstrip("\n")
+        return many.sub(breaks[1:], text) if breaks in text else text
+
+    return clean
+
+
+def _without_trailing(text: str) -> str:
+    if " \n" in text or "\t\n" in text or text.endswith((" ", "\t")):
+        return "\n".join([line.rstrip(" \t") for line in text.split("\n")])
+    return text
+
+
+def _without_runs(text: str) -> str:
+    if "\t" in text:
+        return _RUNS_OF_TABS.sub(" ", _RUNS.sub(" ", text))
+    return _RUNS.sub(" ", text) if "  " in text else text
