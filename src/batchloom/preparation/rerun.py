@@ -10,7 +10,6 @@ import xxhash
 
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import NOT_JSON, printable, read_regular, refuse_url
-from batchloom.preparation.finish import source_hash
 from batchloom.preparation.recipe import (
     Recipe,
     recipe_differences,
@@ -18,6 +17,7 @@ from batchloom.preparation.recipe import (
     recipe_plain,
 )
 from batchloom.preparation.report import ReportedSource
+from batchloom.preparation.units import source_hash
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
 from batchloom.sources.addresses import is_far, is_url, shown
 from batchloom.sources.listing import Listing, fixed_part
@@ -369,7 +369,7 @@ def _content_differences(
         f"inputs: {source.name} has other content"
         for source, entry in zip(sources, manifest.sources, strict=True)
         if times.get(source.name, source.mtime_ns) != source.mtime_ns
-        and _content_hash(source, entry) != entry.hash
+        and content_hash(source, entry) != entry.hash
     ]
 
 
@@ -389,7 +389,7 @@ def content_hashes(sources: Sequence[Source]) -> dict[str, str]:
     return found
 
 
-def _content_hash(source: Source, entry: SourceEntry) -> str:
+def content_hash(source: Source, entry: SourceEntry) -> str:
     """The hash of a source as it is now, over the parts that were read then."""
     digests = []
     with PartStream(source) as stream:

@@ -25,6 +25,7 @@ from batchloom.core.files import because
 from batchloom.store.format import (
     GENERATIONS_NAME,
     MANIFEST_NAME,
+    PAGE_NAME,
     QUARANTINE_NAME,
     REPORT_NAME,
     SUBSETS,
@@ -49,7 +50,7 @@ from batchloom.store.writer import make_folder, sync_folder, write_file, writing
 
 # What the store itself writes beside its manifest; other files in its folder are nobody's business here.
 _OURS = {
-    "": re.compile(r"(quarantine\.\d{5,}\.jsonl|report\.\d{5,}\.json)(\.partial)?"),
+    "": re.compile(r"(quarantine\.\d{5,}\.jsonl|report\.\d{5,}\.(json|html))(\.partial)?"),
     GENERATIONS_NAME: re.compile(r"\d{5,}\.json(\.partial)?"),
     **dict.fromkeys(
         SUBSETS,
@@ -174,7 +175,9 @@ def files_of(manifest: Manifest) -> set[str]:
 def sidecars_of(manifest: Manifest) -> set[str]:
     """What jobs leave beside: the report of each generation, and the quarantine of those that read inputs."""
     history = manifest.all_history
-    reports = {of_generation(REPORT_NAME, entry.number) for entry in history}
+    reports = {
+        of_generation(name, entry.number) for entry in history for name in (REPORT_NAME, PAGE_NAME)
+    }
     return reports | {
         of_generation(QUARANTINE_NAME, entry.number) for entry in history if entry.reads
     }
