@@ -97,7 +97,8 @@ def extended(base: Manifest, added: Manifest) -> Manifest:
     """The manifest of ``base`` with the documents of a job behind its own, as the next generation.
 
     Args:
-        base: the newest generation.
+        base: the generation the job began on; a job that goes on after it was stopped gives the same one
+            again (``read_manifest(folder, number)``), also where this generation was made meanwhile.
         added: what the job's manifest would be if its documents were a store of their own: its
             sources, counts, shards, lengths and recipe. Its shards are numbered from
             :func:`next_shards` on, the parts in its ``.docs`` from :func:`next_part` on, and its lengths
@@ -214,7 +215,8 @@ def add_generation(folder: Path, manifest: Manifest, *, staged: Path) -> None:
 
     Args:
         folder: the store.
-        manifest: as :func:`extended` gives it for the newest generation.
+        manifest: as :func:`extended` gives it for the newest generation; where that is this very one
+            already, nothing is left to do.
         staged: a folder on the same file system that holds the new files as the store will: shards and
             lengths by subset, ``quarantine.NNNNN.jsonl`` and ``report.NNNNN.json``. Files of other names
             stay where they are.
