@@ -14,6 +14,7 @@ from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import ChatRecipe, Dedup, Dtype, Recipe, is_path
 from batchloom.preparation.rerun import (
+    Report,
     check_apart,
     check_folder,
     finished_store,
@@ -142,10 +143,11 @@ def run_recipe(
         return write_synthetic(made_up, recipe, out, listener)
     check_apart(recipe.inputs, out)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
-        seen = seen_before(out, recipe)
+        report = read_report(out)
+        seen = seen_before(report, recipe)
         listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
         listing = replace(listing, notes=(*told, *listing.notes))
-        done = _done_before(recipe, out, listing, began)
+        done = _done_before(recipe, out, listing, report, began)
         if done is not None:
             return done
         limits = limits or Limits()
@@ -155,14 +157,15 @@ def run_recipe(
             return job.run()
 
 
-def _done_before(recipe: Recipe, out: Path, listing: Listing, began: float) -> PrepareResult | None:
+def _done_before(
+    recipe: Recipe, out: Path, listing: Listing, report: Report | None, began: float
+) -> PrepareResult | None:
     """The result of a job that is finished already; None where there is work to do."""
-    manifest = finished_store(out, recipe, listing)
+    manifest = finished_store(out, recipe, listing, report)
     if manifest is None:
         check_folder(out)
         return None
     remove_leftover(out)
-    report = read_report(out)
     note = report.engine_note if report else ""
     seconds = time.perf_counter() - began
     return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)

@@ -39,10 +39,12 @@ class Report(msgspec.Struct, frozen=True):
     recipe_fingerprint: str = ""
 
 
-def finished_store(out: Path, recipe: Recipe, listing: Listing) -> Manifest | None:
+def finished_store(
+    out: Path, recipe: Recipe, listing: Listing, report: Report | None
+) -> Manifest | None:
     """The manifest of the finished store at ``out`` when this job would write the same.
 
-    Returns None where there is no finished store.
+    Returns None where there is no finished store. ``report`` is its sidecar, if it has one.
 
     Raises:
         StoreConflictError: there is one, of another recipe or of other inputs.
@@ -52,7 +54,6 @@ def finished_store(out: Path, recipe: Recipe, listing: Listing) -> Manifest | No
         if not (out / MANIFEST_NAME).exists():
             return None
     manifest = read_manifest(out)
-    report = read_report(out)
     differences = recipe_differences(manifest.recipe, recipe_plain(recipe))
     differences += _tokenizer_differences(recipe, manifest.tokenizer.fingerprint)
     if report is None or not _same_files(report.sources, listing.sources):
@@ -77,12 +78,11 @@ def read_report(out: Path) -> Report | None:
         return None
 
 
-def seen_before(out: Path, recipe: Recipe) -> dict[str, Seen]:
-    """What inputs were found to be, by absolute path, when this recipe made the store at ``out``.
+def seen_before(report: Report | None, recipe: Recipe) -> dict[str, Seen]:
+    """What inputs were found to be, by absolute path, when this recipe made the store of a report.
 
     With it a hundred thousand files are listed anew in a second, without opening one.
     """
-    report = read_report(out)
     if report is None or report.recipe_fingerprint != recipe_fingerprint(recipe):
         return {}
     if any(source.form for source in recipe.sources):
@@ -206,7 +206,7 @@ def _reported_path(source: Source) -> str:
 def _same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:
     """Whether the very files that were read are listed, untouched; their names may differ."""
     then = [(source.path, source.bytes, source.mtime_ns) for source in reported]
-    return then == [(now.path, now.bytes, now.mtime_ns) for now in report_sources(sources)]
+    return then == [(_reported_path(now), now.size, now.mtime_ns) for now in sources]
 
 
 def _tokenizer_differences(recipe: Recipe, fingerprint: str) -> list[str]:
