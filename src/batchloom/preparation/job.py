@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from batchloom.preparation.recipe import Dtype, Recipe, is_path
 from batchloom.preparation.recipe_choice import Chosen, RecipePlace, choose_recipe, same_as
 from batchloom.preparation.recipe_file import SETTINGS
 from batchloom.preparation.rerun import (
+    Report,
     check_apart,
     check_folder,
     finished_store,
@@ -146,7 +147,7 @@ def run_chosen(
                     f"append: {shown(out)} lies elsewhere, and only a store of this machine is appended to"
                 ]
             )
-        make = partial(_make_listed, how=(settings, chosen.kept))
+        make = partial(_make_listed, how=_How(settings, chosen.kept))
         return run_far(chosen, out, listener, make, settings)
     if settings.work is not None:
         raise SettingsError(
@@ -185,15 +186,22 @@ def run_recipe(
     check_apart(recipe.inputs, out)
     told, kept = (chosen.notes, chosen.kept) if chosen is not None else ((), None)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
-        listing = list_inputs(
-            recipe,
-            spool,
-            exclude=out,
-            streaming=settings.streaming,
-            seen=seen_before(out, recipe),
-        )
+        report = read_report(out)
+        seen = seen_before(report, recipe)
+        streaming = settings.streaming
+        listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
         listing = replace(listing, notes=(*told, *listing.notes))
-        return _make_listed(*(recipe, out, listing, spool, listener, began), (settings, kept))
+        how = _How(settings, kept, report)
+        return _make_listed(recipe, out, listing, spool, listener, began, how)
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How listed inputs become a store: the settings of the run, a tokenizer that is kept, the report that is there."""
+
+    settings: RunSettings
+    kept: Mapping[str, Any] | None = None
+    report: Report | None = None
 
 
 def _make_listed(
@@ -203,19 +211,19 @@ def _make_listed(
     spool: Spool,
     listener: Listener,
     began: float,
-    how: tuple[RunSettings, Mapping[str, Any] | None],
+    how: _How,
 ) -> PrepareResult:
-    """Make the store of inputs that are listed; ``how``: the settings of the run, and a tokenizer that is kept."""
-    settings, kept = how
+    """Make the store of inputs that are listed."""
+    settings = how.settings
     base = base_of(out) if settings.append else None
     if base is not None:
         return _append(*(recipe, out, listing, spool, listener, began), (settings, base))
-    done = _done_before(recipe, out, listing, began, kept)
+    done = _done_before(recipe, out, listing, began, how)
     if done is not None:
         return done
     with WorkFolder(out) as work:
         spool.sweep()
-        return Job(work, recipe, listing, listener, settings, began).run(kept)
+        return Job(work, recipe, listing, listener, settings, began).run(how.kept)
 
 
 def _append(
@@ -243,15 +251,15 @@ def _append(
 
 
 def _done_before(
-    recipe: Recipe, out: Path, listing: Listing, began: float, kept: Mapping[str, Any] | None
+    recipe: Recipe, out: Path, listing: Listing, began: float, how: _How
 ) -> PrepareResult | None:
     """The result of a job that is finished already; None where there is work to do."""
-    manifest = finished_store(out, recipe, listing, kept)
+    report = how.report
+    manifest = finished_store(out, recipe, listing, report, how.kept)
     if manifest is None:
         check_folder(out)
         return None
     remove_leftover(out)
-    report = read_report(out)
     note = report.engine_note if report else ""
     seconds = time.perf_counter() - began
     return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)
