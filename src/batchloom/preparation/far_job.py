@@ -92,13 +92,11 @@ def run_far(
         files = far.files(first=True)
         with Spool(folder / _STORE_NAME / WORK_NAME / SPOOL_NAME) as spool:
             task = _task(recipe, folder, spool, told=told, streaming=streaming)
-            manifest = far_manifest(far, files)
+            manifest = task.begin(far, files)
             if manifest is not None:
-                task.refuse_other(far, manifest)
                 _tidy(far, files, folder)
                 seconds = time.perf_counter() - began
                 return result_of(far.shown, manifest, seconds=seconds, already_done=True)
-            claim(far, files, task.owner, recipe if isinstance(task.of, Listing) else None)
             note = (
                 f"{far.shown} is made in {folder} and sent from there; that folder goes when the store is whole "
                 "(--work names another)."
@@ -107,7 +105,10 @@ def run_far(
             far.end_uploads()
             made = task.make(make, spool, listener, began)
         _name_place(folder / _STORE_NAME / REPORT_NAME, far.shown)
-        _send(far, files, folder, made, listener)
+        # Hours may have passed, and not every store keeps two jobs apart that begin together.
+        files = far.files()
+        if task.begin(far, files) is None:
+            _send(far, files, folder, made, listener)
         _tidy(far, {**files, OWNER_NAME: FarFile(0, "")}, folder)
     return replace(
         made,
@@ -127,8 +128,20 @@ class _Task:
     owner: Owner
     of: Listing | SyntheticSpec
 
-    def refuse_other(self, far: FarFolder, manifest: Manifest) -> None:
-        """Refuse a finished store of another job."""
+    def begin(self, far: FarFolder, files: dict[str, FarFile]) -> Manifest | None:
+        """Make a folder elsewhere this job's; its manifest where this job is finished there.
+
+        Raises:
+            StoreConflictError: it is another job's, or holds something else.
+        """
+        manifest = far_manifest(far, files)
+        if manifest is None:
+            claim(far, files, self.owner, self.recipe if isinstance(self.of, Listing) else None)
+        else:
+            self._refuse_other(far, manifest)
+        return manifest
+
+    def _refuse_other(self, far: FarFolder, manifest: Manifest) -> None:
         if isinstance(self.of, SyntheticSpec):
             refuse_other_data(far.shown, manifest, self.owner.job.recipe)
             return
