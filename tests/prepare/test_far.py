@@ -333,6 +333,14 @@ def test_two_jobs_do_not_mix(far, s3, given, tmp_path):
         prepare(given, out="s3://bucket/store", work=tmp_path / "w", **OPTIONS)
 
 
+def test_a_job_that_fails_before_anything_is_finished_leaves_nothing(far, s3, given, tmp_path):
+    with pytest.raises(InputError, match="max-bad 0"):
+        prepare(given, out="s3://bucket/store", max_bad=0, **OPTIONS)
+    assert keys(s3) == []
+    assert not list((tmp_path / "cache").rglob("*.*"))
+    prepare(given, out="s3://bucket/store", **OPTIONS)
+
+
 def test_a_job_whose_folder_another_took_sends_nothing(far, s3, given, tmp_path):
     def take(event):
         if getattr(event, "phase", "") == "tokenize":

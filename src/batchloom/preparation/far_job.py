@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import IO
 
 import msgspec
@@ -90,13 +91,14 @@ def run_far(
     check_apart_far(recipe.inputs, url)
     with FarFolder(url) as far, _alone(folder):
         files = far.files(first=True)
-        with Spool(folder / _STORE_NAME / WORK_NAME / SPOOL_NAME) as spool:
+        with _given_back(far, files, folder / _STORE_NAME) as claimed, _spool(folder) as spool:
             task = _task(recipe, folder, spool, told=told, streaming=streaming)
             manifest = task.begin(far, files)
             if manifest is not None:
                 _tidy(far, files, folder)
                 seconds = time.perf_counter() - began
                 return result_of(far.shown, manifest, seconds=seconds, already_done=True)
+            claimed.set()
             note = (
                 f"{far.shown} is made in {folder} and sent from there; that folder goes when the store is whole "
                 "(--work names another)."
@@ -117,6 +119,23 @@ def run_far(
         already_done=False,
         notes=(note, *made.notes),
     )
+
+
+def _spool(folder: Path) -> Spool:
+    return Spool(folder / _STORE_NAME / WORK_NAME / SPOOL_NAME)
+
+
+@contextlib.contextmanager
+def _given_back(far: FarFolder, files: dict[str, FarFile], store: Path) -> Iterator[Event]:
+    """Leave nothing there of a job that failed before anything was finished; gives what says that it began."""
+    claimed = Event()
+    try:
+        yield claimed
+    except BaseException:
+        if claimed.is_set() and not store.exists() and files.keys() <= {OWNER_NAME}:
+            with contextlib.suppress(OutputError):
+                far.delete(OWNER_NAME)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
