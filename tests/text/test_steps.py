@@ -16,6 +16,10 @@ from batchloom.text.pii import passes_luhn
 from batchloom.text.registry import STEPS, make_clean
 from batchloom.text.steps import CleanStep, Drop
 
+# Steps that leave texts out by published rules, or by evaluation sets that somebody must name.
+RULES = ("c4", "gopher", "repetition", "fineweb", "decontaminate")
+MENDING = [name for name in STEPS if name not in RULES]
+
 
 def step(name, **options):
     return make_clean(CleanStep(name, options))
@@ -409,7 +413,7 @@ def test_a_second_time_changes_nothing(name):
     check()
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", MENDING)
 def test_the_same_text_gives_the_same_result(name):
     clean, again = step(name), step(name)
 
@@ -421,7 +425,7 @@ def test_the_same_text_gives_the_same_result(name):
     check()
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", MENDING)
 def test_a_sound_text_stays_the_same_object_with_its_case_as_it_is(name):
     text = "All Human Beings are born FREE and equal in Dignity and Rights.\n" * 6
     assert step(name)(text) is text
