@@ -48,10 +48,8 @@ def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.gene
     """Tokenize ``texts``, which are let go of as soon as they are not needed."""
     ids, bounds = tokenizer.encode_batch(texts)
     texts.clear()
-    plain = ids.astype(dtype)
-    del ids
     lengths = np.diff(bounds) + (1 if tokenizer.bos_id is None else 2)
-    return Encoded(with_control(plain, bounds, tokenizer), lengths.astype(np.uint32))
+    return Encoded(with_control(ids, bounds, tokenizer, dtype), lengths.astype(np.uint32))
 
 
 def encode_chats(
