@@ -120,6 +120,8 @@ class _UnitRun:
         self._encoder, self._tell = encoder, tell
         self._suspects = Suspects(order.suspects, order.excluded)
         self._tally, self._watch = UnitTally(), Stopwatch()
+        # Steps are listed in the order in which they are first told of.
+        self._tally.flow(Flow(step="read"))
         removal = Removal(order.repeated, order.unit.number, task.pieces) if task.pieces else None
         self._intake = Intake(
             normalized=task.normalize,
@@ -146,6 +148,7 @@ class _UnitRun:
                 now = reader.consumed
                 counts.records += found.seen
                 self._hear(size=now - consumed, records=found.seen)
+                self._tally.flow(Flow(step="read", bytes_in=now - consumed))
                 consumed = now
                 for piece, careful in self._suspects.pieces(number, found):
                     self._take(number, piece, reading, careful=careful)
