@@ -142,7 +142,7 @@ def _task(chosen: Chosen, folder: Path, spool: Spool, settings: RunSettings) -> 
         plain = synthetic_plain(made_up, recipe)
         return _Task(recipe, store, Owner(JobFacts(WORK_VERSION, plain, [], [])), made_up)
     listing = list_inputs(recipe, spool, exclude=folder, streaming=settings.streaming)
-    listing = replace(listing, notes=(*chosen.notes, *listing.notes))
+    listing = replace(listing, notes=(*chosen.announced, *listing.notes))
     owner = Owner(job_facts(recipe, listing, [], []), file_fingerprint(recipe))
     return _Task(recipe, store, owner, listing, chosen.kept)
 

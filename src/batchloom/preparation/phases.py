@@ -96,7 +96,7 @@ class Phases:
         exact = find_all(crew, files, documents, folder / EXACT)
         if mode != "near" or not documents:
             return Duplicates(exact)
-        count = self._dedup.bands
+        count, _ = self._dedup.banding
         sorted_files = tuple(folder / "bands" / f"{one.unit.number:05d}.keys" for one in units)
         orders = {
             one.unit.number: BandsOrder(one.folder, one.unit.number, exact, count, place)
