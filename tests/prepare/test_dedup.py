@@ -59,7 +59,7 @@ class Corpus:
         rng = random.Random(seed)
         self.plain = [" ".join(words(rng, 120)) for _ in range(120)]
         rows = [("plain", number, text) for number, text in enumerate(self.plain)]
-        rows += [("exact", number, self.plain[number]) for number in range(0, 40)]
+        rows += [("exact", number, self.plain[number]) for number in range(40)]
         rows += [
             ("near", number, nearly(rng, self.plain[number], 0.02)) for number in range(40, 70)
         ]
@@ -110,7 +110,8 @@ def test_near_finds_what_its_banding_promises(corpus, tmp_path):
         jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "near"
     ]
     promised = sum(chance(one, 14, 8) for one in alike)
-    assert min(alike) > 0.9 and promised > 29.9
+    assert min(alike) > 0.9
+    assert promised > 29.9
     unlike = [
         jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "far"
     ]
@@ -150,7 +151,9 @@ def test_a_similarity_is_found_by_the_bands_it_comes_to(tmp_path):
     ):
         result = make(path, tmp_path / str(said), dedup={"mode": "near", **said})
         left[*said.values()] = result.counts.dropped.get("near duplicate", 0)
-    assert left[0.8,] >= 85 and left[0.6,] == 100 and left[0.99,] < 40
+    assert left[0.8,] >= 85
+    assert left[0.6,] == 100
+    assert left[0.99,] < 40
     similar = make(path, tmp_path / "0.9", dedup={"mode": "near", "similarity": 0.9})
     assert similar.counts.dropped["near duplicate"] == left[8, 13]
     assert texts(tmp_path / "0.9") == texts(tmp_path / str({"bands": 8, "rows": 13}))
@@ -174,7 +177,8 @@ def test_a_wrong_similarity_is_told_by_its_path(said, problem):
     with pytest.raises(SettingsError) as error:
         recipe_of(inputs=("in.jsonl",), dedup=said)
     (told,) = error.value.problems
-    assert told.startswith("dedup.similarity: ") and problem in told
+    assert told.startswith("dedup.similarity: ")
+    assert problem in told
 
 
 @pytest.mark.parametrize("mode", ["exact", "near", "lines", "paragraphs"])
@@ -187,7 +191,8 @@ def test_workers_and_units_have_no_say_in_what_stays(corpus, tmp_path, mode):
         run(corpus.inputs, out, workers=workers, unit_bytes=unit_bytes, dedup=mode)
         stores[workers, unit_bytes] = out
     same = tree(stores[1, 30_000])
-    assert tree(stores[2, 30_000]) == same and tree(stores[5, 30_000]) == same
+    assert tree(stores[2, 30_000]) == same
+    assert tree(stores[5, 30_000]) == same
     left = [(text, split) for _, text, split in documents(stores[1, 30_000])]
     assert len(left) < len(corpus.rows)
     for out in stores.values():
@@ -283,7 +288,8 @@ def test_pieces_of_a_split_conversation_are_no_duplicates(tmp_path):
     )
     counts = result.counts
     pieces = counts.documents - 2
-    assert pieces > 3 and counts.dropped == {"exact duplicate": pieces}
+    assert pieces > 3
+    assert counts.dropped == {"exact duplicate": pieces}
     assert counts.records == counts.documents + pieces - counts.further
     assert batchloom.check(tmp_path / "out").sound
 
@@ -325,7 +331,8 @@ def test_a_dry_run_shows_what_would_go_and_the_run_goes_on_from_it(corpus, tmp_p
     out = tmp_path / "out"
     dry = run(corpus.inputs, out, dry_run=True, dedup="near", unit_bytes=50_000)
     assert dry.counts.dropped == {"exact duplicate": 40, "near duplicate": 30}
-    assert not dry.subsets and not (out / "dataset_metadata.json").exists()
+    assert not dry.subsets
+    assert not (out / "dataset_metadata.json").exists()
     work = next(path for path in out.iterdir())
     pairs = read_facts(work).content.duplicates
     assert sum(one.count for one in pairs) == 70

@@ -18,6 +18,7 @@ from batchloom.preparation.far_asking import TRIES, waiting
 from batchloom.preparation.far_job import check_apart_far, usual_work
 from batchloom.preparation.far_output import OWNER_NAME, Uploads, upload_order
 from batchloom.preparation.far_parts import PART_BYTES, known_file, parts_of
+from batchloom.sources import remote
 from prepare.s3_relay import Fault, relaying
 from prepare.stores import jsonl
 
@@ -184,6 +185,16 @@ def test_an_upload_that_fails_leaves_no_parts(far, s3, big, fault, words):
     assert told.value.__cause__ is None
 
 
+def test_a_server_that_hangs_is_not_waited_for(far, s3, big, monkeypatch):
+    monkeypatch.setattr(remote, "_SECONDS_TO_ANSWER", 1)
+    monkeypatch.setattr(remote, "_options", remote._options.__wrapped__)
+    far.faults = [Fault("hang", part="partNumber=2")]
+    with FarFolder("s3://bucket/x") as folder:
+        folder.upload(big, "big.bin")
+    assert content(s3, "x/big.bin") == BIG
+    assert left_over(s3) == []
+
+
 def test_the_parts_that_a_killed_run_left_are_ended(far, s3, given):
     s3.create_multipart_upload(Bucket="bucket", Key="store/train/shard_00000.bin")
     other = s3.create_multipart_upload(Bucket="bucket", Key="store2/a")
@@ -320,6 +331,28 @@ def test_two_jobs_do_not_mix(far, s3, given, tmp_path):
     given.write_bytes(given.read_bytes() + b'{"text": "more"}\n')
     with pytest.raises(StoreConflictError, match=r"inputs: in.jsonl has [\d,]+ bytes, had "):
         prepare(given, out="s3://bucket/store", work=tmp_path / "w", **OPTIONS)
+
+
+def test_a_job_that_fails_before_anything_is_finished_leaves_nothing(far, s3, given, tmp_path):
+    with pytest.raises(InputError, match="max-bad 0"):
+        prepare(given, out="s3://bucket/store", max_bad=0, **OPTIONS)
+    assert keys(s3) == []
+    assert not list((tmp_path / "cache").rglob("*.*"))
+    prepare(given, out="s3://bucket/store", **OPTIONS)
+
+
+def test_a_job_whose_folder_another_took_sends_nothing(far, s3, given, tmp_path):
+    def take(event):
+        if getattr(event, "phase", "") == "tokenize":
+            s3.put_object(Bucket="bucket", Key=f"store/{OWNER_NAME}", Body=content(s3, other))
+
+    other = f"other/{OWNER_NAME}"
+    far.faults = [Fault("answer", part="tokenizer_state", times=99, status=403, code="Denied")]
+    with pytest.raises(OutputError):
+        prepare(given, out="s3://bucket/other", dtype="int32", **OPTIONS)
+    with pytest.raises(StoreConflictError, match="holds unfinished work of another job .dtype: "):
+        prepare(given, out="s3://bucket/store", progress=take, **OPTIONS)
+    assert keys(s3, "store") == [f"store/{OWNER_NAME}"]
 
 
 def test_of_two_jobs_at_the_same_time_one_gets_the_folder(far, s3):

@@ -19,7 +19,7 @@ from batchloom.core.files import printable
 from batchloom.core.spec import shown
 from batchloom.core.values import counted, duration, megabytes, visible
 from batchloom.preparation.crews import Execution
-from batchloom.preparation.job import run_chosen
+from batchloom.preparation.job import appended_to, run_chosen
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_choice import choose_recipe
 from batchloom.preparation.recipe_file import recipe_settings, recipe_text
@@ -264,6 +264,14 @@ def prepare(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append",
+            help="Add inputs that are new to the store at --out as its next generation, by its own recipe.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
     restart: Annotated[
         bool,
         typer.Option(
@@ -306,7 +314,7 @@ def prepare(
 
     The same command goes on where a stopped one ended, and succeeds at once when all is done.
     """
-    if not inputs and recipe is None:
+    if not inputs and recipe is None and not append:
         raise typer.BadParameter(
             "missing: name files, or a recipe with --recipe", param_hint="INPUT"
         )
@@ -330,7 +338,8 @@ def prepare(
         "overlong": overlong,
         "prove": prove,
     }
-    chosen = choose_recipe(inputs or None, options, recipe)
+    place = appended_to(out, recipe) if append else recipe
+    chosen = choose_recipe(inputs or None, options, place)
     if print_recipe:
         for note in chosen.notes:
             plain_console(stderr=True).print(visible(note))
@@ -347,6 +356,7 @@ def prepare(
             if memory_per_worker is None
             else parse_size(memory_per_worker, "--memory-per-worker"),
         ),
+        append=append,
         restart=restart,
         hash_inputs=hash_inputs,
         dry_run=dry_run,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import IO, Any
 
 import msgspec
@@ -83,15 +84,14 @@ def run_far(
     check_apart_far(recipe.inputs, url)
     with FarFolder(url) as far, _alone(folder):
         files = far.files(first=True)
-        with Spool(folder / _STORE_NAME / WORK_NAME / SPOOL_NAME) as spool:
+        with _given_back(far, files, folder / _STORE_NAME) as claimed, _spool(folder) as spool:
             task = _task(chosen, folder, spool, settings)
-            manifest = far_manifest(far, files)
+            manifest = task.begin(far, files)
             if manifest is not None:
-                task.refuse_other(far, manifest)
                 _tidy(far, files, folder)
                 seconds = time.perf_counter() - began
                 return result_of(far.shown, manifest, seconds=seconds, already_done=True)
-            claim(far, files, task.owner, recipe if isinstance(task.of, Listing) else None)
+            claimed.set()
             note = (
                 f"{far.shown} is made in {folder} and sent from there; that folder goes when the store is whole "
                 "(--work names another)."
@@ -100,7 +100,10 @@ def run_far(
             far.end_uploads()
             made = task.make(make, spool, listener, began)
         _name_place(folder / _STORE_NAME / REPORT_NAME, far.shown)
-        _send(far, files, folder, made, listener)
+        # Hours may have passed, and not every store keeps two jobs apart that begin together.
+        files = far.files()
+        if task.begin(far, files) is None:
+            _send(far, files, folder, made, listener)
         _tidy(far, {**files, OWNER_NAME: FarFile(0, "")}, folder)
     return replace(
         made,
@@ -109,6 +112,23 @@ def run_far(
         already_done=False,
         notes=(note, *made.notes),
     )
+
+
+def _spool(folder: Path) -> Spool:
+    return Spool(folder / _STORE_NAME / WORK_NAME / SPOOL_NAME)
+
+
+@contextlib.contextmanager
+def _given_back(far: FarFolder, files: dict[str, FarFile], store: Path) -> Iterator[Event]:
+    """Leave nothing there of a job that failed before anything was finished; gives what says that it began."""
+    claimed = Event()
+    try:
+        yield claimed
+    except BaseException:
+        if claimed.is_set() and not store.exists() and files.keys() <= {OWNER_NAME}:
+            with contextlib.suppress(OutputError):
+                far.delete(OWNER_NAME)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +141,20 @@ class _Task:
     of: Listing | SyntheticSpec
     kept: Mapping[str, Any] | None = None
 
-    def refuse_other(self, far: FarFolder, manifest: Manifest) -> None:
-        """Refuse a finished store of another job."""
+    def begin(self, far: FarFolder, files: dict[str, FarFile]) -> Manifest | None:
+        """Make a folder elsewhere this job's; its manifest where this job is finished there.
+
+        Raises:
+            StoreConflictError: it is another job's, or holds something else.
+        """
+        manifest = far_manifest(far, files)
+        if manifest is None:
+            claim(far, files, self.owner, self.recipe if isinstance(self.of, Listing) else None)
+        else:
+            self._refuse_other(far, manifest)
+        return manifest
+
+    def _refuse_other(self, far: FarFolder, manifest: Manifest) -> None:
         if isinstance(self.of, SyntheticSpec):
             refuse_other_data(far.shown, manifest, self.owner.job.recipe)
             return

@@ -12,9 +12,9 @@ import msgspec
 from batchloom.core.errors import InputMissingError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.values import counted
-from batchloom.dedup.keys import count_keys
 from batchloom.execution.machine import cores
 from batchloom.execution.seam import Crew
+from batchloom.preparation.append import older_of
 from batchloom.preparation.crews import Crewed, Execution, crew_for, workers_of
 from batchloom.preparation.dedup_report import DuplicateReader
 from batchloom.preparation.encoding import Task
@@ -44,6 +44,7 @@ from batchloom.preparation.work import (
 )
 from batchloom.sources.listing import Listing
 from batchloom.store.format import TOKEN_DTYPES
+from batchloom.store.manifest import Manifest
 from batchloom.text.registry import packages
 from batchloom.tokens import Tokenizer, engine_choice
 
@@ -88,12 +89,14 @@ class Run:
     Attributes:
         settings: how it is run.
         content: the hash of the content of sources by path, where inputs are told apart by it.
+        base: the newest generation of the store to append to; None for a store that is made.
         listener: is told of progress.
         note: is given sentences for the user.
     """
 
     settings: RunSettings
     content: Mapping[str, str]
+    base: Manifest | None
     listener: Listener
     note: Callable[[str], None]
 
@@ -120,7 +123,7 @@ class Making:
     ) -> None:
         self._work, self._recipe, self._listing = work, recipe, listing
         self._readings, self._settings, self._content = readings, run.settings, run.content
-        self._listener, self._note = run.listener, run.note
+        self._base, self._listener, self._note = run.base, run.listener, run.note
         self._units = plan_units(listing.sources, readings.rules, run.settings.unit_bytes)
         self._seconds: dict[str, float] = {}
         self._pieces: list[Path] = []
@@ -177,14 +180,23 @@ class Making:
     def _settle_and_write(self, crew: Crew, units: list[UnitWork], task: Task) -> Made:
         """What follows when every unit is tokenized."""
         recipe, dtype = self._recipe, task.dtype
-        sharding = Sharding(task.membership, recipe.tokens_per_shard)
-        phases = Phases(self._work, units, sharding, recipe.dedup, dtype, self._attempt)
+        older = older_of(self._work, self._base, keyed=recipe.dedup.mode != "none")
+        sharding = Sharding(
+            membership=task.membership,
+            most=recipe.tokens_per_shard,
+            shards=older.shards,
+            filled=older.filled,
+            settled=older.overrides,
+        )
+        phases = Phases(self._work, units, sharding, older, recipe.dedup, dtype, self._attempt)
         found = self._timed("find duplicates", lambda: phases.duplicates(crew))
         kept = self._timed("settle", lambda: phases.settle(crew, found))
         decision = phases.decide(kept)
-        for text in task.membership.empty_notes(decision.shards):
+        for text in task.membership.empty_notes(decision.shards, older.filled):
             self._note(text)
-        reader = DuplicateReader(units, recipe.inputs, task.membership, dtype, task.tokenizer)
+        reader = DuplicateReader(
+            *(units, len(older.files), recipe.inputs), task.membership, dtype, task.tokenizer
+        )
         pairs, rest = reader.pairs((*found.exact, *found.near))
         tell = self._teller(kept, dtype.itemsize)
         shards: list[Shards] = []
@@ -243,8 +255,7 @@ class Making:
             if not place.exists()
         }
         have_done(crew, orders)
-        keys = count_keys(self._pieces)
-        return find_all(crew, tuple(self._pieces), keys, self._work.duplicates / "pieces")
+        return find_all(crew, tuple(self._pieces), self._work.duplicates / "pieces")
 
     def _teller(self, kept: list[UnitKept], size: int) -> Wrote:
         """Tells the listener of units whose shards are there."""

@@ -32,13 +32,16 @@ class Membership:
         shares = {"train": 1.0, "val": self.val_fraction, "test": self.test_fraction}
         return tuple(name for name in SUBSETS if shares[name] > 0)
 
-    def empty_notes(self, shards: Iterable[Mapping[str, tuple[int, int]]]) -> list[str]:
+    def empty_notes(
+        self, shards: Iterable[Mapping[str, tuple[int, int]]], there: Iterable[str] = ()
+    ) -> list[str]:
         """A sentence for each subset that was wanted and stays empty.
 
         Args:
             shards: of each unit and subset, the number of the first shard and of shards.
+            there: subsets that hold documents already.
         """
-        filled = {name for unit in shards for name, (_, count) in unit.items() if count}
+        filled = {*there} | {name for unit in shards for name, (_, count) in unit.items() if count}
         return [
             f"There is no {name} subset: the input has too few different documents to spare one. Give more, cut it "
             f"into more (text: --split-on paragraph), or say --{name}-fraction 0."
