@@ -151,7 +151,8 @@ class UnitFiles:
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
-        for name in (ROWS_NAME, BAD_NAME, *map(tokens_name, SUBSETS)):
+        near = [BANDS_NAME] if dedup.mode == "near" else []
+        for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_name, SUBSETS)):
             with writing(folder):
                 self._open[name] = (folder / name).open("wb")
 
@@ -225,8 +226,6 @@ class UnitFiles:
             other = (rows["side"][first] == BAD)[:, None] & (found != NO_KEY)
             keys[first] = np.where(other, np.maximum(found ^ _BAD_LABEL, 1), found)
         with writing(self._folder):
-            if BANDS_NAME not in self._open:
-                self._open[BANDS_NAME] = (self._folder / BANDS_NAME).open("wb")
             self._open[BANDS_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
     def _flag(self, subset: str, flags: NDArray[np.generic]) -> None:
