@@ -365,13 +365,17 @@ def prepare(
     )
     with Display() as display:
         result = run_chosen(chosen, out, display.show, settings)
+    _tell(result, as_json=as_json)
+    if profile:
+        print_profile(plain_console(stderr=as_json), read_facts(Path(out)))
+    return 0
+
+
+def _tell(result: PrepareResult, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:
         print_result(plain_console(), result)
-    if profile:
-        print_profile(plain_console(stderr=as_json), read_facts(Path(out)))
-    return 0
 
 
 def _dedup(mode: str | None, similarity: float | None) -> str | dict[str, object] | None:

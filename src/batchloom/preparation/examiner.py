@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError, TemplateError
-from batchloom.core.keys import GOLDEN
 from batchloom.preparation.duplicates import Duplicates
 from batchloom.preparation.encode import Encoded, document_keys, size_of
 from batchloom.preparation.encoding import Task, encode_documents, rule_of, tidy
@@ -206,7 +205,7 @@ def _further(keys: NDArray[np.uint64], numbers: NDArray[np.int64] | None) -> NDA
     every, places = keys[numbers], np.arange(len(numbers))
     first = np.concatenate([[True], numbers[1:] != numbers[:-1]])[: len(numbers)]
     within = places - np.maximum.accumulate(np.where(first, places, 0))
-    every[:, 0] += within.astype(np.uint64) * np.uint64(GOLDEN)
+    every[:, 0] += within.astype(np.uint64)
     return every
 
 

@@ -129,7 +129,8 @@ def choose_recipe(
 
 def usual_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:
     """What becomes of duplicates where nobody says: the mode, and what is told of it."""
-    pieces = _REPEATING.get(reading.split_on)
+    said: object = reading.split_on
+    pieces = _REPEATING.get(said) if isinstance(said, str) else None
     if pieces:
         told = f"Duplicates stay, for {pieces} of verse and tables repeat and mean to (--dedup exact leaves them out)."
         return DedupRecipe(mode="none"), told
