@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from batchloom.core.errors import InputError, RecordError, SettingsError
 from batchloom.core.spec import from_plain, to_plain
-from batchloom.preparation.evaluation_sets import identity, index_of, records_of, with_index
+from batchloom.preparation.evaluation_sets import files_identity, index_of, records_of, with_index
 from batchloom.text import overlap
 from batchloom.text.ngrams import normal_words
 from batchloom.text.overlap import Decontaminate, against
 from batchloom.text.overlap_index import build_index, load_index
-from batchloom.text.steps import Drop
+from batchloom.text.steps import CleanStep, Drop
 from text.quality_texts import names
 
 QUESTION = "A train leaves the station at noon and travels sixty miles an hour toward the old city"
@@ -103,7 +103,7 @@ def test_any_text_gives_itself_or_a_drop(text):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("Don’t STOP_me, now", "don t stop me now"),
+        ("Don\u2019t STOP_me, now", "don t stop me now"),
         ("Cafe\u0301 CAFÉ", "café café"),
         ("東京タワー2024年", "東 京 タ ワ ー 2024 年"),
         ("हिन्दी भाषा", "हिन्दी भाषा"),
@@ -129,10 +129,11 @@ def test_an_index_is_a_file_that_workers_map(tmp_path):
     assert clean(f"- {SHORT}").detail.startswith("record 2 of quiz")
     assert clean(" ".join(names(14))).reason in overlap.reasons(settings)
     assert clean("nothing of it") == "nothing of it"
-    assert load_index(ready.index).fingerprint == index_of(settings).fingerprint == identity(ready)
-    before = identity(settings)
+    assert load_index(ready.index).fingerprint == index_of(settings).fingerprint
+    step = CleanStep("decontaminate", {"sets": settings.sets})
+    before = files_identity([step])
     (tmp_path / "lines.txt").write_text(f"short\n{' '.join(names(21))}\n")
-    assert identity(settings) != before
+    assert files_identity([step]) != before
     assert with_index(settings, tmp_path).index != ready.index
 
 

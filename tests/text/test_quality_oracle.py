@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from batchloom.text import c4
 from batchloom.text.c4 import C4
 from batchloom.text.steps import Drop
-from batchloom.text.words import words
+from batchloom.text.words import english, words
 from oracles import datatrove
 from text.quality_texts import EDGES, STEPS
 from text.test_quality_rules import TEXTS
@@ -109,6 +109,24 @@ def test_words_are_spacys(corpus):
     split = datatrove("utils.text").split_into_words
     for text in corpus:
         assert list(words(text)) == split(text)
+
+
+def test_tables_are_spacys_and_datatroves():
+    text = datatrove("utils.text")
+    import spacy
+    from spacy.symbols import ORTH
+
+    model, tables = spacy.blank("en"), english()
+    for kind in ("prefixes", "suffixes", "infixes"):
+        assert tables[kind] == [one for one in getattr(model.Defaults, kind) if one.strip()]
+    special = {entry.replace(" ", ""): entry.split() for entry in tables["special"]}
+    for piece, parts in model.tokenizer.rules.items():
+        if not any(map(str.isspace, piece)):
+            assert special.pop(piece) == [part[ORTH] for part in parts]
+    assert not special
+    assert set(tables["sentence_ends"]) == set(model.add_pipe("sentencizer").punct_chars)
+    assert set(tables["terminal_punctuation"]) == text.TERMINAL_PUNCTUATION
+    assert set(tables["punctuation"]) == text.PUNCTUATION_SET
 
 
 def defined(step: str, text: str) -> bool:

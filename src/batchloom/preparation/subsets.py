@@ -11,6 +11,8 @@ from batchloom.store.format import SUBSETS
 
 # Two subsets at most are filled from another, so a third hash shows that one remains.
 _KEPT = 4
+# From so many on, the smallest are picked before they become Python's numbers.
+_MANY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,10 @@ class Smallest:
             known = self._lists[name]
             if len(known) == _KEPT:
                 mine = mine[mine[:, 1] <= np.uint64(known[-1] >> 64)]
+            if len(mine) > _MANY:
+                # The smallest high halves hold the smallest hashes, and halves are hardly ever alike.
+                halves = np.unique(mine[:, 1])
+                mine = mine[mine[:, 1] <= halves[min(_KEPT, len(halves)) - 1]]
             if len(mine):
                 values = {(high << 64) | low for low, high in mine.tolist()}
                 self._lists[name] = sorted(values.union(known))[:_KEPT]
