@@ -101,7 +101,7 @@ class Phases:
         exact = find_all(crew, files, folder / EXACT, first_new=len(older))
         if mode != "near" or not documents:
             return Duplicates(exact)
-        count, place = self._dedup.bands, folder / "bands"
+        (count, _), place = self._dedup.banding, folder / "bands"
         none, numbers = place / "none.keys", range(len(older), len(files))
         bands = [place / f"{number:05d}.keys" for number in numbers]
         orders = {

@@ -297,7 +297,7 @@ class _UnitRun:
         )
         codes = self._task.membership.codes(rows["hash"])
         with self._watch.time("write temporary files", made.tokens.nbytes, len(rows)):
-            self._files.add(made.tokens, rows, codes, made.trained)
+            self._files.add(made.tokens, rows, codes, made.trained, added=made.added)
         self._hear(documents=len(rows), tokens=len(made.tokens))
 
     def _count_further(
