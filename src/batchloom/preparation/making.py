@@ -21,6 +21,7 @@ from batchloom.preparation.encoding import Task
 from batchloom.preparation.evaluation_sets import steps_with_index
 from batchloom.preparation.hand import Hand, doing
 from batchloom.preparation.orders import UnitOrder
+from batchloom.preparation.part_cuts import cuts_of, cuts_orders
 from batchloom.preparation.phases import Phases, Shards, Wrote, find_all, have_done
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
@@ -34,6 +35,7 @@ from batchloom.preparation.tokenizer_of import dtype_name, job_template
 from batchloom.preparation.tokenizing import Tokenizing, tokenize_all
 from batchloom.preparation.unit_report import Flow, merged
 from batchloom.preparation.units import plan_units, unit_identity
+from batchloom.preparation.versions import versions_of
 from batchloom.preparation.work import (
     WORK_VERSION,
     Decision,
@@ -43,12 +45,14 @@ from batchloom.preparation.work import (
     WorkFolder,
 )
 from batchloom.sources.listing import Listing
+from batchloom.sources.rules import Begin
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.manifest import Manifest
 from batchloom.text.registry import packages
 from batchloom.tokens import Tokenizer, engine_choice
 
 T = TypeVar("T")
+Cuts = Mapping[tuple[str, int], Begin | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,7 @@ class Making:
             chat is not None,
             steps_with_index(recipe.reading.clean, self._work.path, self._note),
             overlap=cores() >= 2 * workers,
+            versions=versions_of(recipe.reading.clean),
         )
         task = hand.task_of(tokenizer, self._readings, chat)
         here = doing(lambda: task)
@@ -238,19 +243,33 @@ class Making:
     def _tokenize(self, crew: Crew, tokenizing: Tokenizing, folders: list[Path]) -> list[UnitFacts]:
         """Phase A over all units."""
         todo = [number for number, facts in enumerate(tokenizing.facts) if facts is None]
-        repeated = self._repeated(crew) if todo and self._pieces else ()
+        cuts = self._cuts(crew, todo)
+        repeated = self._repeated(crew, cuts) if todo and self._pieces else ()
         orders = {
             number: UnitOrder(
-                self._units[number], folders[number], self._attempt, repeated=repeated
+                *(self._units[number], folders[number], self._attempt),
+                repeated=repeated,
+                cuts=cuts_of(self._units[number], cuts),
             )
             for number in todo
         }
         return tokenize_all(tokenizing, crew, orders)
 
-    def _repeated(self, crew: Crew) -> tuple[Path, ...]:
+    def _cuts(self, crew: Crew, todo: list[int]) -> Cuts:
+        """Where the parts of large CSV files and JSON lists meet, each found by one pass."""
+        units = self._units if self._pieces else [self._units[number] for number in todo]
+        orders = cuts_orders(units if todo else [], self._readings.rules)
+        found = have_done(crew, dict(enumerate(orders)))
+        return {
+            (order.source.path, nominal): begin
+            for number, order in enumerate(orders)
+            for nominal, begin in zip(order.nominal, found[number], strict=True)
+        }
+
+    def _repeated(self, crew: Crew, cuts: Cuts) -> tuple[Path, ...]:
         """The files that name lines (or paragraphs) that stood before."""
         orders = {
-            unit.number: PiecesOrder(unit, place)
+            unit.number: PiecesOrder(unit, place, cuts_of(unit, cuts))
             for unit, place in zip(self._units, self._pieces, strict=True)
             if not place.exists()
         }

@@ -11,6 +11,7 @@ from batchloom.preparation.stopwatch import Stopwatch
 from batchloom.preparation.unit_report import UnitTally
 from batchloom.preparation.units import Unit
 from batchloom.sources.beginnings import read_ahead
+from batchloom.sources.ordered import KnownCut
 from batchloom.sources.parts import PartReader
 from batchloom.store.writer import make_folder
 
@@ -22,10 +23,12 @@ class PiecesOrder:
     Attributes:
         unit: the parts to read.
         place: file of the keys.
+        cuts: where its parts of large CSV files and JSON lists begin and end.
     """
 
     unit: Unit
     place: Path
+    cuts: tuple[KnownCut, ...] = ()
 
 
 def keep_pieces(order: PiecesOrder, task: Task) -> int:
@@ -47,6 +50,7 @@ def keep_pieces(order: PiecesOrder, task: Task) -> int:
         watch=Stopwatch(),
     )
     count = 0
+    task.bounds.tell(order.cuts)
     parts = read_ahead(order.unit.parts, lambda part: part.source)
     with key_file(order.place) as add:
         for number, part in enumerate(parts):

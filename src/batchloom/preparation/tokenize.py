@@ -52,6 +52,7 @@ def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
     """
     folder = attempt_folder(order.folder, order.attempt)
     make_folder(folder)
+    task.bounds.tell(order.cuts)
     with contextlib.ExitStack() as stack:
         encoder = stack.enter_context(ThreadPoolExecutor(1, "encode")) if task.overlap else None
         files = stack.enter_context(UnitFiles(folder, task.dedup))
