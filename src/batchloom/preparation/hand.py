@@ -19,10 +19,10 @@ from batchloom.preparation.finding import (
     link_components,
     sort_bands,
 )
-from batchloom.preparation.orders import UnitOrder
+from batchloom.preparation.orders import PiecesOrder, UnitOrder
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe
-from batchloom.preparation.repeated import PiecesOrder, keep_pieces
+from batchloom.preparation.repeated import keep_pieces
 from batchloom.preparation.settle import SettleOrder, settle_unit
 from batchloom.preparation.shards import WriteOrder, write_unit
 from batchloom.preparation.subsets import Membership
@@ -107,7 +107,7 @@ def doing(make: Callable[[], Task]) -> Work:
         if isinstance(order, PiecesOrder):
             if not made:
                 made.append(make())
-            return keep_pieces(order, made[0])
+            return keep_pieces(order, made[0], tell)
         if isinstance(order, FindOrder):
             return find_duplicates(order)
         if isinstance(order, BandsOrder):

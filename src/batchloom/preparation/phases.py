@@ -1,7 +1,7 @@
 """Phases B and C over all units: who is told to do what, and what is found done already."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -10,13 +10,14 @@ import numpy as np
 from batchloom.core.errors import WorkerError
 from batchloom.dedup.keys import partitions_of
 from batchloom.execution.retry import carry_out
-from batchloom.execution.seam import Crew, Done
+from batchloom.execution.seam import Crew, Told
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.finding import EXACT, NEAR, BandsOrder, ComponentsOrder, FindOrder
 from batchloom.preparation.settle import SettleOrder, Sharding, decide, decided_membership
 from batchloom.preparation.shards import ShardTask, WriteOrder
+from batchloom.preparation.suspects import Losses
 from batchloom.preparation.unit_files import KEYS_NAME
-from batchloom.preparation.work import Decision, UnitKept, UnitWork, WorkFolder
+from batchloom.preparation.work import FOUND, KEYS, Decision, UnitKept, UnitWork, WorkFolder
 from batchloom.store.manifest import ShardEntry
 
 # Nothing in these phases depends on single documents: who dies of them dies of the machine.
@@ -93,19 +94,23 @@ class Phases:
             return Duplicates()
         folder, documents = self._work.duplicates, sum(one.facts.documents for one in units)
         files = tuple(one.folder / KEYS_NAME for one in units)
-        exact = find_all(crew, files, documents, folder / EXACT)
+        exact = find_all(crew, files, documents, folder / EXACT, self._attempt)
         if mode != "near" or not documents:
             return Duplicates(exact)
         count = self._dedup.bands
-        sorted_files = tuple(folder / "bands" / f"{one.unit.number:05d}.keys" for one in units)
+        sorted_files = tuple(folder / "bands" / f"{one.unit.number:05d}{KEYS}" for one in units)
         orders = {
-            one.unit.number: BandsOrder(one.folder, one.unit.number, exact, count, place)
+            one.unit.number: BandsOrder(
+                one.folder, one.unit.number, exact, count, place, self._attempt
+            )
             for one, place in zip(units, sorted_files, strict=True)
             if not place.exists()
         }
         have_done(crew, orders)
-        links = find_all(crew, sorted_files, documents * count, folder / "links", bands=True)
-        found = have_done(crew, {0: ComponentsOrder(links, folder / "scratch", folder / NEAR, 0)})
+        keys = documents * count
+        links = find_all(crew, sorted_files, keys, folder / "links", self._attempt, bands=True)
+        order = ComponentsOrder(links, folder / "scratch", folder / NEAR, 0, self._attempt)
+        found = have_done(crew, {0: order})
         return Duplicates(exact, found[0])
 
     def decide(self, kept: Sequence[UnitKept]) -> Decision:
@@ -166,7 +171,13 @@ class Phases:
 
 
 def find_all(
-    crew: Crew, files: tuple[Path, ...], keys: int, folder: Path, *, bands: bool = False
+    crew: Crew,
+    files: tuple[Path, ...],
+    keys: int,
+    folder: Path,
+    attempt: str,
+    *,
+    bands: bool = False,
 ) -> tuple[Path, ...]:
     """Look through all ranges of keys; the files that name what stood before.
 
@@ -175,12 +186,13 @@ def find_all(
         files: of keys, one a unit.
         keys: how many there are at most.
         folder: where the files go.
+        attempt: sets the files of this run apart from those of another one.
         bands: whether the keys are those of bands.
     """
     ranges = partitions_of(keys)
-    places = tuple(folder / f"{number:05d}.rows" for number in range(ranges))
+    places = tuple(folder / f"{number:05d}{FOUND}" for number in range(ranges))
     orders = {
-        number: FindOrder(files, 0, (number, ranges), place, bands)
+        number: FindOrder(files, 0, (number, ranges), place, attempt, bands)
         for number, place in enumerate(places)
         if not place.exists()
     }
@@ -192,8 +204,15 @@ def have_done(
     crew: Crew,
     orders: Mapping[int, Any],
     tell: Callable[[int], None] = lambda _: None,
+    losses: Losses | None = None,
 ) -> dict[int, Any]:
-    """What came of orders, by number; those whose workers are lost are given again.
+    """What came of orders, by number; those whose workers are lost are given again, as another attempt.
+
+    Args:
+        crew: does them.
+        orders: what is to be done, by number.
+        tell: is told of each that is done.
+        losses: knows of units whose workers died, where single documents may be what they die of.
 
     Raises:
         WorkerError: workers die of an order again and again.
@@ -207,11 +226,18 @@ def have_done(
                 f"A worker {reason}, {deaths[number]} times at the same work. Give workers more memory (fewer of them: "
                 "--workers 1), then give the same command again: it goes on."
             )
-        return order
+        # Who is believed dead may live on where nobody sees it.
+        attempt = f"{order.attempt.partition('-')[0]}-{deaths[number]}"
+        return replace(order, attempt=attempt)
 
     made: dict[int, Any] = {}
-    for event in carry_out(crew, orders.items(), lost):
-        if isinstance(event, Done):
+    for event in carry_out(crew, orders.items(), losses.lost if losses else lost):
+        if isinstance(event, Told):
+            if losses is not None:
+                losses.hear(event.number, event.message)
+        else:
+            if losses is not None:
+                losses.done(event.number)
             made[event.number] = event.result
             tell(event.number)
     return made
