@@ -78,7 +78,7 @@ def assert_same(s3, prefix, local):
     names = sorted(str(one.relative_to(local)) for one in local.rglob("*") if one.is_file())
     assert sorted(key[len(prefix) + 1 :] for key in keys(s3, prefix)) == names
     for name in names:
-        if name != "report.json":
+        if not name.startswith("report."):
             assert content(s3, f"{prefix}/{name}") == (local / name).read_bytes(), name
 
 
@@ -92,6 +92,7 @@ def test_a_store_elsewhere_is_the_store_here(far, s3, given, tmp_path):
     assert far.puts()[-1] == "/bucket/a/store/dataset_metadata.json"
     report = json.loads(content(s3, "a/store/report.json"))
     assert report["out"] == "s3://bucket/a/store"
+    assert b"s3://bucket/a/store" in content(s3, "a/store/report.html")
     assert not list((tmp_path / "cache").rglob("*.*"))
     progress = [event for event in notes if getattr(event, "phase", "") == "upload"]
     assert progress[-1].bytes_done == progress[-1].bytes_total > 0
@@ -270,7 +271,11 @@ def test_another_machine_goes_on_and_sends_nothing_twice(far, s3, given, tmp_pat
     far.faults = [Fault("answer", spare=9, times=99, status=403, code="AccessDenied")]
     with pytest.raises(OutputError, match="403 AccessDenied"):
         prepare(given, out="s3://bucket/store", **OPTIONS)
-    before = {key[len("store/") :] for key in keys(s3, "store")} - {OWNER_NAME, "report.json"}
+    before = {key[len("store/") :] for key in keys(s3, "store")} - {
+        OWNER_NAME,
+        "report.json",
+        "report.html",
+    }
     far.faults, far.asked = [], []
     prepare(given, out="s3://bucket/store", work=tmp_path / "another", **OPTIONS)
     assert before
@@ -414,7 +419,7 @@ def test_other_file_systems_of_fsspec(given, tmp_path):
         names = [name[len("/bucket/store/") :] for name in memory.find("/bucket/store")]
         assert "dataset_metadata.json" in names
         for name in names:
-            if name != "report.json":
+            if not name.startswith("report."):
                 assert (
                     memory.cat(f"/bucket/store/{name}") == (tmp_path / "local" / name).read_bytes()
                 )

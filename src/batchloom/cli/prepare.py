@@ -171,7 +171,17 @@ def prepare(
     dedup: Annotated[
         str | None,
         typer.Option(
-            show_default=_usual("dedup"), help="Which duplicates are left out; so far: none."
+            show_default="exact; none with --split-on line or paragraph",
+            help="Which duplicates are left out, the first of each stays: exact (documents), lines, paragraphs, near "
+            "(documents that are alike), none (also --no-dedup).",
+        ),
+    ] = None,
+    similarity: Annotated[
+        float | None,
+        typer.Option(
+            show_default="0.8",
+            help="With --dedup near: documents from this share of common token runs on are alike (9 of 10 such pairs "
+            "are found).",
         ),
     ] = None,
     max_bad: Annotated[
@@ -316,7 +326,7 @@ def prepare(
         "split_on": marker(split_on) if split_on is not None else None,
         "normalize": normalize,
         "clean": clean or None,
-        "dedup": dedup,
+        "dedup": _dedup(dedup, similarity),
         "tokens_per_shard": parse_size(tokens_per_shard) if tokens_per_shard is not None else None,
         "dtype": dtype,
         "val_fraction": val_fraction,
@@ -355,13 +365,22 @@ def prepare(
     )
     with Display() as display:
         result = run_chosen(chosen, out, display.show, settings)
+    _tell(result, as_json=as_json)
+    if profile:
+        print_profile(plain_console(stderr=as_json), read_facts(Path(out)))
+    return 0
+
+
+def _tell(result: PrepareResult, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:
         print_result(plain_console(), result)
-    if profile:
-        print_profile(plain_console(stderr=as_json), read_facts(Path(out)))
-    return 0
+
+
+def _dedup(mode: str | None, similarity: float | None) -> str | dict[str, object] | None:
+    """What was said of duplicates; a similarity alone is one of near duplicates."""
+    return mode if similarity is None else {"mode": mode or "near", "similarity": similarity}
 
 
 def _path(value: object) -> str:
@@ -456,6 +475,9 @@ def print_result(console: Console, result: PrepareResult) -> None:
     table.add_row("documents kept", f"{counts.documents:,}")
     table.add_row("tokens", f"{counts.tokens:,}")
     console.print(table)
+    if not result.subsets:
+        # A dry run, which has said so.
+        return
     table = Table(box=None, pad_edge=False)
     table.add_column("subset")
     for name in ("documents", "tokens", "shards"):

@@ -30,6 +30,8 @@ from batchloom.preparation.far_output import (
 from batchloom.preparation.inputs import list_inputs
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_choice import Chosen
+from batchloom.preparation.report import read_facts
+from batchloom.preparation.report_page import write_report_page
 from batchloom.preparation.rerun import (
     file_fingerprint,
     job_facts,
@@ -49,7 +51,7 @@ from batchloom.preparation.work import SPOOL_NAME, WORK_VERSION, JobFacts
 from batchloom.sources.addresses import is_url, scheme_of, shown
 from batchloom.sources.listing import Listing
 from batchloom.sources.spool import Spool
-from batchloom.store.format import REPORT_NAME, WORK_NAME
+from batchloom.store.format import PAGE_NAME, REPORT_NAME, WORK_NAME
 from batchloom.store.manifest import Manifest
 from batchloom.store.writer import make_folder, write_file, writing
 
@@ -99,7 +101,7 @@ def run_far(
             listener(Note(note))
             far.end_uploads()
             made = task.make(make, spool, listener, began)
-        _name_place(folder / _STORE_NAME / REPORT_NAME, far.shown)
+        _name_place(folder / _STORE_NAME, far.shown)
         # Hours may have passed, and not every store keeps two jobs apart that begin together.
         files = far.files()
         if task.begin(far, files) is None:
@@ -174,7 +176,7 @@ def _task(chosen: Chosen, folder: Path, spool: Spool, settings: RunSettings) -> 
         plain = synthetic_plain(made_up, recipe)
         return _Task(recipe, store, Owner(JobFacts(WORK_VERSION, plain, [], [])), made_up)
     listing = list_inputs(recipe, spool, exclude=folder, streaming=settings.streaming)
-    listing = replace(listing, notes=(*chosen.notes, *listing.notes))
+    listing = replace(listing, notes=(*chosen.announced, *listing.notes))
     owner = Owner(job_facts(recipe, listing, [], []), file_fingerprint(recipe))
     return _Task(recipe, store, owner, listing, chosen.kept)
 
@@ -230,12 +232,17 @@ def _send(
     publish(folder / _STORE_NAME, Uploads(far, files, folder / _UPLOADS_NAME), tell)
 
 
-def _name_place(report: Path, place: str) -> None:
-    """Have the sidecar say where the store lies, not where it was made."""
-    found = msgspec.json.decode(report.read_bytes())
-    if found.get("out") != place:
-        plain = msgspec.json.encode({**found, "out": place})
-        write_file(report, msgspec.json.format(plain, indent=1) + b"\n")
+def _name_place(store: Path, place: str) -> None:
+    """Have the sidecar and its page say where the store lies, not where it was made."""
+    plain = msgspec.json.decode((store / REPORT_NAME).read_bytes())
+    if plain.get("out") == place:
+        return
+    facts = read_facts(store)
+    if facts is not None and (store / PAGE_NAME).exists():
+        write_report_page(msgspec.structs.replace(facts, out=place), store / PAGE_NAME)
+    # Last: by it a later run tells that both are as they should be.
+    named = msgspec.json.encode({**plain, "out": place})
+    write_file(store / REPORT_NAME, msgspec.json.format(named, indent=1) + b"\n")
 
 
 def _tidy(far: FarFolder, files: dict[str, FarFile], folder: Path) -> None:

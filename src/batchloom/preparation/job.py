@@ -184,7 +184,7 @@ def run_recipe(
     if made_up := synthetic_input(recipe.inputs):
         return write_synthetic(made_up, recipe, out, listener)
     check_apart(recipe.inputs, out)
-    told, kept = (chosen.notes, chosen.kept) if chosen is not None else ((), None)
+    told, kept = (chosen.announced, chosen.kept) if chosen is not None else ((), None)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
         report = read_report(out)
         seen = seen_before(report, recipe)

@@ -102,7 +102,7 @@ class Recipe:
         dtype: of a token on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
         val_fraction: share of documents, by hash, that go into the ``val`` subset.
         test_fraction: share of documents, by hash, that go into the ``test`` subset.
-        dedup: which duplicates are left out; so far ``none``.
+        dedup: which duplicates are left out.
         max_bad: records that may be bad: a number, or a share (``"0.1%"``) that allows at
             least 10; beyond it the job fails.
         chat: what becomes of conversations.

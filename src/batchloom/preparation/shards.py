@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.errors import StoreConflictError
 from batchloom.preparation.cutter import ShardCutter
 from batchloom.preparation.settle import judged, row_stretches
 from batchloom.preparation.subsets import Membership
@@ -20,7 +21,7 @@ from batchloom.preparation.unit_files import (
     tokens_name,
     trained_name,
 )
-from batchloom.preparation.work import attempt_folder, claim, reading
+from batchloom.preparation.work import attempt_folder, claim, read_shards, reading
 from batchloom.store.format import SUBSETS, shard_name
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
@@ -90,11 +91,22 @@ class WriteOrder:
 def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
     """Write a unit's documents into its own shards of each subset, then drop its temporary files.
 
-    A token file that is one whole shard already is linked into the store; others are copied.
+    A token file that is one whole shard already is linked into the store; others are copied. Where
+    another attempt was first, its shards are the same, and there may be nothing left to make them of.
 
     Raises:
         OutputError: the shards cannot be written.
     """
+    try:
+        return _write_unit(order)
+    except StoreConflictError:
+        found = read_shards(order.shards)
+        if found is None:
+            raise
+        return found
+
+
+def _write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
     folder = attempt_folder(order.shards, order.attempt)
     make_folder(folder)
     task = replace(order.task, store=folder)
@@ -112,7 +124,8 @@ def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
         sync_folder(folder / name)
     write_file(folder / SHARDS_NAME, msgspec.json.encode(entries))
     sync_folder(folder)
-    claim(folder, order.shards)
+    if not claim(folder, order.shards):
+        entries = read_shards(order.shards) or entries
     _drop_temporary(order.folder)
     return entries
 

@@ -66,10 +66,15 @@ def first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray
     return fresh
 
 
-def keys_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
-    """What duplicates share: the hash of the content, with the label of a labelled answer, uint64 [D, 2]."""
-    keys = rows["hash"].copy()
-    keys[rows["side"] == BAD, 0] ^= _BAD_LABEL
+def keys_of(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """What duplicates share: the hash of the content, with the label of a labelled answer, uint64 [D, 2].
+
+    Args:
+        hashes: of the content [D, 2].
+        bad: which are answers of the lesser label [D].
+    """
+    keys = hashes.copy()
+    keys[bad, 0] ^= _BAD_LABEL
     return keys
 
 
@@ -100,6 +105,22 @@ def with_control(
     made[ends] = tokenizer.end_id
     made[plain] = ids
     return made
+
+
+def without_control(
+    ids: NDArray[np.generic], lengths: NDArray[np.int64], added: tuple[int, int]
+) -> tuple[NDArray[np.generic], NDArray[np.uint32]]:
+    """Documents' ids back to back without so many at the beginning and at the end of each, and their lengths."""
+    before, behind = added
+    if not before + behind:
+        return ids, lengths.astype(np.uint32)
+    stops = np.cumsum(lengths)
+    stays = np.ones(len(ids), bool)
+    for place in range(before):
+        stays[stops - lengths + place] = False
+    for place in range(behind):
+        stays[stops - 1 - place] = False
+    return ids[stays], (lengths - (before + behind)).astype(np.uint32)
 
 
 def gather(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
@@ -136,6 +157,11 @@ def trained_name(subset: str) -> str:
     return f"trained.{subset}.bool"
 
 
+def _place_of_bad(line: bytes) -> tuple[int, int]:
+    part, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
+    return part, bad.record
+
+
 @final
 class UnitFiles:
     """The temporary files of a unit while they are written.
@@ -148,6 +174,7 @@ class UnitFiles:
     def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
         self._folder, self._dedup = folder, dedup
         self._last, self._rows = (-1, -1), 0
+        self._last_bad, self._bad_in_order = (-1, -1), True
         self._stack = contextlib.ExitStack()
         self._key = (
             self._stack.enter_context(key_file(folder / KEYS_NAME))
@@ -157,7 +184,8 @@ class UnitFiles:
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
-        for name in (ROWS_NAME, BAD_NAME, *map(tokens_name, SUBSETS)):
+        near = [BANDS_NAME] if dedup.mode == "near" else []
+        for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_name, SUBSETS)):
             with writing(folder):
                 self._open[name] = (folder / name).open("wb")
 
@@ -177,10 +205,13 @@ class UnitFiles:
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
         trained: NDArray[np.bool_] | None = None,
+        *,
+        added: tuple[int, int] = (0, 0),
     ) -> None:
         """Append documents: their tokens back to back, their rows and their subset codes.
 
-        ``trained`` says of each token whether it is trained; None: every one.
+        ``trained`` says of each token whether it is trained; None: every one. ``added``: how many
+        control tokens stand before and behind the text of each document.
         """
         stops = np.cumsum(rows["length"], dtype=np.int64)
         starts = stops - rows["length"]
@@ -204,9 +235,10 @@ class UnitFiles:
             self._last = int(rows["part"][-1]), int(rows["record"][-1])
             first = rows[fresh]
             numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
-            self._key(key_records(keys_of(first), numbers, first["part"].astype(np.uint32)))
+            keys = keys_of(first["hash"], first["side"] == BAD)
+            self._key(key_records(keys, numbers, first["part"].astype(np.uint32)))
             if self._dedup.mode == "near":
-                self._band(tokens, rows, fresh)
+                self._band(tokens, rows, fresh, added)
             self._rows += len(rows)
 
     def _band(
@@ -214,16 +246,21 @@ class UnitFiles:
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         fresh: NDArray[np.bool_],
+        added: tuple[int, int],
     ) -> None:
-        """Keep what says which documents are alike; of a record with several the first speaks for all."""
-        said = self._dedup
-        keys = band_keys(
-            tokens, rows["length"], bands=said.bands, rows=said.rows, shingle=said.shingle
-        )
-        keys[~fresh] = NO_KEY
+        """Keep what says which documents are alike; those of one record are looked at as one."""
+        count, depth = self._dedup.banding
+        first = np.flatnonzero(fresh)
+        keys = np.full((len(rows), count), NO_KEY)
+        if len(first):
+            lengths = np.add.reduceat(rows["length"], first, dtype=np.int64)
+            skipped = int(rows["length"][: first[0]].sum(dtype=np.int64))
+            ids, lengths = without_control(tokens[skipped:], lengths, added)
+            found = band_keys(ids, lengths, bands=count, rows=depth, shingle=self._dedup.shingle)
+            # Of one text with two labels neither is a copy of the other.
+            other = (rows["side"][first] == BAD)[:, None] & (found != NO_KEY)
+            keys[first] = np.where(other, np.maximum(found ^ _BAD_LABEL, 1), found)
         with writing(self._folder):
-            if BANDS_NAME not in self._open:
-                self._open[BANDS_NAME] = (self._folder / BANDS_NAME).open("wb")
             self._open[BANDS_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
     def _flag(self, subset: str, flags: Sequence[NDArray[np.bool_]]) -> None:
@@ -242,10 +279,25 @@ class UnitFiles:
         with writing(self._folder):
             for bad in found:
                 self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
+                place = part, bad.record
+                self._bad_in_order &= self._last_bad <= place
+                self._last_bad = place
+
+    def _sort_bad(self) -> None:
+        """Put bad records in the order of the input: when each was found is a matter of timing."""
+        file = self._open[BAD_NAME]
+        with writing(self._folder):
+            file.flush()
+            lines = (self._folder / BAD_NAME).read_bytes().splitlines(keepends=True)
+            lines.sort(key=_place_of_bad)
+            file.seek(0)
+            file.writelines(lines)
 
     def sync(self) -> None:
         """Finish what is sorted, and make what was written outlast a power cut."""
         self._stack.close()
+        if not self._bad_in_order:
+            self._sort_bad()
         for file in self._open.values():
             with writing(self._folder):
                 file.flush()
