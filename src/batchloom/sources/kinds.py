@@ -121,7 +121,7 @@ def _ending(last: str) -> str:
 
 def kind_by_name(name: str) -> Verdict | None:
     """What the file is by its name alone; None where its content must be looked at."""
-    last = name.lower().rstrip("/").rpartition("/")[2]
+    last = (name.rpartition("/")[2] or name.rstrip("/").rpartition("/")[2]).lower()
     ending, inner = _ending(last), ""
     if ending in COMPRESSIONS:
         last = last[: -len(ending)]
