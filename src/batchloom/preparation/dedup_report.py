@@ -98,11 +98,13 @@ class DuplicateReader:
         rows = _rows(unit)
         if not len(rows):
             return ""
-        codes = self._membership.codes(rows["hash"][: number + 1])
-        mine = codes[:-1] == codes[-1]
-        start = int(rows["length"][:number][mine].sum(dtype=np.int64))
+        code, start = self._membership.codes(rows["hash"][number : number + 1])[0], 0
+        for begin in range(0, number, _STRETCH):
+            before = rows[begin : min(begin + _STRETCH, number)]
+            mine = self._membership.codes(before["hash"]) == code
+            start += int(before["length"][mine].sum(dtype=np.int64))
         count = min(int(rows["length"][number]), _WORDS_TOKENS)
-        path = unit.folder / tokens_name(SUBSETS[int(codes[-1])])
+        path = unit.folder / tokens_name(SUBSETS[code])
         with reading(path):
             ids = np.fromfile(path, self._dtype, count, offset=start * self._dtype.itemsize)
         return self._tokenizer.decode(ids)

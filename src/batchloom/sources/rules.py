@@ -40,7 +40,7 @@ class Limits:
     whole_text_bytes: int = 1 << 20
     document_bytes: int = 64 << 10
     reach_bytes: int = 1 << 20
-    chunk_bytes: int = 256 << 10
+    chunk_bytes: int = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
