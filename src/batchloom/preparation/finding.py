@@ -9,6 +9,7 @@ from batchloom.dedup.find import find
 from batchloom.dedup.keys import BAND_KEY, KEY
 from batchloom.dedup.near import read_bands, write_band_keys
 from batchloom.preparation.unit_files import BANDS_NAME, ROW, ROWS_NAME
+from batchloom.preparation.work import attempt_folder
 from batchloom.store.writer import make_folder
 
 EXACT, NEAR = "exact", "near"
@@ -58,13 +59,11 @@ class ComponentsOrder:
 
     Attributes:
         links: files that name them.
-        scratch: folder for what is put down on the way.
         place: folder of the files that name what goes.
         first_new: documents of units before it stay.
     """
 
     links: tuple[Path, ...]
-    scratch: Path
     place: Path
     first_new: int
 
@@ -87,5 +86,5 @@ def sort_bands(order: BandsOrder) -> None:
 def link_components(order: ComponentsOrder) -> tuple[Path, ...]:
     """Write down which documents go because one that is like them stands before."""
     make_folder(order.place)
-    found = components(order.links, order.scratch, order.place, order.first_new)
-    return tuple(found)
+    scratch = attempt_folder(order.place)
+    return tuple(components(order.links, scratch, order.place, order.first_new))

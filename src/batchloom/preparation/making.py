@@ -131,8 +131,6 @@ class Making:
         self._units = plan_units(listing.sources, readings.rules, run.settings.unit_bytes)
         self._seconds: dict[str, float] = {}
         self._pieces: list[Path] = []
-        # Two runs never use the same: what one left behind is in nobody's way.
-        self._attempt = f"{time.time_ns():x}"
 
     @property
     def units(self) -> int:
@@ -145,6 +143,11 @@ class Making:
         dtype = dtype_name(recipe, tokenizer)
         chat = job_template(recipe, self._listing.sources, self._readings, tokenizer, self._note)
         folders = self._folders(tokenizer)
+        if self._work.follow(fingerprint([folder.name for folder in folders])):
+            self._note(
+                "Packages that decide documents are of other versions than when this job was stopped: all units are "
+                "done again."
+            )
         found = [self._work.unit_facts(folder.name) for folder in folders]
         resumed = sum(one is not None for one in found)
         if resumed:
@@ -193,7 +196,7 @@ class Making:
             filled=older.filled,
             settled=older.overrides,
         )
-        phases = Phases(self._work, units, sharding, older, recipe.dedup, dtype, self._attempt)
+        phases = Phases(self._work, units, sharding, older, recipe.dedup, dtype)
         found = self._timed("find duplicates", lambda: phases.duplicates(crew))
         kept = self._timed("settle", lambda: phases.settle(crew, found))
         decision = phases.decide(kept)
@@ -247,7 +250,8 @@ class Making:
         repeated = self._repeated(crew, cuts) if todo and self._pieces else ()
         orders = {
             number: UnitOrder(
-                *(self._units[number], folders[number], self._attempt),
+                self._units[number],
+                folders[number],
                 repeated=repeated,
                 cuts=cuts_of(self._units[number], cuts),
             )

@@ -41,7 +41,6 @@ class UnitOrder:
     Attributes:
         unit: the parts to read.
         folder: where its temporary files are when they are whole.
-        attempt: sets the files of this attempt apart from those of another one.
         suspects: stretches of records (first, last) in which a worker died: taken in hand a few
             at a time, so that the next death says more.
         excluded: records that are kept aside unread, with the reason.
@@ -51,7 +50,6 @@ class UnitOrder:
 
     unit: Unit
     folder: Path
-    attempt: str
     suspects: tuple[tuple[Place, Place], ...] = ()
     excluded: tuple[tuple[Place, str], ...] = ()
     repeated: tuple[Path, ...] = ()

@@ -15,7 +15,7 @@ from batchloom.preparation.append import Older
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.finding import EXACT, NEAR, BandsOrder, ComponentsOrder, FindOrder
 from batchloom.preparation.settle import SettleOrder, Sharding, decide, overrides_of
-from batchloom.preparation.shards import ShardTask, WriteOrder
+from batchloom.preparation.shards import ShardTask, WriteOrder, drop_temporary
 from batchloom.preparation.unit_files import KEYS_NAME
 from batchloom.preparation.work import Decision, UnitKept, UnitWork, WorkFolder
 from batchloom.store.manifest import ShardEntry
@@ -54,7 +54,6 @@ class Phases:
         older: what stands before the units.
         dedup: which duplicates are left out.
         dtype: of a token on disk.
-        attempt: sets the files of this run apart from those of another one.
     """
 
     def __init__(
@@ -65,10 +64,9 @@ class Phases:
         older: Older,
         dedup: DedupRecipe,
         dtype: np.dtype[np.generic],
-        attempt: str,
     ) -> None:
         self._work, self._units, self._sharding = work, units, sharding
-        self._older, self._dedup, self._dtype, self._attempt = older, dedup, dtype, attempt
+        self._older, self._dedup, self._dtype = older, dedup, dtype
 
     def settle(self, crew: Crew, found: Duplicates) -> list[UnitKept]:
         """What is left of every unit."""
@@ -79,7 +77,6 @@ class Phases:
                 parts=len(one.unit.parts),
                 folder=one.folder,
                 place=self._work.kept(one.unit.number),
-                attempt=self._attempt,
                 number=one.unit.number + len(self._older.files),
                 exact=found.exact,
                 near=found.near,
@@ -113,7 +110,7 @@ class Phases:
         if older:
             write_file(none, b"")
         links = find_all(crew, (*[none] * len(older), *bands), folder / "links", kind=BAND_KEY)
-        found = have_done(crew, {0: ComponentsOrder(links, folder / "scratch", folder / NEAR, 0)})
+        found = have_done(crew, {0: ComponentsOrder(links, folder / NEAR, 0)})
         return Duplicates(exact, found[0])
 
     def decide(self, kept: Sequence[UnitKept]) -> Decision:
@@ -147,12 +144,19 @@ class Phases:
         )
         shards: dict[int, Shards] = {}
         orders: dict[int, WriteOrder] = {}
+        folders = {one.unit.number: one.folder for one in self._units}
+
+        def wrote(number: int, *, found: bool) -> None:
+            # Not by who wrote them: another attempt that was given up for lost might have begun to read.
+            drop_temporary(folders[number])
+            tell(number, found=found)
+
         for one, left, numbers in zip(self._units, kept, decision.shards, strict=True):
             number = one.unit.number
             found = self._work.unit_shards(number)
             if found is not None:
                 shards[number] = found
-                tell(number, found=True)
+                wrote(number, found=True)
                 continue
             moved = any(set(decision.overrides).intersection(v) for v in left.smallest.values())
             orders[number] = WriteOrder(
@@ -160,13 +164,12 @@ class Phases:
                 folder=one.folder,
                 place=self._work.kept(number),
                 shards=self._work.shards(number),
-                attempt=self._attempt,
                 checksums=one.facts.checksums,
                 whole=not (left.dropped or left.moved or moved),
                 numbers=numbers,
                 task=task,
             )
-        shards |= have_done(crew, orders, lambda number: tell(number, found=False))
+        shards |= have_done(crew, orders, lambda number: wrote(number, found=False))
         return [shards[number] for number in sorted(shards)]
 
 

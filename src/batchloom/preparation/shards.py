@@ -69,7 +69,6 @@ class WriteOrder:
         folder: its temporary files.
         place: what is decided of it.
         shards: folder of its shards when they are whole.
-        attempt: sets the files of this attempt apart from those of another one.
         checksums: of its token files.
         whole: whether every document stays, in the subset that the shares say.
         numbers: of each subset the number of the unit's first shard, and how many it has.
@@ -80,7 +79,6 @@ class WriteOrder:
     folder: Path
     place: Path
     shards: Path
-    attempt: str
     checksums: dict[str, str]
     whole: bool
     numbers: dict[str, tuple[int, int]]
@@ -88,15 +86,14 @@ class WriteOrder:
 
 
 def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
-    """Write a unit's documents into its own shards of each subset, then drop its temporary files.
+    """Write a unit's documents into its own shards of each subset.
 
     A token file that is one whole shard already is linked into the store; others are copied.
 
     Raises:
         OutputError: the shards cannot be written.
     """
-    folder = attempt_folder(order.shards, order.attempt)
-    make_folder(folder)
+    folder = attempt_folder(order.shards)
     task = replace(order.task, store=folder)
     entries: dict[str, list[ShardEntry]] = {name: [] for name in SUBSETS}
     copied = []
@@ -113,11 +110,15 @@ def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
     write_file(folder / SHARDS_NAME, msgspec.json.encode(entries))
     sync_folder(folder)
     claim(folder, order.shards)
-    _drop_temporary(order.folder)
     return entries
 
 
-def _drop_temporary(folder: Path) -> None:
+def drop_temporary(folder: Path) -> None:
+    """Delete the temporary files of a unit whose shards are there, but for what is read of them later.
+
+    Raises:
+        OutputError: one cannot be deleted.
+    """
     with writing(folder):
         for name in (ROWS_NAME, *map(tokens_name, SUBSETS), *map(trained_name, SUBSETS)):
             (folder / name).unlink(missing_ok=True)

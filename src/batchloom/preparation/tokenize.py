@@ -28,7 +28,7 @@ from batchloom.preparation.work import PartCounts, UnitFacts, attempt_folder, cl
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Part
-from batchloom.store.writer import make_folder, sync_folder, write_file
+from batchloom.store.writer import sync_folder, write_file
 
 # Handed to the tokenizer at once, in characters and in documents; decides nothing.
 _BATCH_CHARACTERS = 1 << 19
@@ -50,8 +50,7 @@ def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
         UnusableError: a record that the recipe wants to end the job.
         OutputError: the files cannot be written.
     """
-    folder = attempt_folder(order.folder, order.attempt)
-    make_folder(folder)
+    folder = attempt_folder(order.folder)
     task.bounds.tell(order.cuts)
     with contextlib.ExitStack() as stack:
         encoder = stack.enter_context(ThreadPoolExecutor(1, "encode")) if task.overlap else None

@@ -110,8 +110,7 @@ class Tokenizing:
             )
         else:
             self._note(f"A worker of unit {number} ({source}) {reason}: the unit is done again.")
-        attempt = f"{order.attempt.partition('-')[0]}-{deaths.count}-{len(deaths.excluded)}"
-        return replace(order, attempt=attempt, suspects=deaths.stretches, excluded=deaths.excluded)
+        return replace(order, suspects=deaths.stretches, excluded=deaths.excluded)
 
     def done(self, number: int, facts: UnitFacts) -> None:
         """Take what came of a unit."""

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from batchloom.preparation.unit_report import UnitReport
 from batchloom.preparation.units import Unit
 from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from batchloom.store.manifest import ShardEntry
-from batchloom.store.writer import make_folder, sync_folder, write_file, writing
+from batchloom.store.writer import ASIDE, make_folder, sync_folder, write_file, writing
 
 T = TypeVar("T")
 
@@ -151,9 +152,17 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def attempt_folder(place: Path, attempt: str) -> Path:
-    """Where one attempt at something works, so that no other one can be in its way."""
-    return place.with_name(f"{place.name}.{attempt}")
+def attempt_folder(place: Path) -> Path:
+    """A new folder beside ``place`` where one attempt at it works.
+
+    No two attempts share one: a worker that was given up for lost may still be at it.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    folder = place.with_name(f"{place.name}.{secrets.token_hex(8)}")
+    make_folder(folder)
+    return folder
 
 
 def claim(folder: Path, place: Path) -> None:
@@ -208,7 +217,8 @@ class WorkFolder:
 
     def has_results(self) -> bool:
         """Whether anything in it is worth going on with."""
-        return self.complete or any(self.path.glob(f"units/*/{FACTS_NAME}"))
+        made = (f"units/*/{FACTS_NAME}", "pieces/*.keys")
+        return self.complete or any(any(self.path.glob(pattern)) for pattern in made)
 
     def _take_lock(self) -> None:
         try:
@@ -257,12 +267,41 @@ class WorkFolder:
         """The folder of what was found to stand twice."""
         return self.path / "duplicates"
 
+    def follow(self, units: str) -> bool:
+        """Delete what was decided and written of other units than these; whether there was any.
+
+        Units are named by all that decides their documents, what follows by their numbers alone.
+
+        Args:
+            units: the fingerprint of their names.
+
+        Raises:
+            OutputError: it cannot be deleted, or the units cannot be noted.
+        """
+        note, found = self.path / "units.followed", False
+        with writing(self.path):
+            with contextlib.suppress(FileNotFoundError):
+                if read_regular(note) == units.encode():
+                    return False
+            for name in ("kept", "shards", "duplicates", "store", "decision.json"):
+                path = self.path / name
+                found |= path.exists()
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        write_file(note, units.encode())
+        return found
+
     def sweep(self) -> None:
         """Delete what attempts have left that nobody finished."""
         for place in ("units", "kept", "shards", "duplicates"):
             for path in (self.path / place).glob("*.*"):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
+        for place in ("duplicates", "pieces", "older"):
+            for path in (self.path / place).rglob(f"*{ASIDE}"):
+                path.unlink(missing_ok=True)
 
     def job(self) -> JobFacts | None:
         """What the folder is for; None where nothing was begun."""
