@@ -29,10 +29,9 @@ class Suspects:
 
     def pieces(self, part: int, found: Records) -> Iterator[tuple[Records, bool]]:
         """What a reader gave, in pieces, each with whether it is suspected; bad ones come first."""
-        if not self._stretches and not self._excluded:
+        if not self._stretches:
             yield found, False
             return
-        self._exclude(part, found)
         first = Records(bad=found.bad, seen=found.seen)
         yield first, False
         sizes = [self._size(part, record) for record in found.records]
@@ -54,7 +53,10 @@ class Suspects:
         ]
         return min(sizes, default=0)
 
-    def _exclude(self, part: int, found: Records) -> None:
+    def exclude(self, part: int, found: Records) -> None:
+        """Take out what is not to be taken in hand, as bad records."""
+        if not self._excluded:
+            return
         kept = []
         for at, record in enumerate(found.records):
             reason = self._excluded.get((part, record))

@@ -123,6 +123,8 @@ class _UnitRun:
         # Steps are listed in the order in which they are first told of.
         self._tally.flow(Flow(step="read"))
         removal = Removal(order.repeated, order.unit.number, task.pieces) if task.pieces else None
+        # Lines are told by their numbers in the unit, so those of excluded records count, too.
+        self._numbered = removal is not None
         self._intake = Intake(
             normalized=task.normalize,
             cleaner=task.cleaner,
@@ -150,6 +152,8 @@ class _UnitRun:
                 self._hear(size=now - consumed, records=found.seen)
                 self._tally.flow(Flow(step="read", bytes_in=now - consumed))
                 consumed = now
+                if not self._numbered:
+                    self._suspects.exclude(number, found)
                 for piece, careful in self._suspects.pieces(number, found):
                     self._take(number, piece, reading, careful=careful)
             counts.hash = reader.finish().hex()
@@ -167,6 +171,8 @@ class _UnitRun:
             self._tell(At("clean", in_hand))
         seen, source = found.seen, self._unit.parts[number].source.name
         dropped = self._intake.take(found, reading, source)
+        if self._numbered:
+            self._suspects.exclude(number, found)
         self._parts[number].dropped.update(dropped)
         if found.bad:
             self._keep_aside(number, found.bad)
