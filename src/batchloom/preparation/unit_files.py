@@ -204,7 +204,7 @@ class UnitFiles:
             first = rows[fresh]
             if self._rows + len(rows) > _MOST_DOCUMENTS:
                 raise InputError(
-                    f"A file that cannot be cut holds more than {_MOST_DOCUMENTS:,} documents, which cannot be numbered; "
+                    f"A file that cannot be cut holds more than {_MOST_DOCUMENTS:,} documents, too many to number; "
                     "unpack it, split it into several, or say --dedup none."
                 )
             numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
