@@ -12,7 +12,7 @@ from batchloom.preparation.job import run_recipe
 from batchloom.preparation.orders import UnitOrder
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.sources.ordered import Cuts
-from prepare.stores import SMALL, jsonl, make, recipe_of, texts, tree
+from prepare.stores import SMALL, jsonl, make, recipe_of, tree
 
 
 def in_pool(inputs, out, workers=2, **settings):
@@ -99,30 +99,3 @@ def test_an_order_that_two_workers_do_comes_to_the_same(tmp_path, ordered, monke
     make(ordered, tmp_path / "twice", **settings)
     assert {"UnitOrder", "SettleOrder", "WriteOrder", "FindOrder", "ComponentsOrder"} <= kinds
     assert tree(tmp_path / "twice") == tree(tmp_path / "once")
-
-
-@pytest.mark.parametrize("dedup", ["exact", "lines"])
-def test_a_record_that_is_kept_aside_moves_no_other(tmp_path, monkeypatch, dedup):
-    """Lines that stood before are told by their numbers, and a record kept aside has some."""
-    written = [f"first of {n}\nthe same everywhere\nlast of {n}" for n in range(9)]
-    written[3] += "\none line more"
-    jsonl(tmp_path / "a.jsonl", [{"text": text} for text in written])
-    real = making.doing
-
-    def doing_without(task):
-        work = real(task)
-
-        def without(order, tell):
-            if isinstance(order, UnitOrder):
-                order = replace(order, excluded=(((0, 3), "the worker died"),))
-            return work(order, tell)
-
-        return without
-
-    monkeypatch.setattr(making, "doing", doing_without)
-    made = make(tmp_path / "a.jsonl", tmp_path / "out", dedup=dedup, max_bad=1)
-    assert made.counts.quarantined == 1
-    left = [text for n, text in enumerate(written) if n != 3]
-    if dedup == "lines":
-        left[1:] = [text.replace("the same everywhere\n", "") for text in left[1:]]
-    assert texts(tmp_path / "out") == left

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, OutputError
-from batchloom.core.files import because
+from batchloom.core.files import WRITING, because
 
 ASIDE = ".partial"
 
@@ -28,21 +27,19 @@ def touching(path: Path) -> Iterator[None]:
     except BatchloomError:
         raise
     except OSError as error:
-        raise OutputError(f"Cannot use {path}: {because(error)}.") from error
+        raise OutputError(f"Cannot use {path}: {because(error, WRITING)}.") from error
 
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the name ``path`` when all went well, and is gone otherwise.
 
-    Nobody else writes to it: a worker that was given up for lost may still be at the same.
-
     What is raised inside passes as it is: who writes does so inside of :func:`touching`.
 
     Raises:
         OutputError: it cannot be opened, or not be finished.
     """
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}{ASIDE}")
+    aside = path.with_name(path.name + ASIDE)
     with contextlib.ExitStack() as stack:
         with touching(path):
             file = aside.open("wb")

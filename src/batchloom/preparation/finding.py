@@ -9,8 +9,8 @@ from batchloom.dedup.find import find
 from batchloom.dedup.keys import BAND_KEY, KEY
 from batchloom.dedup.near import read_bands, write_band_keys
 from batchloom.preparation.unit_files import BANDS_NAME, ROW, ROWS_NAME
-from batchloom.preparation.work import attempt_folder
-from batchloom.store.writer import make_folder
+from batchloom.preparation.work import attempt_folder, claim, claimed_file
+from batchloom.store.writer import make_folder, sync_folder
 
 EXACT, NEAR = "exact", "near"
 
@@ -24,6 +24,7 @@ class FindOrder:
         first_new: units before it are of older generations, whose documents stay.
         range: number of the range, and how many there are.
         place: file that what is found is written to.
+        attempt: sets the file of this attempt apart from that of another one.
         bands: whether the keys are those of bands.
     """
 
@@ -31,6 +32,7 @@ class FindOrder:
     first_new: int
     range: tuple[int, int]
     place: Path
+    attempt: str
     bands: bool = False
 
 
@@ -44,6 +46,7 @@ class BandsOrder:
         exact: files that name exact duplicates, which take no part.
         count: bands of a document.
         place: file of the sorted keys.
+        attempt: sets the file of this attempt apart from that of another one.
     """
 
     folder: Path
@@ -51,6 +54,7 @@ class BandsOrder:
     exact: tuple[Path, ...]
     count: int
     place: Path
+    attempt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +63,40 @@ class ComponentsOrder:
 
     Attributes:
         links: files that name them.
+        scratch: folder for what is put down on the way.
         place: folder of the files that name what goes.
         first_new: documents of units before it stay.
+        attempt: sets the files of this attempt apart from those of another one.
     """
 
     links: tuple[Path, ...]
+    scratch: Path
     place: Path
     first_new: int
+    attempt: str
 
 
 def find_duplicates(order: FindOrder) -> int:
     """Write down the documents of a range that stood before; how many they are."""
-    make_folder(order.place.parent)
     kind = BAND_KEY if order.bands else KEY
-    return find(order.files, order.range, order.first_new, order.place, kind)
+    with claimed_file(order.place, order.attempt) as aside:
+        return find(order.files, order.range, order.first_new, aside, kind)
 
 
 def sort_bands(order: BandsOrder) -> None:
     """Write the sorted keys of the bands of one unit."""
-    make_folder(order.place.parent)
     rows = mapped(order.folder / ROWS_NAME, ROW)
     bands = read_bands(order.folder / BANDS_NAME, order.count)
-    write_band_keys(order.place, bands, rows["part"], order.exact, order.number)
+    with claimed_file(order.place, order.attempt) as aside:
+        write_band_keys(aside, bands, rows["part"], order.exact, order.number)
 
 
 def link_components(order: ComponentsOrder) -> tuple[Path, ...]:
     """Write down which documents go because one that is like them stands before."""
-    make_folder(order.place)
-    scratch = attempt_folder(order.place)
-    return tuple(components(order.links, scratch, order.place, order.first_new))
+    folder = attempt_folder(order.place, order.attempt)
+    scratch = attempt_folder(order.scratch, order.attempt)
+    make_folder(folder)
+    found = components(order.links, scratch, folder, order.first_new)
+    sync_folder(folder)
+    claim(folder, order.place)
+    return tuple(order.place / path.name for path in found)

@@ -41,6 +41,7 @@ class UnitOrder:
     Attributes:
         unit: the parts to read.
         folder: where its temporary files are when they are whole.
+        attempt: sets the files of this attempt apart from those of another one.
         suspects: stretches of records (first, last) in which a worker died: taken in hand a few
             at a time, so that the next death says more.
         excluded: records that are kept aside unread, with the reason.
@@ -50,9 +51,29 @@ class UnitOrder:
 
     unit: Unit
     folder: Path
+    attempt: str
     suspects: tuple[tuple[Place, Place], ...] = ()
     excluded: tuple[tuple[Place, str], ...] = ()
     repeated: tuple[Path, ...] = ()
+    cuts: tuple[KnownCut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesOrder:
+    """One unit whose lines (or paragraphs) are to be kept as keys, before any unit is tokenized.
+
+    Attributes:
+        unit: the parts to read.
+        place: file of the keys.
+        attempt: sets the file of this attempt apart from that of another one.
+        suspects, excluded, cuts: as those of a :class:`UnitOrder`.
+    """
+
+    unit: Unit
+    place: Path
+    attempt: str
+    suspects: tuple[tuple[Place, Place], ...] = ()
+    excluded: tuple[tuple[Place, str], ...] = ()
     cuts: tuple[KnownCut, ...] = ()
 
 

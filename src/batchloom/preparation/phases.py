@@ -1,7 +1,7 @@
 """Phases B and C over all units: who is told to do what, and what is found done already."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -10,14 +10,15 @@ import numpy as np
 from batchloom.core.errors import WorkerError
 from batchloom.dedup.keys import BAND_KEY, KEY, count_keys, partitions_of
 from batchloom.execution.retry import carry_out
-from batchloom.execution.seam import Crew, Done
+from batchloom.execution.seam import Crew, Told
 from batchloom.preparation.append import Older
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.finding import EXACT, NEAR, BandsOrder, ComponentsOrder, FindOrder
 from batchloom.preparation.settle import SettleOrder, Sharding, decide, overrides_of
-from batchloom.preparation.shards import ShardTask, WriteOrder, drop_temporary
+from batchloom.preparation.shards import ShardTask, WriteOrder
+from batchloom.preparation.suspects import Losses
 from batchloom.preparation.unit_files import KEYS_NAME
-from batchloom.preparation.work import Decision, UnitKept, UnitWork, WorkFolder
+from batchloom.preparation.work import FOUND, KEYS, Decision, UnitKept, UnitWork, WorkFolder
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.writer import write_file
 
@@ -54,6 +55,7 @@ class Phases:
         older: what stands before the units.
         dedup: which duplicates are left out.
         dtype: of a token on disk.
+        attempt: sets the files of this run apart from those of another one.
     """
 
     def __init__(
@@ -64,9 +66,10 @@ class Phases:
         older: Older,
         dedup: DedupRecipe,
         dtype: np.dtype[np.generic],
+        attempt: str,
     ) -> None:
         self._work, self._units, self._sharding = work, units, sharding
-        self._older, self._dedup, self._dtype = older, dedup, dtype
+        self._older, self._dedup, self._dtype, self._attempt = older, dedup, dtype, attempt
 
     def settle(self, crew: Crew, found: Duplicates) -> list[UnitKept]:
         """What is left of every unit."""
@@ -77,6 +80,7 @@ class Phases:
                 parts=len(one.unit.parts),
                 folder=one.folder,
                 place=self._work.kept(one.unit.number),
+                attempt=self._attempt,
                 number=one.unit.number + len(self._older.files),
                 exact=found.exact,
                 near=found.near,
@@ -95,22 +99,24 @@ class Phases:
         folder, documents = self._work.duplicates, sum(one.facts.documents for one in units)
         older = self._older.files
         files = (*older, *(one.folder / KEYS_NAME for one in units))
-        exact = find_all(crew, files, folder / EXACT, first_new=len(older))
+        exact = find_all(crew, files, folder / EXACT, self._attempt, first_new=len(older))
         if mode != "near" or not documents:
             return Duplicates(exact)
         (count, _), place = self._dedup.banding, folder / "bands"
-        none, numbers = place / "none.keys", range(len(older), len(files))
-        bands = [place / f"{number:05d}.keys" for number in numbers]
+        none, numbers = place / f"none{KEYS}", range(len(older), len(files))
+        bands = [place / f"{number:05d}{KEYS}" for number in numbers]
         orders = {
-            number: BandsOrder(one.folder, number, exact, count, path)
+            number: BandsOrder(one.folder, number, exact, count, path, self._attempt)
             for number, one, path in zip(numbers, units, bands, strict=True)
             if not path.exists()
         }
         have_done(crew, orders)
         if older:
             write_file(none, b"")
-        links = find_all(crew, (*[none] * len(older), *bands), folder / "links", kind=BAND_KEY)
-        found = have_done(crew, {0: ComponentsOrder(links, folder / NEAR, 0)})
+        every = (*[none] * len(older), *bands)
+        links = find_all(crew, every, folder / "links", self._attempt, kind=BAND_KEY)
+        order = ComponentsOrder(links, folder / "scratch", folder / NEAR, 0, self._attempt)
+        found = have_done(crew, {0: order})
         return Duplicates(exact, found[0])
 
     def decide(self, kept: Sequence[UnitKept]) -> Decision:
@@ -144,19 +150,12 @@ class Phases:
         )
         shards: dict[int, Shards] = {}
         orders: dict[int, WriteOrder] = {}
-        folders = {one.unit.number: one.folder for one in self._units}
-
-        def wrote(number: int, *, found: bool) -> None:
-            # Not by who wrote them: another attempt that was given up for lost might have begun to read.
-            drop_temporary(folders[number])
-            tell(number, found=found)
-
         for one, left, numbers in zip(self._units, kept, decision.shards, strict=True):
             number = one.unit.number
             found = self._work.unit_shards(number)
             if found is not None:
                 shards[number] = found
-                wrote(number, found=True)
+                tell(number, found=True)
                 continue
             moved = any(set(decision.overrides).intersection(v) for v in left.smallest.values())
             orders[number] = WriteOrder(
@@ -164,12 +163,13 @@ class Phases:
                 folder=one.folder,
                 place=self._work.kept(number),
                 shards=self._work.shards(number),
+                attempt=self._attempt,
                 checksums=one.facts.checksums,
                 whole=not (left.dropped or left.moved or moved),
                 numbers=numbers,
                 task=task,
             )
-        shards |= have_done(crew, orders, lambda number: wrote(number, found=False))
+        shards |= have_done(crew, orders, lambda number: tell(number, found=False))
         return [shards[number] for number in sorted(shards)]
 
 
@@ -177,6 +177,7 @@ def find_all(
     crew: Crew,
     files: tuple[Path, ...],
     folder: Path,
+    attempt: str,
     *,
     first_new: int = 0,
     kind: np.dtype[np.void] = KEY,
@@ -187,14 +188,15 @@ def find_all(
         crew: does it.
         files: of keys, in the order of documents.
         folder: where the files go.
+        attempt: sets the files of this run apart from those of another one.
         first_new: what is in files before it stays.
         kind: of the keys.
     """
     ranges = partitions_of(count_keys(files, kind))
-    places = tuple(folder / f"{number:05d}.rows" for number in range(ranges))
+    places = tuple(folder / f"{number:05d}{FOUND}" for number in range(ranges))
     bands = kind == BAND_KEY
     orders = {
-        number: FindOrder(files, first_new, (number, ranges), place, bands)
+        number: FindOrder(files, first_new, (number, ranges), place, attempt, bands)
         for number, place in enumerate(places)
         if not place.exists()
     }
@@ -206,8 +208,15 @@ def have_done(
     crew: Crew,
     orders: Mapping[int, Any],
     tell: Callable[[int], None] = lambda _: None,
+    losses: Losses | None = None,
 ) -> dict[int, Any]:
-    """What came of orders, by number; those whose workers are lost are given again.
+    """What came of orders, by number; those whose workers are lost are given again, as another attempt.
+
+    Args:
+        crew: does them.
+        orders: what is to be done, by number.
+        tell: is told of each that is done.
+        losses: knows of units whose workers died, where single documents may be what they die of.
 
     Raises:
         WorkerError: workers die of an order again and again.
@@ -221,11 +230,18 @@ def have_done(
                 f"A worker {reason}, {deaths[number]} times at the same work. Give workers more memory (fewer of them: "
                 "--workers 1), then give the same command again: it goes on."
             )
-        return order
+        # Who is believed dead may live on where nobody sees it.
+        attempt = f"{order.attempt.partition('-')[0]}-{deaths[number]}"
+        return replace(order, attempt=attempt)
 
     made: dict[int, Any] = {}
-    for event in carry_out(crew, orders.items(), lost):
-        if isinstance(event, Done):
+    for event in carry_out(crew, orders.items(), losses.lost if losses else lost):
+        if isinstance(event, Told):
+            if losses is not None:
+                losses.hear(event.number, event.message)
+        else:
+            if losses is not None:
+                losses.done(event.number)
             made[event.number] = event.result
             tell(event.number)
     return made

@@ -22,7 +22,7 @@ from batchloom.preparation.unit_files import (
 from batchloom.preparation.work import Decision, Kept, UnitKept, attempt_folder, claim, reading
 from batchloom.store.format import SUBSETS
 from batchloom.store.pairs import CHOSEN
-from batchloom.store.writer import sync_folder, write_file
+from batchloom.store.writer import make_folder, sync_folder, write_file
 
 _STRETCH_ROWS = 1 << 16
 # Documents that are left out: the number of the first of their record in the unit, and why.
@@ -67,6 +67,7 @@ class SettleOrder:
         parts: how many parts it has.
         folder: its temporary files.
         place: folder of what is decided of it.
+        attempt: sets the files of this attempt apart from those of another one.
         number: of the unit among all that were looked through, those of older generations first.
         exact: files that name exact duplicates, one a partition.
         near: files that name documents that are alike.
@@ -76,6 +77,7 @@ class SettleOrder:
     parts: int
     folder: Path
     place: Path
+    attempt: str
     number: int
     exact: tuple[Path, ...]
     near: tuple[Path, ...]
@@ -122,7 +124,8 @@ def settle_unit(order: SettleOrder) -> UnitKept:
         shards={name: cutters[name].shards for name in SUBSETS},
         moved=moved,
     )
-    folder = attempt_folder(order.place)
+    folder = attempt_folder(order.place, order.attempt)
+    make_folder(folder)
     write_file(folder / DROPPED_NAME, drops.tobytes())
     write_file(folder / KEPT_NAME, msgspec.json.encode(facts))
     sync_folder(folder)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.errors import StoreConflictError
 from batchloom.preparation.cutter import ShardCutter
 from batchloom.preparation.settle import judged, row_stretches
 from batchloom.preparation.subsets import Membership
@@ -20,7 +21,7 @@ from batchloom.preparation.unit_files import (
     tokens_name,
     trained_name,
 )
-from batchloom.preparation.work import attempt_folder, claim, reading
+from batchloom.preparation.work import attempt_folder, claim, read_shards, reading
 from batchloom.store.format import SUBSETS, shard_name
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
@@ -69,6 +70,7 @@ class WriteOrder:
         folder: its temporary files.
         place: what is decided of it.
         shards: folder of its shards when they are whole.
+        attempt: sets the files of this attempt apart from those of another one.
         checksums: of its token files.
         whole: whether every document stays, in the subset that the shares say.
         numbers: of each subset the number of the unit's first shard, and how many it has.
@@ -79,6 +81,7 @@ class WriteOrder:
     folder: Path
     place: Path
     shards: Path
+    attempt: str
     checksums: dict[str, str]
     whole: bool
     numbers: dict[str, tuple[int, int]]
@@ -86,14 +89,26 @@ class WriteOrder:
 
 
 def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
-    """Write a unit's documents into its own shards of each subset.
+    """Write a unit's documents into its own shards of each subset, then drop its temporary files.
 
-    A token file that is one whole shard already is linked into the store; others are copied.
+    A token file that is one whole shard already is linked into the store; others are copied. Where
+    another attempt was first, its shards are the same, and there may be nothing left to make them of.
 
     Raises:
         OutputError: the shards cannot be written.
     """
-    folder = attempt_folder(order.shards)
+    try:
+        return _write_unit(order)
+    except StoreConflictError:
+        found = read_shards(order.shards)
+        if found is None:
+            raise
+        return found
+
+
+def _write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
+    folder = attempt_folder(order.shards, order.attempt)
+    make_folder(folder)
     task = replace(order.task, store=folder)
     entries: dict[str, list[ShardEntry]] = {name: [] for name in SUBSETS}
     copied = []
@@ -109,16 +124,13 @@ def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
         sync_folder(folder / name)
     write_file(folder / SHARDS_NAME, msgspec.json.encode(entries))
     sync_folder(folder)
-    claim(folder, order.shards)
+    if not claim(folder, order.shards):
+        entries = read_shards(order.shards) or entries
+    _drop_temporary(order.folder)
     return entries
 
 
-def drop_temporary(folder: Path) -> None:
-    """Delete the temporary files of a unit whose shards are there, but for what is read of them later.
-
-    Raises:
-        OutputError: one cannot be deleted.
-    """
+def _drop_temporary(folder: Path) -> None:
     with writing(folder):
         for name in (ROWS_NAME, *map(tokens_name, SUBSETS), *map(trained_name, SUBSETS)):
             (folder / name).unlink(missing_ok=True)

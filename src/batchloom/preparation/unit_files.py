@@ -133,6 +133,11 @@ def trained_name(subset: str) -> str:
     return f"trained.{subset}.bool"
 
 
+def _place_of_bad(line: bytes) -> tuple[int, int]:
+    part, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
+    return part, bad.record
+
+
 @final
 class UnitFiles:
     """The temporary files of a unit while they are written.
@@ -145,6 +150,7 @@ class UnitFiles:
     def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
         self._folder, self._dedup = folder, dedup
         self._last, self._rows = (-1, -1), 0
+        self._last_bad, self._bad_in_order = (-1, -1), True
         self._stack = contextlib.ExitStack()
         self._key = (
             self._stack.enter_context(key_file(folder / KEYS_NAME))
@@ -251,10 +257,25 @@ class UnitFiles:
         with writing(self._folder):
             for bad in found:
                 self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
+                place = part, bad.record
+                self._bad_in_order &= self._last_bad <= place
+                self._last_bad = place
+
+    def _sort_bad(self) -> None:
+        """Put bad records in the order of the input: when each was found is a matter of timing."""
+        file = self._open[BAD_NAME]
+        with writing(self._folder):
+            file.flush()
+            lines = (self._folder / BAD_NAME).read_bytes().splitlines(keepends=True)
+            lines.sort(key=_place_of_bad)
+            file.seek(0)
+            file.writelines(lines)
 
     def sync(self) -> None:
         """Finish what is sorted, and make what was written outlast a power cut."""
         self._stack.close()
+        if not self._bad_in_order:
+            self._sort_bad()
         for file in self._open.values():
             with writing(self._folder):
                 file.flush()
