@@ -316,7 +316,8 @@ class WorkFolder:
                 return False
             decided = any((self.path / "kept").glob("*"))
             for name in ("store", "shards", "kept", "duplicates"):
-                shutil.rmtree(self.path / name, ignore_errors=True)
+                if (self.path / name).exists():
+                    shutil.rmtree(self.path / name)
             (self.path / "decision.json").unlink(missing_ok=True)
         write_file(note, units.encode())
         return decided
