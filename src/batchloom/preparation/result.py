@@ -1,9 +1,10 @@
 """What ``prepare`` gives back."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchloom.store.manifest import Counts, Manifest
+from batchloom.store.manifest import Counts, Manifest, SubsetEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class SubsetResult:
 class PrepareResult:
     """A finished store, and what became of the input.
 
+    Where a store was appended to, ``counts``, ``subsets`` and ``input_*`` are of what was added.
+
     Attributes:
         path: the store's folder; its URL where it lies elsewhere.
         counts: records read, documents and tokens kept, records quarantined, documents dropped
@@ -33,6 +36,8 @@ class PrepareResult:
         already_done: the store was finished before, by the same recipe over the same inputs.
         resumed_units: units of work that an earlier, unfinished run had done.
         notes: what was announced on the way.
+        generation: the newest of the store; 1 for one that was made and never changed.
+        in_all: documents and tokens of the store, all generations together, without removed ones.
     """
 
     path: Path | str
@@ -47,29 +52,37 @@ class PrepareResult:
     already_done: bool
     resumed_units: int
     notes: tuple[str, ...]
+    generation: int = 1
+    in_all: tuple[int, int] = (0, 0)
 
 
 def result_of(
     out: Path | str,
     manifest: Manifest,
     *,
+    base: Manifest | None = None,
     engine_note: str = "",
     seconds: float,
     already_done: bool = False,
     resumed_units: int = 0,
     notes: tuple[str, ...] = (),
 ) -> PrepareResult:
-    """The result that a manifest describes."""
+    """The result that a manifest describes; of a store that was appended to, what it has beyond ``base``."""
+    counts, subsets, sources = manifest.counts, manifest.subsets, manifest.sources
+    if base is not None:
+        counts, sources = _beyond(counts, base.counts), sources[len(base.sources) :]
+    old = base.subsets if base is not None else {}
     engine = f"{manifest.tokenizer.engine} {manifest.tokenizer.engine_version}".strip()
     return PrepareResult(
         path=out,
-        counts=manifest.counts,
+        counts=counts,
         subsets={
-            name: SubsetResult(entry.documents, entry.tokens, len(entry.shards))
-            for name, entry in manifest.subsets.items()
+            name: _subset(entry, old.get(name))
+            for name, entry in subsets.items()
+            if entry != old.get(name)
         },
-        input_files=len(manifest.sources),
-        input_bytes=sum(source.bytes for source in manifest.sources),
+        input_files=len(sources),
+        input_bytes=sum(source.bytes for source in sources),
         dtype=manifest.dtype,
         tokenizer=manifest.tokenizer.name,
         engine=f"{engine} ({engine_note})" if engine_note else engine,
@@ -77,4 +90,30 @@ def result_of(
         already_done=already_done,
         resumed_units=resumed_units,
         notes=notes,
+        generation=manifest.generation,
+        in_all=(
+            sum(entry.kept[0] for entry in subsets.values()),
+            sum(entry.kept[1] for entry in subsets.values()),
+        ),
+    )
+
+
+def _subset(entry: SubsetEntry, old: SubsetEntry | None) -> SubsetResult:
+    if old is None:
+        return SubsetResult(entry.documents, entry.tokens, len(entry.shards))
+    return SubsetResult(
+        entry.documents - old.documents,
+        entry.tokens - old.tokens,
+        len(entry.shards) - len(old.shards),
+    )
+
+
+def _beyond(counts: Counts, old: Counts) -> Counts:
+    return Counts(
+        records=counts.records - old.records,
+        documents=counts.documents - old.documents,
+        tokens=counts.tokens - old.tokens,
+        quarantined=counts.quarantined - old.quarantined,
+        dropped=dict(Counter(counts.dropped) - Counter(old.dropped)),
+        further=counts.further - old.further,
     )

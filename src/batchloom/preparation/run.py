@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.files import printable
+from batchloom.preparation.append_refusals import refuse_other_kind
 from batchloom.preparation.finish import Finished, finish_store, make_manifest, move_store
 from batchloom.preparation.making import Made, Making, Run
 from batchloom.preparation.read_recipe import weights_note
@@ -34,6 +35,7 @@ from batchloom.preparation.work import (
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.listing import Listing
 from batchloom.store.format import PAGE_NAME, REPORT_NAME
+from batchloom.store.generations import extended
 from batchloom.store.manifest import Manifest, read_manifest
 from batchloom.store.writer import write_file
 from batchloom.tokens import Tokenizer, parse_train_spec
@@ -79,8 +81,10 @@ class Job:
             self._note(weights)
         self._tell_schemas()
         refuse_mixed(self._listing.sources, self._readings)
-        constants = [*self._settings.constants, self._base.generation if self._base else 0]
-        job = job_facts(self._recipe, self._listing, constants, list(self._content.values()))
+        refuse_other_kind(self._listing.sources, self._readings, self._base, self._work.out)
+        content = list(self._content.values())
+        base = self._base.generation if self._base else 0
+        job = job_facts(self._recipe, self._listing, self._settings.constants, content, base)
         begin_or_go_on(self._work, self._recipe, job, kept, restart=self._settings.restart)
         self._work.sweep()
         note = ""
@@ -93,15 +97,10 @@ class Job:
         else:
             manifest, note = self._make()
         move_store(self._work)
-        if self._base is not None:
-            whole = read_manifest(self._work.out)
-            self._note(
-                f"{self._work.out} is generation {whole.generation} now, with {whole.counts.documents:,} documents and "
-                f"{whole.counts.tokens:,} tokens; older ones stay readable (batchloom log)."
-            )
         return result_of(
             self._work.out,
             manifest,
+            base=self._base,
             engine_note=note,
             seconds=time.perf_counter() - self._began,
             resumed_units=self._resumed,
@@ -123,12 +122,17 @@ class Job:
         )
         return result_of(
             self._work.out,
-            make_manifest(done, {}),
+            self._whole(make_manifest(done, {})),
+            base=self._base,
             engine_note=made.tokenizer.engine.note,
             seconds=time.perf_counter() - self._began,
             resumed_units=self._resumed,
             notes=tuple(self._notes),
         )
+
+    def _whole(self, made: Manifest) -> Manifest:
+        """The manifest with what the store held before."""
+        return made if self._base is None else extended(self._base, made)
 
     def _make(self) -> tuple[Manifest, str]:
         began = time.perf_counter()
