@@ -6,8 +6,8 @@ from pathlib import Path
 
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.read_recipe import ReadRecipe
-from batchloom.preparation.recipe import Recipe
-from batchloom.preparation.recipe_values import dedup_of
+from batchloom.preparation.recipe import ChatRecipe, Recipe
+from batchloom.preparation.recipe_values import dedup_of, steps_of
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.sources.rules import Limits
 from batchloom.store.manifest import read_manifest
@@ -15,16 +15,19 @@ from batchloom.store.opening import open_store
 
 SMALL = Limits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 
-
 READING = ("text_field", "mapping", "split_on", "normalize", "clean")
+CHAT = ("template", "train_on", "max_tokens", "overlong", "prove")
 
 
 def recipe_of(**settings):
     """A recipe whose settings of reading are named as ``prepare`` names them."""
     reading = {name: settings.pop(name) for name in READING if name in settings}
+    chat = {name: settings.pop(name) for name in CHAT if name in settings}
+    if "clean" in reading:
+        reading["clean"] = steps_of(reading["clean"])
     if "dedup" in settings:
         settings["dedup"] = dedup_of(settings["dedup"])
-    return Recipe(reading=ReadRecipe(**reading), **settings)
+    return Recipe(reading=ReadRecipe(**reading), chat=ChatRecipe(**chat), **settings)
 
 
 def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **settings):

@@ -482,6 +482,9 @@ def print_result(console: Console, result: PrepareResult) -> None:
     table.add_row("documents added" if grown else "documents kept", f"{counts.documents:,}")
     table.add_row("tokens added" if grown else "tokens", f"{counts.tokens:,}")
     console.print(table)
+    if not result.subsets:
+        # A dry run, which has said so.
+        return
     table = Table(box=None, pad_edge=False)
     table.add_column("subset")
     for name in ("documents", "tokens", "shards"):

@@ -34,6 +34,23 @@ _REMEDIES = {
     errno.ENOSPC: "the disk is full; free some room, then give the same command again",
     errno.ENOMEM: "out of memory; give the process more",
 }
+# What to do where files of ours cannot be written.
+WRITING = {
+    errno.ENOSPC: "the disk is full; free some room, then give the same command again: it goes on",
+    errno.EDQUOT: "the disk quota is used up; free some room, then give the same command again",
+    errno.EACCES: "permission denied; choose another --out or change its owner",
+    errno.EPERM: "permission denied; choose another --out or change its owner",
+    errno.EROFS: "the file system is read-only; choose another --out",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another --out",
+    errno.EEXIST: "a file is in the way; choose another --out",
+    errno.EFBIG: "a file would be larger than the file system or `ulimit -f` allows; raise that, give a smaller "
+    "--tokens-per-shard, or choose another --out",
+    errno.ELOOP: "its links lead in a circle; choose another --out",
+    errno.ENAMETOOLONG: "the path or a name in it is too long; choose a shorter --out",
+    errno.EIO: "the disk failed (input/output error); look at dmesg, or choose an --out on another disk",
+    errno.EISDIR: "a folder is in the way; choose another --out",
+    errno.ENOENT: "a folder on the way is gone or cannot be made; choose another --out",
+}
 _SIBLINGS = 4096
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, OutputError
-from batchloom.core.files import because
+from batchloom.core.files import WRITING, because
 
 ASIDE = ".partial"
 
@@ -27,7 +27,7 @@ def touching(path: Path) -> Iterator[None]:
     except BatchloomError:
         raise
     except OSError as error:
-        raise OutputError(f"Cannot use {path}: {because(error)}.") from error
+        raise OutputError(f"Cannot use {path}: {because(error, WRITING)}.") from error
 
 
 @contextlib.contextmanager

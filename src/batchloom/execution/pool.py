@@ -25,7 +25,7 @@ from batchloom.execution.machine import own_memory, too_much
 from batchloom.execution.seam import Done, Lost, Setup, Told
 from batchloom.execution.worker import Asks
 
-# Deaths one after the other before any worker is ready: the next one would die of the same.
+# Deaths of every worker one after the other before any is ready: the next one would die of the same.
 _MOST_DEATHS = 3
 # How often memory is looked at, and whether a silent worker still lives.
 _LOOK_SECONDS = 0.2
@@ -200,7 +200,7 @@ class Pool:
             return Lost(worker.number, reason)
         if not worker.ready:
             self._deaths += 1
-            if self._deaths >= _MOST_DEATHS:
+            if self._deaths >= _MOST_DEATHS * self._most:
                 raise WorkerError(
                     f"{self._deaths} worker processes ended one after the other before they could do any "
                     f"work; the last one {reason}. What they said stands above, on standard error; give "

@@ -11,8 +11,9 @@ from batchloom.dedup.find import find
 from batchloom.dedup.keys import BAND_KEY, KEY
 from batchloom.dedup.near import read_bands, write_band_keys
 from batchloom.preparation.unit_files import BANDS_NAME, ROW, ROWS_NAME
+from batchloom.preparation.work import attempt_folder, claim, claimed_file
 from batchloom.store.bands import map_bands
-from batchloom.store.writer import make_folder
+from batchloom.store.writer import make_folder, sync_folder
 
 EXACT, NEAR = "exact", "near"
 
@@ -26,6 +27,7 @@ class FindOrder:
         first_new: units before it are of older generations, whose documents stay.
         range: number of the range, and how many there are.
         place: file that what is found is written to.
+        attempt: sets the file of this attempt apart from that of another one.
         bands: whether the keys are those of bands.
     """
 
@@ -33,6 +35,7 @@ class FindOrder:
     first_new: int
     range: tuple[int, int]
     place: Path
+    attempt: str
     bands: bool = False
 
 
@@ -46,6 +49,7 @@ class BandsOrder:
         exact: files that name exact duplicates, which take no part.
         count: bands of a document.
         place: file of the sorted keys.
+        attempt: sets the file of this attempt apart from that of another one.
     """
 
     folder: Path
@@ -53,6 +57,7 @@ class BandsOrder:
     exact: tuple[Path, ...]
     count: int
     place: Path
+    attempt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +82,12 @@ class StoredBandsOrder:
     Attributes:
         bands: of the shard.
         place: file of the sorted keys.
+        attempt: sets the file of this attempt apart from that of another one.
     """
 
     bands: StoredBands
     place: Path
+    attempt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,41 +99,47 @@ class ComponentsOrder:
         scratch: folder for what is put down on the way.
         place: folder of the files that name what goes.
         first_new: documents of units before it stay.
+        attempt: sets the files of this attempt apart from those of another one.
     """
 
     links: tuple[Path, ...]
     scratch: Path
     place: Path
     first_new: int
+    attempt: str
 
 
 def find_duplicates(order: FindOrder) -> int:
     """Write down the documents of a range that stood before; how many they are."""
-    make_folder(order.place.parent)
     kind = BAND_KEY if order.bands else KEY
-    return find(order.files, order.range, order.first_new, order.place, kind)
+    with claimed_file(order.place, order.attempt) as aside:
+        return find(order.files, order.range, order.first_new, aside, kind)
 
 
 def sort_bands(order: BandsOrder) -> None:
     """Write the sorted keys of the bands of one unit."""
-    make_folder(order.place.parent)
     rows = mapped(order.folder / ROWS_NAME, ROW)
     bands = read_bands(order.folder / BANDS_NAME, order.count)
-    write_band_keys(order.place, bands, rows["part"], order.exact, order.number)
+    with claimed_file(order.place, order.attempt) as aside:
+        write_band_keys(aside, bands, rows["part"], order.exact, order.number)
 
 
 def sort_stored_bands(order: StoredBandsOrder) -> None:
     """Write the sorted keys of the bands of a shard that is there."""
-    make_folder(order.place.parent)
     said = order.bands
     keys = map_bands(said.path, said.documents).keys
     # Which file part it came of is told of what goes alone.
     parts = np.zeros(said.documents, np.uint32)
-    write_band_keys(order.place, keys, parts, gone=np.array(said.removed, np.int64))
+    with claimed_file(order.place, order.attempt) as aside:
+        write_band_keys(aside, keys, parts, gone=np.array(said.removed, np.int64))
 
 
 def link_components(order: ComponentsOrder) -> tuple[Path, ...]:
     """Write down which documents go because one that is like them stands before."""
-    make_folder(order.place)
-    found = components(order.links, order.scratch, order.place, order.first_new)
-    return tuple(found)
+    folder = attempt_folder(order.place, order.attempt)
+    scratch = attempt_folder(order.scratch, order.attempt)
+    make_folder(folder)
+    found = components(order.links, scratch, folder, order.first_new)
+    sync_folder(folder)
+    claim(folder, order.place)
+    return tuple(order.place / path.name for path in found)

@@ -22,11 +22,11 @@ from batchloom.preparation.finding import (
     sort_bands,
     sort_stored_bands,
 )
-from batchloom.preparation.orders import UnitOrder
+from batchloom.preparation.orders import PiecesOrder, UnitOrder
 from batchloom.preparation.part_cuts import CutsOrder, find_cuts
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe
-from batchloom.preparation.repeated import PiecesOrder, keep_pieces
+from batchloom.preparation.repeated import keep_pieces
 from batchloom.preparation.settle import SettleOrder, settle_unit
 from batchloom.preparation.shards import WriteOrder, write_unit
 from batchloom.preparation.subsets import Membership
@@ -115,7 +115,7 @@ def doing(make: Callable[[], Task]) -> Work:
         if isinstance(order, UnitOrder):
             return tokenize_unit(order, task(), tell)
         if isinstance(order, PiecesOrder):
-            return keep_pieces(order, task())
+            return keep_pieces(order, task(), tell)
         if isinstance(order, CutsOrder):
             return find_cuts(order, task().rules)
         return _ALONE[type(order)](order)

@@ -15,21 +15,22 @@ from batchloom.core.values import counted
 from batchloom.execution.machine import cores
 from batchloom.execution.seam import Crew
 from batchloom.preparation.append import older_of
+from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.crews import Crewed, Execution, crew_for, workers_of
 from batchloom.preparation.dedup_report import DuplicateReader
 from batchloom.preparation.encoding import Task
 from batchloom.preparation.evaluation_sets import steps_with_index
 from batchloom.preparation.hand import Hand, doing
-from batchloom.preparation.orders import UnitOrder
+from batchloom.preparation.orders import PiecesOrder, UnitOrder
 from batchloom.preparation.part_cuts import cuts_of, cuts_orders
 from batchloom.preparation.phases import Phases, Shards, Wrote, find_all, have_done
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
-from batchloom.preparation.repeated import PiecesOrder
 from batchloom.preparation.report import Content, content_of
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.settle import Sharding
 from batchloom.preparation.stopwatch import STAGES, Spent, added
+from batchloom.preparation.suspects import KeptAsideError, Losses
 from batchloom.preparation.tally import Listener, Progress, Tally
 from batchloom.preparation.tokenizer_of import dtype_name, job_template
 from batchloom.preparation.tokenizing import Tokenizing, tokenize_all
@@ -39,6 +40,7 @@ from batchloom.preparation.versions import versions_of
 from batchloom.preparation.work import (
     WORK_VERSION,
     Decision,
+    Excluded,
     UnitFacts,
     UnitKept,
     UnitWork,
@@ -131,6 +133,8 @@ class Making:
         self._units = plan_units(listing.sources, readings.rules, run.settings.unit_bytes)
         self._seconds: dict[str, float] = {}
         self._pieces: list[Path] = []
+        self._excluded: list[Excluded] = [()] * len(self._units)
+        self._before = ""
         # Two runs never use the same: what one left behind is in nobody's way.
         self._attempt = f"{time.time_ns():x}"
 
@@ -144,6 +148,15 @@ class Making:
         recipe = self._recipe
         dtype = dtype_name(recipe, tokenizer)
         chat = job_template(recipe, self._listing.sources, self._readings, tokenizer, self._note)
+        while True:
+            try:
+                return self._make(tokenizer, dtype, chat)
+            except KeptAsideError as error:
+                self._work.exclude(self._names(tokenizer)[error.unit], error.excluded)
+
+    def _make(self, tokenizer: Tokenizer, dtype: str, chat: ChatEncoder | None) -> Made:
+        """Do what is left to do, with records that are known to be kept aside."""
+        recipe = self._recipe
         folders = self._folders(tokenizer)
         found = [self._work.unit_facts(folder.name) for folder in folders]
         resumed = sum(one is not None for one in found)
@@ -152,8 +165,10 @@ class Making:
                 f"Going on: {resumed:,} of {len(found):,} units were finished by an earlier run."
             )
         tally = Tally(self._listener, recipe.max_bad, self._listing.bytes)
-        tokenizing = Tokenizing(self._units, found, self._readings.rules, tally, self._note)
-        workers = workers_of(self._settings.execution, len(found) - resumed)
+        losses = Losses(self._units, self._note, together=bool(self._pieces))
+        rules = self._readings.rules
+        tokenizing = Tokenizing(self._units, found, rules, tally, losses, self._note)
+        workers = workers_of(self._settings.execution, len(found))
         hand = Hand(
             recipe,
             self._settings.limits,
@@ -225,6 +240,19 @@ class Making:
 
     def _folders(self, tokenizer: Tokenizer) -> list[Path]:
         """Where the temporary files of each unit are."""
+        names = self._names(tokenizer)
+        if self._recipe.dedup.pieces:
+            # Which lines stood before is a matter of all that comes before.
+            excluded = self._work.excluded()
+            self._excluded = [excluded.get(name, ()) for name in names]
+            pairs = zip(names, self._excluded, strict=True)
+            read = [fingerprint([name, aside]) if aside else name for name, aside in pairs]
+            self._pieces, self._before = [self._work.pieces(one) for one in read], fingerprint(read)
+            names = self._names(tokenizer, self._before)
+        return [self._work.unit(name) for name in names]
+
+    def _names(self, tokenizer: Tokenizer, before: str = "") -> list[str]:
+        """The identities of all units; ``before`` names what decides which of their lines stay."""
         decided_by: dict[str, Any] = {
             "version": WORK_VERSION,
             "recipe": recipe_fingerprint(self._recipe),
@@ -237,23 +265,19 @@ class Making:
             ],
             "packages": packages(self._recipe.reading.clean),
         }
-        content = self._content
-        names = [unit_identity(unit, decided_by, content) for unit in self._units]
-        if self._recipe.dedup.pieces:
-            # Which lines stood before is a matter of all that comes before.
-            self._pieces = [self._work.pieces(name) for name in names]
-            decided_by["before"] = fingerprint(names)
-            names = [unit_identity(unit, decided_by, content) for unit in self._units]
-        return [self._work.unit(name) for name in names]
+        if before:
+            decided_by["before"] = before
+        return [unit_identity(unit, decided_by, self._content) for unit in self._units]
 
     def _tokenize(self, crew: Crew, tokenizing: Tokenizing, folders: list[Path]) -> list[UnitFacts]:
         """Phase A over all units."""
         todo = [number for number, facts in enumerate(tokenizing.facts) if facts is None]
         cuts = self._cuts(crew, todo)
-        repeated = self._repeated(crew, cuts) if todo and self._pieces else ()
+        repeated = self._repeated(crew, cuts, tokenizing.losses) if todo and self._pieces else ()
         orders = {
             number: UnitOrder(
                 *(self._units[number], folders[number], self._attempt),
+                excluded=self._excluded[number],
                 repeated=repeated,
                 cuts=cuts_of(self._units[number], cuts),
             )
@@ -272,15 +296,18 @@ class Making:
             for nominal, begin in zip(order.nominal, found[number], strict=True)
         }
 
-    def _repeated(self, crew: Crew, cuts: Cuts) -> tuple[Path, ...]:
+    def _repeated(self, crew: Crew, cuts: Cuts, losses: Losses) -> tuple[Path, ...]:
         """The files that name lines (or paragraphs) that stood before."""
         orders = {
-            unit.number: PiecesOrder(unit, place, cuts_of(unit, cuts))
-            for unit, place in zip(self._units, self._pieces, strict=True)
+            unit.number: PiecesOrder(
+                *(unit, place, self._attempt), excluded=aside, cuts=cuts_of(unit, cuts)
+            )
+            for unit, place, aside in zip(self._units, self._pieces, self._excluded, strict=True)
             if not place.exists()
         }
-        have_done(crew, orders)
-        return find_all(crew, tuple(self._pieces), self._work.duplicates / "pieces")
+        have_done(crew, orders, losses=losses)
+        folder = self._work.duplicates / self._before
+        return find_all(crew, tuple(self._pieces), folder, self._attempt)
 
     def _teller(self, kept: list[UnitKept], size: int) -> Wrote:
         """Tells the listener of units whose shards are there."""

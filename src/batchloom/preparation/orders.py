@@ -58,6 +58,25 @@ class UnitOrder:
     cuts: tuple[KnownCut, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PiecesOrder:
+    """One unit whose lines (or paragraphs) are to be kept as keys, before any unit is tokenized.
+
+    Attributes:
+        unit: the parts to read.
+        place: file of the keys.
+        attempt: sets the file of this attempt apart from that of another one.
+        suspects, excluded, cuts: as those of a :class:`UnitOrder`.
+    """
+
+    unit: Unit
+    place: Path
+    attempt: str
+    suspects: tuple[tuple[Place, Place], ...] = ()
+    excluded: tuple[tuple[Place, str], ...] = ()
+    cuts: tuple[KnownCut, ...] = ()
+
+
 class UnusableError(InputError):
     """A record that ends the job: who knows the records before its part says where it stands.
 

@@ -1,7 +1,7 @@
 """Phases B and C over all units: who is told to do what, and what is found done already."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -11,7 +11,7 @@ import numpy as np
 from batchloom.core.errors import WorkerError
 from batchloom.dedup.keys import BAND_KEY, KEY, count_keys, partitions_of
 from batchloom.execution.retry import carry_out
-from batchloom.execution.seam import Crew, Done
+from batchloom.execution.seam import Crew, Told
 from batchloom.preparation.append import Older
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.finding import (
@@ -24,8 +24,9 @@ from batchloom.preparation.finding import (
 )
 from batchloom.preparation.settle import SettleOrder, Sharding, decide, overrides_of
 from batchloom.preparation.shards import ShardTask, WriteOrder
+from batchloom.preparation.suspects import Losses
 from batchloom.preparation.unit_files import KEYS_NAME
-from batchloom.preparation.work import Decision, UnitKept, UnitWork, WorkFolder
+from batchloom.preparation.work import FOUND, KEYS, Decision, UnitKept, UnitWork, WorkFolder
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.writer import write_file
 
@@ -106,30 +107,33 @@ class Phases:
         folder, documents = self._work.duplicates, sum(one.facts.documents for one in units)
         older = self._older.files
         files = (*older, *(one.folder / KEYS_NAME for one in units))
-        exact = find_all(crew, files, folder / EXACT, first_new=len(older))
+        exact = find_all(crew, files, folder / EXACT, self._attempt, first_new=len(older))
         if mode != "near" or not documents:
             return Duplicates(exact)
         bands = self._sorted_bands(crew, exact)
         # What is there stays: only what is new need be linked to it.
         first = len(older)
-        links = find_all(crew, bands, folder / "links", first_new=first, kind=BAND_KEY)
-        order = ComponentsOrder(links, folder / "scratch", folder / NEAR, first)
+        links = find_all(
+            crew, bands, folder / "links", self._attempt, first_new=first, kind=BAND_KEY
+        )
+        order = ComponentsOrder(links, folder / "scratch", folder / NEAR, first, self._attempt)
         return Duplicates(exact, have_done(crew, {0: order})[0])
 
     def _sorted_bands(self, crew: Crew, exact: tuple[Path, ...]) -> tuple[Path, ...]:
         """The files of sorted keys of bands: of what is there, where signatures are kept, then of all units."""
         count, first = self._dedup.banding.bands, len(self._older.files)
         place = self._work.duplicates / "bands"
-        none = place / "none.keys"
+        none = place / f"none{KEYS}"
         orders: dict[int, BandsOrder | StoredBandsOrder] = {}
         paths = []
         for number, stored in enumerate(self._older.bands):
-            paths.append(none if stored is None else place / f"{number:05d}.keys")
+            paths.append(none if stored is None else place / f"{number:05d}{KEYS}")
             if stored is not None:
-                orders[number] = StoredBandsOrder(stored, paths[-1])
+                orders[number] = StoredBandsOrder(stored, paths[-1], self._attempt)
         for number, one in enumerate(self._units, first):
-            paths.append(place / f"{number:05d}.keys")
-            orders[number] = BandsOrder(one.folder, number, exact, count, paths[-1])
+            paths.append(place / f"{number:05d}{KEYS}")
+            sources = one.folder, number, exact, count
+            orders[number] = BandsOrder(*sources, paths[-1], self._attempt)
         have_done(crew, {n: one for n, one in orders.items() if not one.place.exists()})
         if none in paths:
             write_file(none, b"")
@@ -195,6 +199,7 @@ def find_all(
     crew: Crew,
     files: tuple[Path, ...],
     folder: Path,
+    attempt: str,
     *,
     first_new: int = 0,
     kind: np.dtype[np.void] = KEY,
@@ -205,14 +210,15 @@ def find_all(
         crew: does it.
         files: of keys, in the order of documents.
         folder: where the files go.
+        attempt: sets the files of this run apart from those of another one.
         first_new: what is in files before it stays.
         kind: of the keys.
     """
     ranges = partitions_of(count_keys(files, kind))
-    places = tuple(folder / f"{number:05d}.rows" for number in range(ranges))
+    places = tuple(folder / f"{number:05d}{FOUND}" for number in range(ranges))
     bands = kind == BAND_KEY
     orders = {
-        number: FindOrder(files, first_new, (number, ranges), place, bands)
+        number: FindOrder(files, first_new, (number, ranges), place, attempt, bands)
         for number, place in enumerate(places)
         if not place.exists()
     }
@@ -224,8 +230,15 @@ def have_done(
     crew: Crew,
     orders: Mapping[int, Any],
     tell: Callable[[int], None] = lambda _: None,
+    losses: Losses | None = None,
 ) -> dict[int, Any]:
-    """What came of orders, by number; those whose workers are lost are given again.
+    """What came of orders, by number; those whose workers are lost are given again, as another attempt.
+
+    Args:
+        crew: does them.
+        orders: what is to be done, by number.
+        tell: is told of each that is done.
+        losses: knows of units whose workers died, where single documents may be what they die of.
 
     Raises:
         WorkerError: workers die of an order again and again.
@@ -239,11 +252,18 @@ def have_done(
                 f"A worker {reason}, {deaths[number]} times at the same work. Give workers more memory (fewer of them: "
                 "--workers 1), then give the same command again: it goes on."
             )
-        return order
+        # Who is believed dead may live on where nobody sees it.
+        attempt = f"{order.attempt.partition('-')[0]}-{deaths[number]}"
+        return replace(order, attempt=attempt)
 
     made: dict[int, Any] = {}
-    for event in carry_out(crew, orders.items(), lost):
-        if isinstance(event, Done):
+    for event in carry_out(crew, orders.items(), losses.lost if losses else lost):
+        if isinstance(event, Told):
+            if losses is not None:
+                losses.hear(event.number, event.message)
+        else:
+            if losses is not None:
+                losses.done(event.number)
             made[event.number] = event.result
             tell(event.number)
     return made

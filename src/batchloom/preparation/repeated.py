@@ -1,38 +1,26 @@
 """Before phase A, per unit: the lines (or paragraphs) of its texts, so that those that stood before are known."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
 from batchloom.dedup.keys import key_file
 from batchloom.dedup.lines import piece_keys
+from batchloom.execution.seam import Tell
 from batchloom.preparation.encoding import Task
 from batchloom.preparation.intake import Intake
+from batchloom.preparation.orders import At, PiecesOrder
 from batchloom.preparation.stopwatch import Stopwatch
+from batchloom.preparation.suspects import Suspects
 from batchloom.preparation.unit_report import UnitTally
-from batchloom.preparation.units import Unit
+from batchloom.preparation.work import claimed_file
 from batchloom.sources.beginnings import read_ahead
-from batchloom.sources.ordered import KnownCut
 from batchloom.sources.parts import PartReader
-from batchloom.store.writer import make_folder
 
 
-@dataclass(frozen=True, slots=True)
-class PiecesOrder:
-    """One unit whose lines (or paragraphs) are to be kept as keys.
-
-    Attributes:
-        unit: the parts to read.
-        place: file of the keys.
-        cuts: where its parts of large CSV files and JSON lists begin and end.
-    """
-
-    unit: Unit
-    place: Path
-    cuts: tuple[KnownCut, ...] = ()
-
-
-def keep_pieces(order: PiecesOrder, task: Task) -> int:
+def keep_pieces(order: PiecesOrder, task: Task, tell: Tell) -> int:
     """Write the keys of a unit's lines or paragraphs; how many there are, blank ones counted.
+
+    Args:
+        order: the parts to read, and where the keys go.
+        task: the job's settings.
+        tell: is told of what is taken in hand (:class:`At`).
 
     Raises:
         InputError: a source cannot be read.
@@ -40,7 +28,6 @@ def keep_pieces(order: PiecesOrder, task: Task) -> int:
     """
     if task.pieces is None:
         raise AssertionError("nobody asked for lines or paragraphs")
-    make_folder(order.place.parent)
     # What is dropped or bad is counted when the unit is read for good.
     intake = Intake(
         normalized=task.normalize,
@@ -49,19 +36,25 @@ def keep_pieces(order: PiecesOrder, task: Task) -> int:
         tally=UnitTally(),
         watch=Stopwatch(),
     )
-    count = 0
+    suspects, count = Suspects(order.suspects, order.excluded), 0
     task.bounds.tell(order.cuts)
     parts = read_ahead(order.unit.parts, lambda part: part.source)
-    with key_file(order.place) as add:
+    with claimed_file(order.place, order.attempt) as aside, key_file(aside) as add:
         for number, part in enumerate(parts):
             reading = task.readings.of(part.source)
             if reading.way != "text":
                 continue
             with PartReader(part, reading.rules, task.bounds) as reader:
                 for found in reader:
-                    intake.take(found, reading, part.source.name)
-                    numbers = [number] * len(found.values)
-                    keys, count = piece_keys(found.values, numbers, count, task.pieces)
-                    add(keys)
+                    for piece, careful in suspects.pieces(number, found):
+                        if piece.records:
+                            records = piece.records[0], piece.records[-1]
+                            tell(At("clean", ((number, records[0]), (number, records[1]))))
+                        intake.take(piece, reading, part.source.name)
+                        numbers = [number] * len(piece.values)
+                        keys, count = piece_keys(piece.values, numbers, count, task.pieces)
+                        add(keys)
+                        if careful:
+                            tell(At("clean", None))
                 reader.finish()
     return count

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.errors import StoreConflictError
 from batchloom.dedup.near import read_bands
 from batchloom.preparation.cutter import ShardCutter
 from batchloom.preparation.settle import judged, row_stretches
@@ -18,11 +19,11 @@ from batchloom.preparation.unit_files import (
     BANDS_NAME,
     ROWS_NAME,
     SHARDS_NAME,
-    gather,
+    in_pieces,
     tokens_name,
     trained_name,
 )
-from batchloom.preparation.work import attempt_folder, claim, reading
+from batchloom.preparation.work import attempt_folder, claim, read_shards, reading
 from batchloom.store.bands import Banding, Bands
 from batchloom.store.format import SUBSETS, shard_name
 from batchloom.store.index import index_bytes
@@ -96,11 +97,22 @@ class WriteOrder:
 def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
     """Write a unit's documents into its own shards of each subset, then drop its temporary files.
 
-    A token file that is one whole shard already is linked into the store; others are copied.
+    A token file that is one whole shard already is linked into the store; others are copied. Where
+    another attempt was first, its shards are the same, and there may be nothing left to make them of.
 
     Raises:
         OutputError: the shards cannot be written.
     """
+    try:
+        return _write_unit(order)
+    except StoreConflictError:
+        found = read_shards(order.shards)
+        if found is None:
+            raise
+        return found
+
+
+def _write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
     folder = attempt_folder(order.shards, order.attempt)
     make_folder(folder)
     task = replace(order.task, store=folder)
@@ -118,7 +130,8 @@ def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
         sync_folder(folder / name)
     write_file(folder / SHARDS_NAME, msgspec.json.encode(entries))
     sync_folder(folder)
-    claim(folder, order.shards)
+    if not claim(folder, order.shards):
+        entries = read_shards(order.shards) or entries
     _drop_temporary(order.folder)
     return entries
 
@@ -369,9 +382,11 @@ class SubsetWriter:
             if self._shard is None:
                 raise AssertionError("a cutter's first stretch begins a shard")
             taken = rows[chosen]
-            stops = starts[chosen] + taken["length"]
-            flags = None if trained is None else gather(trained, starts[chosen], stops)
-            self._shard.append(gather(tokens, starts[chosen], stops), flags)
+            bounds = starts[chosen], starts[chosen] + taken["length"]
+            pieces = in_pieces(tokens, *bounds)
+            masks = [None] * len(pieces) if trained is None else in_pieces(trained, *bounds)
+            for piece, flags in zip(pieces, masks, strict=True):
+                self._shard.append(piece, flags)
             self._rows.append(taken)
             self._places.append(first + chosen)
 

@@ -1,13 +1,15 @@
 """Finding the document that kills its worker: each death narrows the stretch it must lie in."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, final
 
 from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import WorkerError
 from batchloom.preparation.encode import beginning
-from batchloom.preparation.orders import Place
+from batchloom.preparation.orders import At, PiecesOrder, Place, UnitOrder
+from batchloom.preparation.units import Unit
 
 # A suspected stretch is taken in hand in so many pieces, so a few deaths find one record in thousands.
 _PIECES = 16
@@ -116,3 +118,82 @@ def after_death(known: Deaths, in_hand: Sequence[Stretch], reason: str) -> Death
         place = fresh[0]
         return Deaths(0, (), (*known.excluded, (place, why)))
     return Deaths(count, tuple(in_hand), known.excluded)
+
+
+_Order = TypeVar("_Order", UnitOrder, PiecesOrder)
+
+
+class KeptAsideError(Exception):
+    """A record is kept aside, and with it goes what others were compared with.
+
+    Attributes:
+        unit: number of its unit.
+        excluded: all that is kept aside of that unit, each with the reason.
+    """
+
+    def __init__(self, unit: int, excluded: tuple[tuple[Place, str], ...]) -> None:
+        super().__init__(unit)
+        self.unit, self.excluded = unit, excluded
+
+
+@final
+class Losses:
+    """What is known of units whose workers died.
+
+    Args:
+        units: all units in order.
+        note: is given sentences for the user.
+        together: whether what is kept aside of one unit has a say in what becomes of others.
+    """
+
+    def __init__(
+        self, units: Sequence[Unit], note: Callable[[str], None], *, together: bool
+    ) -> None:
+        self._units, self._note, self._together = units, note, together
+        self._in_hand: dict[int, dict[str, Stretch]] = {}
+        self._deaths: dict[int, Deaths] = {}
+
+    def hear(self, number: int, at: At) -> None:
+        """Take what the worker of a unit has in hand."""
+        stages = self._in_hand.setdefault(number, {})
+        if at.in_hand is None:
+            stages.pop(at.stage, None)
+        else:
+            stages[at.stage] = at.in_hand
+
+    def done(self, number: int) -> None:
+        """What was known of a unit does not matter any more."""
+        self._in_hand.pop(number, None)
+        self._deaths.pop(number, None)
+
+    def lost(self, number: int, order: _Order, reason: str) -> _Order:
+        """The order to give in place of one whose worker is gone.
+
+        Raises:
+            WorkerError: workers die of this unit for ever.
+            KeptAsideError: a record is kept aside, and other units have to know.
+        """
+        stages = self._in_hand.pop(number, {})
+        known = self._deaths.get(number, Deaths(excluded=order.excluded))
+        deaths = self._deaths[number] = after_death(known, list(stages.values()), reason)
+        parts = self._units[number].parts
+        part = next(iter(stages.values()))[0][0] if stages else 0
+        name = parts[part].source.name
+        if deaths.count > MOST_DEATHS:
+            raise WorkerError(
+                f"{deaths.count} workers died of unit {number} ({name}), and no single record does it; the last one "
+                f"{reason}. Give workers more memory (fewer of them: --workers 1), then give the same command again: "
+                "it goes on."
+            )
+        if len(deaths.excluded) > len(order.excluded):
+            (part, record), _ = deaths.excluded[-1]
+            name = parts[part].source.name
+            self._note(
+                f"Record {record:,} of a part of {name} is kept aside: the worker that took it in hand {reason}, again."
+            )
+            if self._together:
+                raise KeptAsideError(number, deaths.excluded)
+        else:
+            self._note(f"A worker of unit {number} ({name}) {reason}: the unit is done again.")
+        attempt = f"{order.attempt.partition('-')[0]}-{deaths.count}-{len(deaths.excluded)}"
+        return replace(order, attempt=attempt, suspects=deaths.stretches, excluded=deaths.excluded)

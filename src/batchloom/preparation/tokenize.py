@@ -24,14 +24,14 @@ from batchloom.preparation.stopwatch import Stopwatch
 from batchloom.preparation.suspects import Suspects
 from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles
 from batchloom.preparation.unit_report import Flow, Sample, SourceCounts, UnitTally
-from batchloom.preparation.work import PartCounts, UnitFacts, attempt_folder, claim
+from batchloom.preparation.work import PartCounts, UnitFacts, attempt_folder, claim, read_facts
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Part
 from batchloom.store.writer import make_folder, sync_folder, write_file
 
 # Handed to the tokenizer at once, in characters and in documents; decides nothing.
-_BATCH_CHARACTERS = 1 << 19
+_BATCH_CHARACTERS = 1 << 20
 _BATCH_DOCUMENTS = 1 << 15
 # A batch above this is encoded with no other in memory.
 _LARGE_BATCH = 4 << 20
@@ -66,8 +66,10 @@ def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
     facts = run.facts()
     write_file(folder / FACTS_NAME, msgspec.json.encode(facts))
     sync_folder(folder)
-    claim(folder, order.folder)
-    return facts
+    if claim(folder, order.folder):
+        return facts
+    # Another attempt was first; where a record was kept aside, the two are not the same.
+    return read_facts(order.folder) or facts
 
 
 @dataclass(slots=True)
@@ -160,9 +162,7 @@ class _UnitRun:
     def _take(self, number: int, found: Records, reading: Reading, *, careful: bool) -> None:
         """Take records in hand; careful: nothing else is in hand with them."""
         if careful:
-            self.flush()
-            self.settle()
-            self._tell(At("encode", None))
+            self._let_go()
         if found.records:
             in_hand = (number, found.records[0]), (number, found.records[-1])
             self._tell(At("clean", in_hand))
@@ -174,11 +174,17 @@ class _UnitRun:
         left = len(found.values) + dropped.total()
         self._tally.flow(Flow(step="read", documents_in=seen, documents_out=left))
         self._add(number, found, reading)
-        if self._batch.full or careful:
+        if self._batch.full:
             self.flush()
         if careful:
-            self.settle()
-            self._tell(At("encode", None))
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Finish all that is in hand, and say that nothing is: who dies now dies of nothing known."""
+        self.flush()
+        self.settle()
+        for stage in ("clean", "encode"):
+            self._tell(At(stage, None))
 
     def _hear(
         self, *, size: int = 0, records: int = 0, documents: int = 0, tokens: int = 0
@@ -197,7 +203,10 @@ class _UnitRun:
     def _keep_aside(self, number: int, bad: list[BadRecord]) -> None:
         self._parts[number].bad += len(bad)
         self._files.add_bad(number, bad)
-        first = self._heard.first_bad or (number, bad[0])
+        first = min(
+            (self._heard.first_bad or (number, bad[0]), (number, bad[0])),
+            key=lambda one: (one[0], one[1].record),
+        )
         self._heard = msgspec.structs.replace(
             self._heard, bad=self._heard.bad + len(bad), first_bad=first
         )
@@ -224,18 +233,22 @@ class _UnitRun:
             self.settle()
         documents, batch.documents = batch.documents, []
         rows = np.empty(len(documents), ROW)
-        with self._watch.time("hash", documents=len(documents)):
-            rows["hash"], sizes = hashes_and_sizes(documents)
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
         rows["side"] = 0
-        self._tell(At("encode", (_place(rows[0]), _place(rows[-1]))))
+        before = self._encoding
+        # The batch before is not written yet, and may be what its worker dies of.
+        first = before[0] if before else rows
+        self._tell(At("encode", (_place(first[0]), _place(rows[-1]))))
+        with self._watch.time("hash", documents=len(documents)):
+            rows["hash"], sizes = hashes_and_sizes(documents)
         future = self._submit(batch.reading, documents)
         del documents
-        before, self._encoding = self._encoding, (rows, sizes, future)
+        self._encoding = rows, sizes, future
         if before:
             self._write(*before)
+            self._tell(At("encode", (_place(rows[0]), _place(rows[-1]))))
         if large or self._encoder is None:
             self.settle()
 

@@ -1,15 +1,13 @@
 """Phase A over all units: orders are handed out, and what comes of them is counted."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, final
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import WorkerError
 from batchloom.execution.retry import carry_out
 from batchloom.execution.seam import Crew, Told
-from batchloom.preparation.orders import At, Heard, Place, UnitOrder, UnusableError
-from batchloom.preparation.suspects import MOST_DEATHS, Deaths, after_death
+from batchloom.preparation.orders import At, Heard, UnitOrder, UnusableError
+from batchloom.preparation.suspects import Losses
 from batchloom.preparation.tally import Tally
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import UnitFacts
@@ -26,6 +24,7 @@ class Tokenizing:
         found: what came of those that an earlier run finished; None for the others.
         rules: how sources are read.
         tally: counts everything, and stops the job that is beyond saving.
+        losses: knows of units whose workers died.
         note: is given sentences for the user.
     """
 
@@ -35,13 +34,12 @@ class Tokenizing:
         found: Sequence[UnitFacts | None],
         rules: ReadRules,
         tally: Tally,
+        losses: Losses,
         note: Callable[[str], None],
     ) -> None:
         self._units, self.facts, self._rules = units, list(found), rules
-        self._tally, self._note = tally, note
+        self._tally, self.losses, self._note = tally, losses, note
         self._heard: dict[int, Heard] = {}
-        self._in_hand: dict[int, dict[str, tuple[Place, Place]]] = {}
-        self._deaths: dict[int, Deaths] = {}
         self._told: set[str] = set()
         for unit, facts in zip(units, found, strict=True):
             if facts is not None:
@@ -64,11 +62,7 @@ class Tokenizing:
         """
         number, message = told.number, told.message
         if isinstance(message, At):
-            stages = self._in_hand.setdefault(number, {})
-            if message.in_hand is None:
-                stages.pop(message.stage, None)
-            else:
-                stages[message.stage] = message.in_hand
+            self.losses.hear(number, message)
             return
         before, self._heard[number] = self._heard.get(number, Heard()), message
         tally = self._tally
@@ -86,37 +80,17 @@ class Tokenizing:
 
         Raises:
             WorkerError: workers die of this unit for ever.
+            KeptAsideError: a record is kept aside, and other units have to know.
         """
         heard = self._heard.pop(number, Heard())
         self._tally.forget(heard.bytes, heard.records, heard.documents, heard.tokens, heard.bad)
-        stages = self._in_hand.pop(number, {})
-        known = self._deaths.get(number, Deaths(excluded=order.excluded))
-        deaths = self._deaths[number] = after_death(known, list(stages.values()), reason)
-        source = self._units[number].parts[0].source.name
-        if stages:
-            part, _ = next(iter(stages.values()))[0]
-            source = self._units[number].parts[part].source.name
-        if deaths.count > MOST_DEATHS:
-            raise WorkerError(
-                f"{deaths.count} workers died of unit {number} ({source}), and no single record does it; the last one "
-                f"{reason}. Give workers more memory (fewer of them: --workers 1), then give the same command again: "
-                "it goes on."
-            )
-        if len(deaths.excluded) > len(order.excluded):
-            (part, record), _ = deaths.excluded[-1]
-            name = self._units[number].parts[part].source.name
-            self._note(
-                f"Record {record:,} of a part of {name} is kept aside: the worker that took it in hand {reason}, again."
-            )
-        else:
-            self._note(f"A worker of unit {number} ({source}) {reason}: the unit is done again.")
-        attempt = f"{order.attempt.partition('-')[0]}-{deaths.count}-{len(deaths.excluded)}"
-        return replace(order, attempt=attempt, suspects=deaths.stretches, excluded=deaths.excluded)
+        return self.losses.lost(number, order, reason)
 
     def done(self, number: int, facts: UnitFacts) -> None:
         """Take what came of a unit."""
         self.facts[number] = facts
         self._heard.pop(number, None)
+        self.losses.done(number)
         for what, source in facts.altered.items():
             if what not in self._told:
                 self._told.add(what)

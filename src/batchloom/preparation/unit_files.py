@@ -33,6 +33,8 @@ KEPT_NAME = "kept.json"
 DROPPED_NAME = "dropped.rows"
 SHARDS_NAME = "shards.json"
 _STRETCH = 1 << 20
+# Tokens from which on a piece is worth a call of its own.
+_SMALL = 2048
 
 # One document; `part` counts inside the unit, `side` is 0 where it is no preference.
 ROW = np.dtype(
@@ -77,7 +79,10 @@ def keys_of(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> NDArray[np.ui
 
 
 def with_control(
-    ids: NDArray[np.generic], bounds: NDArray[np.int64], tokenizer: Tokenizer
+    ids: NDArray[np.generic],
+    bounds: NDArray[np.int64],
+    tokenizer: Tokenizer,
+    dtype: np.dtype[np.generic],
 ) -> NDArray[np.generic]:
     """Documents' ids back to back, each with its end token and, where models expect it, BOS.
 
@@ -85,11 +90,21 @@ def with_control(
         ids: ids of all documents [tokens].
         bounds: where each begins, and the end [documents + 1].
         tokenizer: names the control tokens.
+        dtype: of a token on disk.
     """
-    if tokenizer.bos_id is None:
-        return np.insert(ids, bounds[1:], tokenizer.end_id)
-    places = np.repeat(bounds, 2)[1:-1]
-    return np.insert(ids, places, np.tile([tokenizer.bos_id, tokenizer.end_id], len(bounds) - 1))
+    extra = 1 if tokenizer.bos_id is None else 2
+    numbers = np.arange(len(bounds) - 1)
+    ends = bounds[1:] + extra * numbers + (extra - 1)
+    made = np.empty(len(ids) + extra * len(numbers), dtype)
+    plain = np.ones(len(made), bool)
+    plain[ends] = False
+    if tokenizer.bos_id is not None:
+        begins = bounds[:-1] + extra * numbers
+        plain[begins] = False
+        made[begins] = tokenizer.bos_id
+    made[ends] = tokenizer.end_id
+    made[plain] = ids
+    return made
 
 
 def without_control(
@@ -109,12 +124,24 @@ def without_control(
 
 
 def gather(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
-    """Stretches [starts, stops) of ``tokens`` back to back; neighbours are taken in one piece."""
+    """Stretches [starts, stops) of ``tokens`` back to back."""
+    pieces = in_pieces(tokens, starts, stops)
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def in_pieces(
+    tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> list[NDArray[_T]]:
+    """Stretches [starts, stops) of ``tokens`` in pieces to be written one after the other.
+
+    Neighbours are one piece; large pieces are not copied, small ones are joined.
+    """
     apart = starts[1:] != stops[:-1]
     begins = starts[np.concatenate([[True], apart])]
     ends = stops[np.concatenate([apart, [True]])]
     pieces = [tokens[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    small = int((ends - begins).sum()) < _SMALL * len(pieces)
+    return [np.concatenate(pieces)] if small and len(pieces) > 1 else pieces
 
 
 def tokens_name(subset: str) -> str:
@@ -130,6 +157,11 @@ def trained_name(subset: str) -> str:
     return f"trained.{subset}.bool"
 
 
+def _place_of_bad(line: bytes) -> tuple[int, int]:
+    part, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
+    return part, bad.record
+
+
 @final
 class UnitFiles:
     """The temporary files of a unit while they are written.
@@ -142,6 +174,7 @@ class UnitFiles:
     def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
         self._folder, self._dedup = folder, dedup
         self._last, self._rows = (-1, -1), 0
+        self._last_bad, self._bad_in_order = (-1, -1), True
         self._stack = contextlib.ExitStack()
         self._key = (
             self._stack.enter_context(key_file(folder / KEYS_NAME))
@@ -185,14 +218,16 @@ class UnitFiles:
         for code, name in enumerate(SUBSETS):
             mine = codes == code
             if mine.any():
-                taken = gather(tokens, starts[mine], stops[mine])
-                self._hashes[name].update(taken.data)
+                taken = in_pieces(tokens, starts[mine], stops[mine])
+                for piece in taken:
+                    self._hashes[name].update(piece.data)
                 with writing(self._folder):
-                    self._open[tokens_name(name)].write(taken.data)
+                    for piece in taken:
+                        self._open[tokens_name(name)].write(piece.data)
                     if trained is not None or trained_name(name) in self._open:
                         flags = np.ones(len(tokens), bool) if trained is None else trained
-                        self._flag(name, gather(flags, starts[mine], stops[mine]))
-                self._tokens[name] += taken.size
+                        self._flag(name, in_pieces(flags, starts[mine], stops[mine]))
+                self._tokens[name] += sum(piece.size for piece in taken)
         with writing(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
         if self._key is not None and len(rows):
@@ -228,7 +263,7 @@ class UnitFiles:
         with writing(self._folder):
             self._open[BANDS_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
-    def _flag(self, subset: str, flags: NDArray[np.generic]) -> None:
+    def _flag(self, subset: str, flags: Sequence[NDArray[np.bool_]]) -> None:
         """Append flags of tokens; what came before the first of them is trained."""
         name = trained_name(subset)
         if name not in self._open:
@@ -236,17 +271,33 @@ class UnitFiles:
             for start in range(0, self._tokens[subset], _STRETCH):
                 size = min(_STRETCH, self._tokens[subset] - start)
                 self._open[name].write(np.ones(size, bool).data)
-        self._open[name].write(flags.data)
+        for piece in flags:
+            self._open[name].write(piece.data)
 
     def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
         """Append bad records."""
         with writing(self._folder):
             for bad in found:
                 self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
+                place = part, bad.record
+                self._bad_in_order &= self._last_bad <= place
+                self._last_bad = place
+
+    def _sort_bad(self) -> None:
+        """Put bad records in the order of the input: when each was found is a matter of timing."""
+        file = self._open[BAD_NAME]
+        with writing(self._folder):
+            file.flush()
+            lines = (self._folder / BAD_NAME).read_bytes().splitlines(keepends=True)
+            lines.sort(key=_place_of_bad)
+            file.seek(0)
+            file.writelines(lines)
 
     def sync(self) -> None:
         """Finish what is sorted, and make what was written outlast a power cut."""
         self._stack.close()
+        if not self._bad_in_order:
+            self._sort_bad()
         for file in self._open.values():
             with writing(self._folder):
                 file.flush()

@@ -15,6 +15,7 @@ import msgspec
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
 from batchloom.core.files import NOT_JSON, because, open_regular, read_regular
+from batchloom.preparation.orders import Place
 from batchloom.preparation.unit_files import (
     BAD_NAME,
     FACTS_NAME,
@@ -30,8 +31,13 @@ from batchloom.store.writer import make_folder, sync_folder, write_file, writing
 
 T = TypeVar("T")
 
+# Records, each with the reason why it is not taken in hand.
+Excluded = tuple[tuple[Place, str], ...]
+
 # Inputs that can be read only once are kept here, each run's in a folder of its own.
 SPOOL_NAME = "spool"
+# Suffixes of keys, of what was found to stand twice, and of documents that go for being alike.
+KEYS, FOUND, DROPS = ".keys", ".rows", ".drops"
 # Of the temporary files; a job begun by another version is begun anew.
 WORK_VERSION = 5
 
@@ -153,16 +159,17 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def attempt_folder(place: Path, attempt: str) -> Path:
-    """Where one attempt at something works, so that no other one can be in its way."""
+    """Where one attempt at a folder or a file works, so that no other one can be in its way."""
     return place.with_name(f"{place.name}.{attempt}")
 
 
-def claim(folder: Path, place: Path) -> None:
-    """Give what an attempt has finished its place; where another one was first, it is the same.
+def claim(folder: Path, place: Path) -> bool:
+    """Give what an attempt has finished its place; whether no other one was first.
 
     Raises:
         OutputError: it cannot be moved.
     """
+    first = True
     with writing(place):
         try:
             folder.rename(place)
@@ -170,7 +177,41 @@ def claim(folder: Path, place: Path) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             shutil.rmtree(folder)
+            first = False
     sync_folder(place.parent)
+    return first
+
+
+@contextlib.contextmanager
+def claimed_file(place: Path, attempt: str) -> Iterator[Path]:
+    """A file of this attempt, which takes its place when all went well.
+
+    Raises:
+        OutputError: it cannot be moved.
+    """
+    make_folder(place.parent)
+    aside = attempt_folder(place, attempt)
+    yield aside
+    with writing(place):
+        aside.replace(place)
+
+
+def read_facts(folder: Path) -> UnitFacts | None:
+    """What came of a unit; None where its first phase is not finished."""
+    return _read(folder / FACTS_NAME, UnitFacts)
+
+
+def read_shards(folder: Path) -> dict[str, list[ShardEntry]] | None:
+    """A unit's shards by subset; None where they are not written."""
+    return _read(folder / SHARDS_NAME, dict[str, list[ShardEntry]])
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    with reading(path):
+        try:
+            return msgspec.json.decode(read_regular(path), type=kind)
+        except FileNotFoundError:
+            return None
 
 
 @final
@@ -209,7 +250,8 @@ class WorkFolder:
 
     def has_results(self) -> bool:
         """Whether anything in it is worth going on with."""
-        return self.complete or any(self.path.glob(f"units/*/{FACTS_NAME}"))
+        finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS}")
+        return self.complete or any(any(self.path.glob(one)) for one in finished)
 
     def _take_lock(self) -> None:
         try:
@@ -251,7 +293,7 @@ class WorkFolder:
 
     def pieces(self, identity: str) -> Path:
         """The file of the keys of a unit's lines or paragraphs."""
-        return self.path / "pieces" / f"{identity}.keys"
+        return self.path / "pieces" / f"{identity}{KEYS}"
 
     @property
     def duplicates(self) -> Path:
@@ -264,10 +306,15 @@ class WorkFolder:
             for path in (self.path / place).glob("*.*"):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
+        for place in ("pieces", "duplicates"):
+            for path in (self.path / place).rglob("*.*"):
+                if path.suffix not in (KEYS, FOUND, DROPS):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
 
     def job(self) -> JobFacts | None:
         """What the folder is for; None where nothing was begun."""
-        return self._read(self.path / "job.json", JobFacts)
+        return _read(self.path / "job.json", JobFacts)
 
     def begin(self, job: JobFacts) -> None:
         """State what the folder is for."""
@@ -280,15 +327,24 @@ class WorkFolder:
 
     def tokenizer_state(self) -> dict[str, Any] | None:
         """The state of the job's tokenizer; None where it is not chosen yet."""
-        return self._read(self.tokenizer_path, dict)
+        return _read(self.tokenizer_path, dict)
 
     def keep_tokenizer(self, state: dict[str, Any]) -> None:
         """Keep the tokenizer, so that a later run goes on with the same one."""
         write_file(self.tokenizer_path, msgspec.json.encode(state))
 
+    def excluded(self) -> dict[str, Excluded]:
+        """Records that are kept aside because workers die of them, by the identity of their units."""
+        return _read(self.path / "excluded.json", dict[str, Excluded]) or {}
+
+    def exclude(self, identity: str, excluded: Excluded) -> None:
+        """Keep aside records of a unit, so that a later run does, too."""
+        every = {**self.excluded(), identity: excluded}
+        write_file(self.path / "excluded.json", msgspec.json.encode(every))
+
     def unit_facts(self, identity: str) -> UnitFacts | None:
         """What came of a unit; None where its first phase is not finished."""
-        return self._read(self.unit(identity) / FACTS_NAME, UnitFacts)
+        return read_facts(self.unit(identity))
 
     def bad_records(self, identity: str) -> Iterator[tuple[int, BadRecord]]:
         """What a unit kept aside, as its temporary files say it, each with the number of its part."""
@@ -299,15 +355,15 @@ class WorkFolder:
 
     def unit_kept(self, number: int) -> UnitKept | None:
         """What is left of a unit; None where that is not known."""
-        return self._read(self.kept(number) / KEPT_NAME, UnitKept)
+        return _read(self.kept(number) / KEPT_NAME, UnitKept)
 
     def unit_shards(self, number: int) -> dict[str, list[ShardEntry]] | None:
         """A unit's shards by subset; None where they are not written."""
-        return self._read(self.shards(number) / SHARDS_NAME, dict[str, list[ShardEntry]])
+        return read_shards(self.shards(number))
 
     def decision(self) -> Decision | None:
         """What was decided over all units; None where it was not."""
-        return self._read(self.path / "decision.json", Decision)
+        return _read(self.path / "decision.json", Decision)
 
     def decide(self, decision: Decision) -> None:
         """Keep what was decided."""
@@ -341,10 +397,3 @@ class WorkFolder:
             for path in (self.path / "units").glob("*") if keep_units else ():
                 if not (path / ROWS_NAME).exists():
                     shutil.rmtree(path)
-
-    def _read(self, path: Path, kind: type[T]) -> T | None:
-        with reading(path):
-            try:
-                return msgspec.json.decode(read_regular(path), type=kind)
-            except FileNotFoundError:
-                return None

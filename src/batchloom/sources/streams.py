@@ -180,11 +180,14 @@ def check_unchanged(source: Source, now: os.stat_result) -> None:
 
 
 def _gone(source: Source) -> str:
-    return f"{source.name} is gone: it was listed and cannot be found now."
+    return (
+        f"{source.name} is gone: it was listed and cannot be found now; put it back and give the same command again, "
+        "which goes on, or leave it out and give --restart."
+    )
 
 
 def _changed(source: Source) -> str:
     return (
         f"{source.name} was changed while it was being prepared (it had {source.size:,} bytes when the job "
-        "began); let its writer finish, then prepare it into a new --out."
+        "began); let its writer finish, then give the command again with --restart: what is not of this file stays."
     )

@@ -1,7 +1,6 @@
 """Writing: everything is written aside, synced and renamed; a name that exists is whole."""
 
 import contextlib
-import errno
 import fcntl
 import io
 import os
@@ -14,7 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
-from batchloom.core.files import because, refuse_url
+from batchloom.core.files import WRITING, because, refuse_url
 from batchloom.store.bands import Bands
 from batchloom.store.format import LENGTHS_NAME, of_generation
 from batchloom.store.index import index_bytes
@@ -24,23 +23,6 @@ from batchloom.store.origins import Origins
 from batchloom.store.pairs import Sides
 
 ASIDE = ".partial"
-
-_REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some room, then give the same command again: it goes on",
-    errno.EDQUOT: "the disk quota is used up; free some room, then give the same command again",
-    errno.EACCES: "permission denied; choose another --out or change its owner",
-    errno.EPERM: "permission denied; choose another --out or change its owner",
-    errno.EROFS: "the file system is read-only; choose another --out",
-    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another --out",
-    errno.EEXIST: "a file is in the way; choose another --out",
-    errno.EFBIG: "a file would be larger than the file system or `ulimit -f` allows; raise that, give a smaller "
-    "--tokens-per-shard, or choose another --out",
-    errno.ELOOP: "its links lead in a circle; choose another --out",
-    errno.ENAMETOOLONG: "the path or a name in it is too long; choose a shorter --out",
-    errno.EIO: "the disk failed (input/output error); look at dmesg, or choose an --out on another disk",
-    errno.EISDIR: "a folder is in the way; choose another --out",
-    errno.ENOENT: "a folder on the way is gone or cannot be made; choose another --out",
-}
 
 
 @contextlib.contextmanager
@@ -56,7 +38,7 @@ def writing(path: Path) -> Iterator[None]:
         # Some of ours are OSErrors too, and say already what is wrong.
         raise
     except OSError as error:
-        raise OutputError(f"Cannot write {path}: {because(error, _REMEDIES)}.") from error
+        raise OutputError(f"Cannot write {path}: {because(error, WRITING)}.") from error
 
 
 def make_folder(path: Path) -> None:

@@ -1,0 +1,172 @@
+"""Jobs in a process of their own, so that it and its workers can be killed, and workers that die of a document."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from batchloom.core.errors import BatchloomError
+from batchloom.preparation import making
+from batchloom.preparation.crews import Execution
+from batchloom.preparation.hand import Hand, doing
+from batchloom.preparation.job import run_recipe
+from batchloom.preparation.run_settings import RunSettings
+from batchloom.preparation.tally import Note
+from prepare.stores import SMALL, recipe_of
+
+REFUSED = 7
+
+
+@dataclass(frozen=True)
+class Mortal:
+    """A setup whose workers die of documents that hold a mark.
+
+    Attributes:
+        hand: makes what would be done.
+        mark: the text they die of; empty for any.
+        step: where: ``read`` (then the mark is in the name of the file), ``clean`` or ``encode``.
+        once: a file that is made by the first who dies, and spares all others; empty for none.
+    """
+
+    hand: Hand
+    mark: str
+    step: str
+    once: str
+
+    def __call__(self):
+        task = self.hand.task()
+        if self.step == "read":
+            return doing(lambda: replace(task, bounds=_Bounds(self)))
+        if self.step == "clean":
+            return doing(lambda: replace(task, cleaner=_Steps(task.cleaner, self)))
+        return doing(lambda: replace(task, tokenizer=_Words(task.tokenizer, self)))
+
+    def task_of(self, *parts):
+        return self.hand.task_of(*parts)
+
+    def look(self, texts):
+        if not any(self.mark in text for text in texts):
+            return
+        if self.once:
+            try:
+                Path(self.once).touch(exist_ok=False)
+            except FileExistsError:
+                return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Bounds:
+    def __init__(self, mortal):
+        self._mortal = mortal
+
+    def tell(self, cuts):
+        assert not cuts
+
+    def at(self, source, place):
+        self._mortal.look([source.name])
+        return place
+
+
+class _Words:
+    def __init__(self, inner, mortal):
+        self._inner, self._mortal = inner, mortal
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def encode_batch(self, texts, *, control=False):
+        self._mortal.look(texts)
+        return self._inner.encode_batch(texts, control=control)
+
+
+class _Steps:
+    def __init__(self, inner, mortal):
+        self._inner, self._mortal, self.steps = inner, mortal, inner.steps
+
+    def clean(self, texts):
+        self._mortal.look(texts)
+        return self._inner.clean(texts)
+
+
+def job(
+    inputs, out, *, execution=None, how=None, unit_bytes=6000, limits=None, mortal=None, **settings
+):
+    """What ``main`` takes: a job as plain values."""
+    return {
+        "inputs": [str(path) for path in inputs],
+        "out": str(out),
+        "execution": execution or {},
+        "how": how or {},
+        "unit_bytes": unit_bytes,
+        "limits": limits,
+        "mortal": mortal,
+        "settings": {"tokenizer": "bytes", **settings},
+    }
+
+
+def main():
+    """Carry out the job on standard input; says ``begun``, then what came of it."""
+    told = json.load(sys.stdin)
+    mortal = told["mortal"]
+    if mortal:
+        making.Hand = lambda *args, **settings: Mortal(Hand(*args, **settings), **mortal)
+    if told["limits"]:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (told["limits"], resource.RLIM_INFINITY))
+    print("begun", flush=True)
+    notes = []
+    try:
+        result = run_recipe(
+            recipe_of(inputs=tuple(told["inputs"]), **told["settings"]),
+            Path(told["out"]),
+            lambda event: notes.append(event.text) if isinstance(event, Note) else None,
+            settings=RunSettings(
+                limits=SMALL,
+                unit_bytes=told["unit_bytes"],
+                execution=Execution(**told["execution"]),
+                **told["how"],
+            ),
+        )
+    except BatchloomError as error:
+        print(json.dumps({"error": str(error), "notes": notes}))
+        sys.exit(REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    print(json.dumps({"resumed": result.resumed_units, "notes": notes}))
+
+
+def start(told, before=()):
+    """A process that carries out a job; it has begun. ``before``: what runs it."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *(one for one in sys.path if one)])
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", "from prepare.jobs import main; main()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"},
+        start_new_session=True,
+    )
+    process.stdin.write(json.dumps(told))
+    process.stdin.close()
+    process.stdin = None
+    assert process.stdout.readline() == "begun\n", process.stderr.read()
+    return process
+
+
+def end(process, seconds=120):
+    """What a job said at its end; None where it was killed."""
+    out, err = process.communicate(timeout=seconds)
+    if process.returncode < 0:
+        return None
+    assert process.returncode in (0, REFUSED), err
+    return json.loads(out)
+
+
+def carried_out(told):
+    """What came of a job, in a process of its own."""
+    return end(start(told))
