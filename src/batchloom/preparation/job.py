@@ -37,7 +37,7 @@ from batchloom.preparation.rerun import (
     remove_leftover,
     seen_before,
 )
-from batchloom.preparation.result import PrepareResult, result_of
+from batchloom.preparation.result import PrepareResult, beyond, result_of
 from batchloom.preparation.run import Job
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.synthetic import synthetic_input, write_synthetic
@@ -251,9 +251,8 @@ def _append(
         for note in listing.notes:
             listener(Note(note))
         seconds = time.perf_counter() - began
-        return result_of(
-            *(out, base), base=base, seconds=seconds, already_done=True, notes=listing.notes
-        )
+        result = result_of(out, base, seconds=seconds, already_done=True, notes=listing.notes)
+        return beyond(result, base)
     with WorkFolder(out) as work:
         spool.sweep()
         clear_leftover(work, base.generation)

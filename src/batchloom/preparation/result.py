@@ -1,7 +1,7 @@
 """What ``prepare`` gives back."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batchloom.store.manifest import Counts, Manifest, SubsetEntry
@@ -60,29 +60,24 @@ def result_of(
     out: Path | str,
     manifest: Manifest,
     *,
-    base: Manifest | None = None,
     engine_note: str = "",
     seconds: float,
     already_done: bool = False,
     resumed_units: int = 0,
     notes: tuple[str, ...] = (),
 ) -> PrepareResult:
-    """The result that a manifest describes; of a store that was appended to, what it has beyond ``base``."""
-    counts, subsets, sources = manifest.counts, manifest.subsets, manifest.sources
-    if base is not None:
-        counts, sources = _beyond(counts, base.counts), sources[len(base.sources) :]
-    old = base.subsets if base is not None else {}
+    """The result that a manifest describes."""
     engine = f"{manifest.tokenizer.engine} {manifest.tokenizer.engine_version}".strip()
+    subsets = manifest.subsets
     return PrepareResult(
         path=out,
-        counts=counts,
+        counts=manifest.counts,
         subsets={
-            name: _subset(entry, old.get(name))
+            name: SubsetResult(entry.documents, entry.tokens, len(entry.shards))
             for name, entry in subsets.items()
-            if entry != old.get(name)
         },
-        input_files=len(sources),
-        input_bytes=sum(source.bytes for source in sources),
+        input_files=len(manifest.sources),
+        input_bytes=sum(source.bytes for source in manifest.sources),
         dtype=manifest.dtype,
         tokenizer=manifest.tokenizer.name,
         engine=f"{engine} ({engine_note})" if engine_note else engine,
@@ -98,22 +93,34 @@ def result_of(
     )
 
 
-def _subset(entry: SubsetEntry, old: SubsetEntry | None) -> SubsetResult:
-    if old is None:
-        return SubsetResult(entry.documents, entry.tokens, len(entry.shards))
-    return SubsetResult(
-        entry.documents - old.documents,
-        entry.tokens - old.tokens,
-        len(entry.shards) - len(old.shards),
+def beyond(result: PrepareResult, base: Manifest) -> PrepareResult:
+    """The result of a store that was appended to, its counts without those of the generation before.
+
+    Args:
+        result: as :func:`result_of` gives it.
+        base: the generation before.
+    """
+    counts, old = result.counts, base.counts
+    subsets = {name: _beyond(one, base.subsets.get(name)) for name, one in result.subsets.items()}
+    return replace(
+        result,
+        counts=Counts(
+            records=counts.records - old.records,
+            documents=counts.documents - old.documents,
+            tokens=counts.tokens - old.tokens,
+            quarantined=counts.quarantined - old.quarantined,
+            dropped=dict(Counter(counts.dropped) - Counter(old.dropped)),
+            further=counts.further - old.further,
+        ),
+        subsets={name: one for name, one in subsets.items() if one.documents},
+        input_files=result.input_files - len(base.sources),
+        input_bytes=result.input_bytes - sum(source.bytes for source in base.sources),
     )
 
 
-def _beyond(counts: Counts, old: Counts) -> Counts:
-    return Counts(
-        records=counts.records - old.records,
-        documents=counts.documents - old.documents,
-        tokens=counts.tokens - old.tokens,
-        quarantined=counts.quarantined - old.quarantined,
-        dropped=dict(Counter(counts.dropped) - Counter(old.dropped)),
-        further=counts.further - old.further,
+def _beyond(one: SubsetResult, old: SubsetEntry | None) -> SubsetResult:
+    if old is None:
+        return one
+    return SubsetResult(
+        one.documents - old.documents, one.tokens - old.tokens, one.shards - len(old.shards)
     )

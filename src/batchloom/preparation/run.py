@@ -25,7 +25,7 @@ from batchloom.preparation.rerun import (
     job_facts,
     report_sources,
 )
-from batchloom.preparation.result import PrepareResult, result_of
+from batchloom.preparation.result import PrepareResult, beyond, result_of
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.tally import Listener, Note, Progress
 from batchloom.preparation.tokenizer_of import dtype_name, job_tokenizer
@@ -97,15 +97,7 @@ class Job:
         else:
             manifest, note = self._make()
         move_store(self._work)
-        return result_of(
-            self._work.out,
-            manifest,
-            base=self._base,
-            engine_note=note,
-            seconds=time.perf_counter() - self._began,
-            resumed_units=self._resumed,
-            notes=tuple(self._notes),
-        )
+        return self._result(manifest, note)
 
     def _dry(self) -> PrepareResult:
         """Find out what would be left out, and keep what was done for a later run."""
@@ -120,15 +112,19 @@ class Job:
             f"Nothing was written: this was a dry run. {page} shows what would be left out; the same command without "
             "--dry-run goes on from here."
         )
-        return result_of(
+        return self._result(self._whole(make_manifest(done, {})), made.tokenizer.engine.note)
+
+    def _result(self, manifest: Manifest, engine_note: str) -> PrepareResult:
+        """What is given back of a store with this manifest."""
+        result = result_of(
             self._work.out,
-            self._whole(make_manifest(done, {})),
-            base=self._base,
-            engine_note=made.tokenizer.engine.note,
+            manifest,
+            engine_note=engine_note,
             seconds=time.perf_counter() - self._began,
             resumed_units=self._resumed,
             notes=tuple(self._notes),
         )
+        return result if self._base is None else beyond(result, self._base)
 
     def _whole(self, made: Manifest) -> Manifest:
         """The manifest with what the store held before."""
