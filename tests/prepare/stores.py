@@ -70,7 +70,7 @@ def tree(out):
     return {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(Path(out).rglob("*"))
-        if path.is_file() and path.stem != "report"
+        if path.is_file() and path.stem.partition(".")[0] != "report"
     }
 
 

@@ -207,7 +207,13 @@ class Making:
     def _settle_and_write(self, crew: Crew, units: list[UnitWork], task: Task) -> Made:
         """What follows when every unit is tokenized."""
         recipe, dtype = self._recipe, task.dtype
-        older = older_of(self._work, self._base, keyed=recipe.dedup.mode != "none")
+        older = older_of(self._work, self._base, recipe.dedup)
+        if older.unsigned:
+            self._note(
+                f"{self._work.out} keeps signatures of this kind for {len(older.bands) - older.unsigned:,} of its "
+                f"{len(older.bands):,} shards (prepare with --dedup near keeps them): near duplicates of documents in "
+                "the others stay."
+            )
         sharding = Sharding(
             membership=task.membership,
             most=recipe.tokens_per_shard,

@@ -257,14 +257,14 @@ class UnitFiles:
         added: tuple[int, int],
     ) -> None:
         """Keep what says which documents are alike; those of one record are looked at as one."""
-        count, depth = self._dedup.banding
+        how = self._dedup.banding
         first = np.flatnonzero(fresh)
-        keys = np.full((len(rows), count), NO_KEY)
+        keys = np.full((len(rows), how.bands), NO_KEY)
         if len(first):
             lengths = np.add.reduceat(rows["length"], first, dtype=np.int64)
             skipped = int(rows["length"][: first[0]].sum(dtype=np.int64))
             ids, lengths = without_control(tokens[skipped:], lengths, added)
-            found = band_keys(ids, lengths, bands=count, rows=depth, shingle=self._dedup.shingle)
+            found = band_keys(ids, lengths, bands=how.bands, rows=how.rows, shingle=how.shingle)
             # Of one text with two labels neither is a copy of the other.
             other = (rows["side"][first] == BAD)[:, None] & (found != NO_KEY)
             keys[first] = np.where(other, np.maximum(found ^ _BAD_LABEL, 1), found)

@@ -127,7 +127,7 @@ class JobFacts(msgspec.Struct, frozen=True):
     """``job.json``: what the work folder is for.
 
     Sources are (name, bytes, mtime in ns), ``kinds`` what each of them is read as, ``content`` the hash of
-    each where they are told apart by it: then the times are 0.
+    each where they are told apart by it: then the times are 0. ``base`` is the generation that is appended to.
     """
 
     work_version: int
@@ -136,6 +136,7 @@ class JobFacts(msgspec.Struct, frozen=True):
     sources: list[tuple[str, int, int]]
     kinds: list[str] = []
     content: list[str] = []
+    base: int = 0
 
 
 @contextlib.contextmanager
