@@ -469,7 +469,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
     )
     table.add_row("records read", f"{counts.records:,}")
     for reason, count in counts.dropped.items():
-        table.add_row(f"dropped: {reason}", f"{count:,}")
+        table.add_row(f"dropped: {visible(reason)}", f"{count:,}")
     where = f" (see {path}/{QUARANTINE_NAME})" if counts.quarantined else ""
     table.add_row(f"quarantined{where}", f"{counts.quarantined:,}")
     table.add_row("documents kept", f"{counts.documents:,}")
