@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -34,12 +35,14 @@ def touching(path: Path) -> Iterator[None]:
 def written(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the name ``path`` when all went well, and is gone otherwise.
 
+    Nobody else writes to it: a worker that was given up for lost may still be at the same.
+
     What is raised inside passes as it is: who writes does so inside of :func:`touching`.
 
     Raises:
         OutputError: it cannot be opened, or not be finished.
     """
-    aside = path.with_name(path.name + ASIDE)
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}{ASIDE}")
     with contextlib.ExitStack() as stack:
         with touching(path):
             file = aside.open("wb")

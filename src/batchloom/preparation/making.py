@@ -134,7 +134,7 @@ class Making:
         self._seconds: dict[str, float] = {}
         self._pieces: list[Path] = []
         self._excluded: list[Excluded] = [()] * len(self._units)
-        self._before = ""
+        self._before, self._again = "", False
         # Two runs never use the same: what one left behind is in nobody's way.
         self._attempt = f"{time.time_ns():x}"
 
@@ -152,12 +152,19 @@ class Making:
             try:
                 return self._make(tokenizer, dtype, chat)
             except KeptAsideError as error:
+                self._again = True
                 self._work.exclude(self._names(tokenizer)[error.unit], error.excluded)
 
     def _make(self, tokenizer: Tokenizer, dtype: str, chat: ChatEncoder | None) -> Made:
         """Do what is left to do, with records that are known to be kept aside."""
         recipe = self._recipe
         folders = self._folders(tokenizer)
+        other = self._work.follow(fingerprint([folder.name for folder in folders]))
+        if other and not self._again:
+            self._note(
+                "Packages that decide documents are of other versions than when this job was stopped: all units are "
+                "done again."
+            )
         found = [self._work.unit_facts(folder.name) for folder in folders]
         resumed = sum(one is not None for one in found)
         if resumed:

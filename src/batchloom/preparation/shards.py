@@ -17,7 +17,7 @@ from batchloom.preparation.subsets import Membership
 from batchloom.preparation.unit_files import (
     ROWS_NAME,
     SHARDS_NAME,
-    gather,
+    in_pieces,
     tokens_name,
     trained_name,
 )
@@ -335,9 +335,11 @@ class SubsetWriter:
             if self._shard is None:
                 raise AssertionError("a cutter's first stretch begins a shard")
             taken = rows[chosen]
-            stops = starts[chosen] + taken["length"]
-            flags = None if trained is None else gather(trained, starts[chosen], stops)
-            self._shard.append(gather(tokens, starts[chosen], stops), flags)
+            bounds = starts[chosen], starts[chosen] + taken["length"]
+            pieces = in_pieces(tokens, *bounds)
+            masks = [None] * len(pieces) if trained is None else in_pieces(trained, *bounds)
+            for piece, flags in zip(pieces, masks, strict=True):
+                self._shard.append(piece, flags)
             self._rows.append(taken)
 
     def finish(self) -> list[ShardEntry]:

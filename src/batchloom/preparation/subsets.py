@@ -95,8 +95,10 @@ class Smallest:
                 mine = mine[mine[:, 1] <= np.uint64(known[-1] >> 64)]
             if len(mine) > _MANY:
                 # The smallest high halves hold the smallest hashes, and halves are hardly ever alike.
-                halves = np.unique(mine[:, 1])
-                mine = mine[mine[:, 1] <= halves[min(_KEPT, len(halves)) - 1]]
+                halves = np.sort(mine[:, 1])
+                ends = np.flatnonzero(halves[1:] != halves[:-1])[:_KEPT]
+                if len(ends) == _KEPT:
+                    mine = mine[mine[:, 1] <= halves[ends[-1]]]
             if len(mine):
                 values = {(high << 64) | low for low, high in mine.tolist()}
                 self._lists[name] = sorted(values.union(known))[:_KEPT]

@@ -299,6 +299,32 @@ class WorkFolder:
         """The folder of what was found to stand twice."""
         return self.path / "duplicates"
 
+    def follow(self, units: str) -> bool:
+        """Delete what was decided and written of other units than these; whether there was any.
+
+        Units are named by all that decides their documents, what follows by their numbers alone.
+
+        Args:
+            units: the fingerprint of their names.
+
+        Raises:
+            OutputError: it cannot be deleted, or the units cannot be noted.
+        """
+        note, found = self.path / "units.followed", False
+        with writing(self.path):
+            with contextlib.suppress(FileNotFoundError):
+                if read_regular(note) == units.encode():
+                    return False
+            for name in ("kept", "shards", "duplicates", "store", "decision.json"):
+                path = self.path / name
+                found |= path.exists()
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        write_file(note, units.encode())
+        return found
+
     def sweep(self) -> None:
         """Delete what attempts have left that nobody finished."""
         for place in ("units", "kept", "shards", "duplicates"):
