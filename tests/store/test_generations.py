@@ -315,6 +315,7 @@ def test_check_finds_what_is_damaged(grown, damage, words):
     [
         (lambda m: m.update(generation=3), "it is generation 3"),
         (lambda m: m.update(history=[]), "generation 2 and has no history"),
+        (lambda m: m.update(generation=1 << 62), r"has the generations \[1, 2\], and it is"),
         (lambda m: m["subsets"]["train"]["layers"][0].update(documents=1), "ends inside a shard"),
         (lambda m: m["subsets"]["train"]["layers"].pop(), "in its layers, and says"),
         (

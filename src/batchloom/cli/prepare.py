@@ -475,7 +475,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
     )
     table.add_row("records read", f"{counts.records:,}")
     for reason, count in counts.dropped.items():
-        table.add_row(f"dropped: {reason}", f"{count:,}")
+        table.add_row(f"dropped: {visible(reason)}", f"{count:,}")
     name = of_generation(QUARANTINE_NAME, result.generation) if grown else QUARANTINE_NAME
     where = f" (see {path}/{name})" if counts.quarantined else ""
     table.add_row(f"quarantined{where}", f"{counts.quarantined:,}")

@@ -116,7 +116,10 @@ class Phases:
         links = find_all(
             crew, bands, folder / "links", self._attempt, first_new=first, kind=BAND_KEY
         )
-        order = ComponentsOrder(links, folder / "scratch", folder / NEAR, first, self._attempt)
+        place = folder / NEAR
+        if place.exists():
+            return Duplicates(exact, tuple(sorted(place.iterdir())))
+        order = ComponentsOrder(links, folder / "scratch", place, first, self._attempt)
         return Duplicates(exact, have_done(crew, {0: order})[0])
 
     def _sorted_bands(self, crew: Crew, exact: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -56,10 +56,14 @@ class _Lay(msgspec.Struct, frozen=True):
 
 def inputs_lay(inputs: Sequence[str]) -> dict[str, Any]:
     """Where inputs lie, for ``report.json``: as they were given, and the folder that they were given in."""
+    try:
+        folder = os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        folder = ""  # it was deleted, and nothing relative can be found from it
     places = [shown(one) if is_far(one) else os.path.expanduser(local_path(one)) for one in inputs]  # noqa: PTH111
     return {
         "inputs": [printable(place) for place in places],
-        "folder": printable(os.getcwd()),  # noqa: PTH109
+        "folder": printable(folder),
     }
 
 

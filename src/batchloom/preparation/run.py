@@ -4,7 +4,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
@@ -159,14 +159,18 @@ class Job:
     def _tell_schemas(self) -> None:
         """Look at the first records of every source, and say what they are, before work begins."""
         names: dict[str, list[str]] = {}
+        uncleaned: list[str] = []
         for source in read_ahead(self._listing.sources, lambda one: one):
             reading = self._readings.of(source)
+            if reading.way != "text" and self._recipe.reading.clean:
+                uncleaned.append(source.name)
             # A column called text is what everybody expects.
             if reading.detected and reading.detected != USUAL:
                 names.setdefault(reading.detected, []).append(source.name)
         for detected, found in names.items():
-            more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
-            self._note(f"Detected {detected} in {found[0]}{more}.")
+            self._note(f"Detected {detected} in {_and_more(found)}.")
+        if uncleaned:
+            self._note(f"Cleaning is for texts: what is in {_and_more(uncleaned)} stays as it is.")
 
     def _report(self, made: Made) -> ReportFacts:
         """The sidecar: what may differ between two runs that write the same store."""
@@ -206,3 +210,8 @@ def _peak_memory() -> int:
         # On Linux this would be the most of the process that started this one, too.
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
+
+
+def _and_more(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are besides."""
+    return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")

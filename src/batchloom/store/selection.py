@@ -58,16 +58,15 @@ def name_sources(named: Named, patterns: Sequence[str], manifest: Manifest) -> N
     Raises:
         InputError: a pattern fits none; names what is near.
     """
-    known = [(source.name, source.dataset) for source in manifest.sources]
+    # Most sources are of no data set, and an empty name must not mean all of these.
+    known = [[one for one in (source.name, source.dataset) if one] for source in manifest.sources]
     for pattern in patterns:
         found = {n for n, names in enumerate(known) if pattern in names}
         found = found or {
-            n
-            for n, names in enumerate(known)
-            if any(fnmatchcase(one, pattern) for one in names if one)
+            n for n, names in enumerate(known) if any(fnmatchcase(one, pattern) for one in names)
         }
         if not found:
-            hint = nearest(pattern, [one for names in known for one in names if one])
+            hint = nearest(pattern, [one for names in known for one in names])
             raise InputError(
                 f"sources: no source of the store is called {shown(pattern)}{hint or '.'} batchloom log --json lists "
                 "them; * and ? stand for any characters."
