@@ -159,18 +159,24 @@ class Job:
     def _tell_schemas(self) -> None:
         """Look at the first records of every source, and say what they are, before work begins."""
         names: dict[str, list[str]] = {}
-        uncleaned: list[str] = []
+        reading_of, dedup = self._recipe.reading, self._recipe.dedup
+        others: list[str] = []
         for source in read_ahead(self._listing.sources, lambda one: one):
             reading = self._readings.of(source)
-            if reading.way != "text" and self._recipe.reading.clean:
-                uncleaned.append(source.name)
+            if reading.way != "text":
+                others.append(source.name)
             # A column called text is what everybody expects.
             if reading.detected and reading.detected != USUAL:
                 names.setdefault(reading.detected, []).append(source.name)
         for detected, found in names.items():
             self._note(f"Detected {detected} in {_and_more(found)}.")
-        if uncleaned:
-            self._note(f"Cleaning is for texts: what is in {_and_more(uncleaned)} stays as it is.")
+        if others and reading_of.clean:
+            self._note(f"Cleaning is for texts: what is in {_and_more(others)} stays as it is.")
+        if others and dedup.pieces:
+            self._note(
+                f"Repeated {dedup.pieces} are looked for in texts: of what is in {_and_more(others)} equal documents "
+                "alone are left out."
+            )
 
     def _report(self, made: Made) -> ReportFacts:
         """The sidecar: what may differ between two runs that write the same store."""
