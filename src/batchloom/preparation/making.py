@@ -374,7 +374,5 @@ def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:
     if tally.first:
         return f"{said} The first bad one: {tally.first}. Mend the input, or name another."
     if left_out:
-        return (
-            f"{said} Leave fewer out (--max-tokens, --overlong, --train-on), or name other inputs."
-        )
+        return f"{said} Leave fewer out (--clean, --max-tokens, --overlong, --train-on), or name other inputs."
     return f"{said} Name other inputs."

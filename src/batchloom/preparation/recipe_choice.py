@@ -17,6 +17,7 @@ from batchloom.preparation.recipe_file import Stated, read_recipe_file, state_re
 from batchloom.preparation.recipe_store import is_store, read_store_recipe
 from batchloom.preparation.recipe_values import dedup_of, steps_of, tokens_of
 from batchloom.store.format import MANIFEST_NAME
+from batchloom.store.manifest import read_manifest
 
 RecipePlace = Recipe | str | os.PathLike[str]
 
@@ -147,6 +148,11 @@ def same_as(out: Path, store: Path | None) -> str:
     manifests = [(one / MANIFEST_NAME).read_bytes() for one in (out, store)]
     if manifests[0] == manifests[1]:
         return f"{out} is the same as {store}, to the byte."
+    if (grown := read_manifest(store)).generation > 1:
+        return (
+            f"{out} is one generation of the inputs of all {grown.generation} of {store}; documents that were removed "
+            "there are in it."
+        )
     return (
         f"{out} differs from {store}: its inputs, its tokenizer or batchloom itself are not what they were; compare "
         f"{MANIFEST_NAME} of both."

@@ -22,7 +22,7 @@ from batchloom.sources.forms import Form
 from batchloom.sources.hub import hub_name
 from batchloom.sources.kinds import kind_by_name
 from batchloom.sources.listing import fixed_part
-from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, TOKENIZER_NAME
+from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, TOKENIZER_NAME, of_generation
 from batchloom.store.manifest import Manifest, read_manifest
 from batchloom.tokens import parse_train_spec
 
@@ -80,7 +80,7 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
     """
     folder = path if path.is_dir() else path.parent
     manifest = read_manifest(folder)
-    plain = manifest.recipe
+    plain = _joined_recipe(manifest)
     where = str(folder / MANIFEST_NAME)
     if plain.get("source") == SYNTHETIC:
         return _synthetic(plain, folder)
@@ -97,13 +97,9 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
     settings.pop("clean_files", None)
     if expected is not None and "template" not in given:
         _check_template(str(settings.get("template")), expected, folder)
-    said = _sources(manifest, where)
+    said = _sources(manifest, plain, where)
     labels = [str(one) for one in plain.get("inputs", ())]
-    inputs, notes = (
-        (labels, ())
-        if "inputs" in given
-        else _places(labels, folder, of_hub=any(one.revision for one in manifest.sources))
-    )
+    inputs, notes = (labels, ()) if "inputs" in given else _places(labels, folder, manifest)
     overruled = {"tokenizer", "end_token"} & set(given)
     return Stated(
         {name: value for name, value in settings.items() if value is not None},
@@ -114,6 +110,22 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
         None if overruled else _kept_tokenizer(manifest, folder),
         folder,
     )
+
+
+def _joined_recipe(manifest: Manifest) -> dict[str, Any]:
+    """The recipe of a store with the inputs of all its generations, which are alike in the rest."""
+    plain = dict(manifest.recipe)
+    layers = [entry.recipe for entry in manifest.all_history if entry.reads and entry.recipe]
+    if len(layers) < 2:
+        return plain
+    pairs: dict[str, Any] = {}
+    for layer in layers:
+        labels = layer.get("inputs", ())
+        said = layer.get("sources") or [{}] * len(labels)
+        pairs |= {
+            label: one for label, one in zip(labels, said, strict=False) if label not in pairs
+        }
+    return plain | {"inputs": list(pairs), "sources": list(pairs.values())}
 
 
 def _settings(plain: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -183,16 +195,20 @@ def _kept_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any] | Non
     return state  # type: ignore[no-any-return]  # it has a fingerprint
 
 
-def _places(labels: list[str], folder: Path, *, of_hub: bool) -> tuple[list[str], tuple[str, ...]]:
+def _places(
+    labels: list[str], folder: Path, manifest: Manifest
+) -> tuple[list[str], tuple[str, ...]]:
     """Where the inputs of a manifest lie now, and what is to be told of it.
 
     Raises:
         InputMissingError: some are not there.
     """
-    lay = _lay(folder)
+    of_hub = any(one.revision for one in manifest.sources)
+    lay = _lay(folder, 1)
+    known = _known_places(folder, manifest)
     places, found, missing = list(labels), [], []
-    known = lay.inputs if lay is not None and len(lay.inputs) == len(labels) else labels
-    for number, (label, place) in enumerate(zip(labels, known, strict=True)):
+    for number, label in enumerate(labels):
+        place = known.get(label, label)
         if os.path.isabs(place):  # noqa: PTH117
             places[number] = place
         if place == STANDARD_INPUT or not _is_there(places[number], of_hub=of_hub):
@@ -225,17 +241,29 @@ def _is_there(place: str, *, of_hub: bool) -> bool:
     return of_hub and hub_name(place) is not None
 
 
-def _lay(folder: Path) -> _Lay | None:
+def _known_places(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """Where inputs lay, by what manifests call them, as the reports of all generations say."""
+    places: dict[str, str] = {}
+    for entry in manifest.all_history:
+        labels = [str(one) for one in (entry.recipe or {}).get("inputs", ())]
+        lay = _lay(folder, entry.number) if entry.reads else None
+        if lay is not None and len(lay.inputs) == len(labels):
+            places = dict(zip(labels, lay.inputs, strict=True)) | places
+    return places
+
+
+def _lay(folder: Path, generation: int) -> _Lay | None:
     try:
-        return msgspec.json.decode(read_regular(folder / REPORT_NAME), type=_Lay)
+        report = read_regular(folder / of_generation(REPORT_NAME, generation))
+        return msgspec.json.decode(report, type=_Lay)
     except (OSError, *NOT_JSON):
         return None
 
 
-def _sources(manifest: Manifest, where: str) -> tuple[SourceRecipe, ...]:
+def _sources(manifest: Manifest, recipe: Mapping[str, Any], where: str) -> tuple[SourceRecipe, ...]:
     """What is said of each input; empty where nothing is said of any."""
-    labels = [str(one) for one in manifest.recipe.get("inputs", ())]
-    plain = manifest.recipe.get("sources") or [{}] * len(labels)
+    labels = [str(one) for one in recipe.get("inputs", ())]
+    plain = recipe.get("sources") or [{}] * len(labels)
     forms = _forms(manifest, labels)
     known = ("text_field", "mapping", "name", "weight")
     raise_problems(
