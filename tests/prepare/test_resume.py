@@ -208,7 +208,7 @@ def test_a_tokenizer_file_that_changed_is_another_job(tmp_path, inputs):
     assert make(inputs, tmp_path / "out", **settings).already_done
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "s310", folder)
-    with pytest.raises(StoreConflictError, match="tokenizer: .* is not what it was"):
+    with pytest.raises(StoreConflictError, match="tokenizer: .* is another than before"):
         make(inputs, tmp_path / "out", **settings)
 
 

@@ -25,7 +25,7 @@ from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_choice import choose_appended, choose_recipe
 from batchloom.preparation.recipe_file import recipe_settings, recipe_text
 from batchloom.preparation.recipe_values import SIZE, size_of
-from batchloom.preparation.report import read_facts
+from batchloom.preparation.report import last_facts
 from batchloom.preparation.result import PrepareResult
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.tally import Note, Progress
@@ -137,7 +137,7 @@ def prepare(
     clean: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[,NAME...]",
+            metavar="NAMES",
             help="Steps of cleaning, in this order; none takes those of a recipe away.",
             show_default="none",
         ),
@@ -368,7 +368,7 @@ def prepare(
         result = run_chosen(chosen, out, display.show, settings)
     _tell(result, as_json=as_json)
     if profile:
-        print_profile(plain_console(stderr=as_json), read_facts(Path(out), result.generation))
+        print_profile(plain_console(stderr=as_json), last_facts(out))
     return 0
 
 
@@ -477,7 +477,8 @@ def print_result(console: Console, result: PrepareResult) -> None:
     for reason, count in counts.dropped.items():
         table.add_row(f"dropped: {visible(reason)}", f"{count:,}")
     name = of_generation(QUARANTINE_NAME, result.generation) if grown else QUARANTINE_NAME
-    where = f" (see {path}/{name})" if counts.quarantined else ""
+    # A dry run has made none.
+    where = f" (see {path}/{name})" if counts.quarantined and result.subsets else ""
     table.add_row(f"quarantined{where}", f"{counts.quarantined:,}")
     table.add_row("documents added" if grown else "documents kept", f"{counts.documents:,}")
     table.add_row("tokens added" if grown else "tokens", f"{counts.tokens:,}")

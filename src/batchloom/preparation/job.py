@@ -160,7 +160,8 @@ def run_chosen(
     if chosen.partial and not settings.append:
         raise InputError(chosen.partial)
     result = run_recipe(chosen.recipe, Path(out), listener, chosen=chosen, settings=settings)
-    told = same_as(Path(out), chosen.store)
+    # A dry run leaves no store to compare.
+    told = "" if settings.dry_run else same_as(Path(out), chosen.store)
     if not told:
         return result
     listener(Note(told))

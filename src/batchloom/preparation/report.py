@@ -15,9 +15,11 @@ from batchloom.core.files import NOT_JSON, read_regular
 from batchloom.preparation.report_pairs import MOST_ROWS, DuplicatePair, Rest
 from batchloom.preparation.stopwatch import Spent
 from batchloom.preparation.unit_report import Dropped, Flow, SourceCounts, UnitReport
+from batchloom.sources.addresses import is_url
 from batchloom.sources.kinds import Kind
 from batchloom.sources.unpack import Compression
-from batchloom.store.format import REPORT_NAME, of_generation
+from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, WORK_NAME, of_generation
+from batchloom.store.manifest import read_manifest
 
 _MOST_PEAKS = 64
 
@@ -198,3 +200,14 @@ def read_facts(out: Path, generation: int = 1) -> ReportFacts | None:
         return msgspec.json.decode(read_regular(path), type=ReportFacts)
     except (OSError, *NOT_JSON):
         return None
+
+
+def last_facts(out: str) -> ReportFacts | None:
+    """The report of the job that was carried out last, also of a dry run; None where it cannot be read here."""
+    folder = Path(out)
+    if is_url(out):
+        return None
+    if not (folder / MANIFEST_NAME).exists():
+        return read_facts(folder / WORK_NAME)
+    last = max(entry.number for entry in read_manifest(folder).all_history if entry.reads)
+    return read_facts(folder, last)

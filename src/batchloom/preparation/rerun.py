@@ -373,7 +373,7 @@ def _tokenizer_differences(
         return [] if same else [f"tokenizer: another one is called {recipe.tokenizer}"]
     if file_fingerprint(recipe) in (None, fingerprint):
         return []
-    return [f"tokenizer: {recipe.tokenizer} is not what it was"]
+    return [f"tokenizer: {recipe.tokenizer} is another than before"]
 
 
 def _source_differences(then: Sequence[SourceEntry], now: Sequence[Source]) -> list[str]:
