@@ -6,7 +6,7 @@ bounded but for the list of inputs, by which a later run tells whether they chan
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from batchloom.sources.addresses import is_url
 from batchloom.sources.kinds import Kind
 from batchloom.sources.unpack import Compression
 from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, WORK_NAME, of_generation
-from batchloom.store.manifest import read_manifest
+from batchloom.store.manifest import Counts, read_manifest
 
 _MOST_PEAKS = 64
 
@@ -98,6 +98,9 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
         notes: what was announced.
         workers: how many there were.
         crew: what they were: ``in-process``, ``pool`` or ``ray``.
+        dry_run: whether nothing was written.
+        settings: of the recipe, as a recipe file has them.
+        counts: as the manifest of these documents alone would have them.
         content: what became of the input.
     """
 
@@ -118,6 +121,9 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     workers: int = 1
     crew: str = "in-process"
+    dry_run: bool = False
+    settings: dict[str, Any] = {}
+    counts: Counts = Counts(0, 0, 0, 0, {})
     content: Content = Content()
 
 

@@ -16,6 +16,7 @@ from batchloom.preparation.making import Made, Making, Run
 from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.recipe_file import printable_settings
 from batchloom.preparation.recipe_store import inputs_lay
 from batchloom.preparation.report import ReportFacts, report_bytes
 from batchloom.preparation.report_page import write_report_page
@@ -106,8 +107,9 @@ class Job:
         sources, rules = self._listing.sources, self._readings.rules
         done = Finished(self._recipe, rules, self._readings, sources, made, self._base)
         page = self._work.path / PAGE_NAME
-        write_file(self._work.path / REPORT_NAME, report_bytes(self._report(made)))
-        write_report_page(self._report(made), page)
+        report = self._report(made, done)
+        write_file(self._work.path / REPORT_NAME, report_bytes(report))
+        write_report_page(report, page)
         self._note(
             f"Nothing was written: this was a dry run. {page} shows what would be left out; the same command without "
             "--dry-run goes on from here."
@@ -139,7 +141,7 @@ class Job:
         self._seconds |= made.seconds
         sources, rules = self._listing.sources, self._readings.rules
         done = Finished(self._recipe, rules, self._readings, sources, made, self._base)
-        manifest = finish_store(self._work, done, self._report(made))
+        manifest = finish_store(self._work, done, self._report(made, done))
         return manifest, tokenizer.engine.note
 
     def _tokenizer(self) -> Tokenizer:
@@ -178,7 +180,7 @@ class Job:
                 "alone are left out."
             )
 
-    def _report(self, made: Made) -> ReportFacts:
+    def _report(self, made: Made, done: Finished) -> ReportFacts:
         """The sidecar: what may differ between two runs that write the same store."""
         seconds = time.perf_counter() - self._began
         lay = inputs_lay(self._recipe.inputs)
@@ -197,6 +199,9 @@ class Job:
             units=self._making.units,
             resumed_units=self._resumed,
             notes=self._notes,
+            dry_run=self._settings.dry_run,
+            settings=printable_settings(self._recipe),
+            counts=make_manifest(done, {}).counts,
             workers=made.workers,
             crew=made.crew,
             content=made.content,
