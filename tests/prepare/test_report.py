@@ -44,10 +44,10 @@ from batchloom.preparation.unit_report import (
     UnitTally,
     merged,
 )
-
-HOSTILE = "</svg><script>alert(1)</script>\"'&<b onload=x>\x1b[31m\u202e\ud800\x00]]>"
 from batchloom.text.steps import CleanStep
 from prepare.stores import jsonl
+
+HOSTILE = "</svg><script>alert(1)</script>\"'&<b onload=x>\x1b[31m\u202e\ud800\x00]]>"
 
 
 def told(seed):
