@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 
 
 def megatron(module: str) -> ModuleType:
@@ -45,3 +46,13 @@ def megatron_documents(prefix: Path) -> list[list[int]]:
     bounds = data.document_indices.tolist()
     sequences = [data[n].tolist() for n in range(len(data))]
     return [list(chain.from_iterable(sequences[a:b])) for a, b in pairwise(bounds)]
+
+
+def datatrove(module: str) -> ModuleType:
+    """A module of datatrove, or the test that asks is skipped; spaCy tells its words apart."""
+    for name in ("datatrove", "spacy"):
+        pytest.importorskip(name, reason=f"{name} is not installed: it is in the test extra")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("spacy")
+        return importlib.import_module(f"datatrove.{module}")

@@ -14,6 +14,7 @@ import pytest
 import batchloom
 from batchloom.chat.choose import choose_template
 from batchloom.compat import GPTDataLoader, PretrainingDataset, SFTDataset, load_jsonl_file
+from batchloom.preparation.suspects import Deaths, after_death
 from batchloom.preparation.work import WORK_NAME
 from batchloom.sources.listing import list_sources
 from batchloom.store.compact import compact_store
@@ -24,7 +25,7 @@ from prepare.stores import jsonl
 from sources.hub_server import hub_serving
 
 PAGE = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
-ROW = re.compile(r"^\| `(.+?)` \((\w[\w.]*|a warning)\) \|", re.M)
+ROW = re.compile(r"^\| `(.+?)` \((\w[\w.]*|a warning|in quarantine)\) \|", re.M)
 
 
 def prepare(inputs, **settings):
@@ -68,6 +69,21 @@ def prepared_twice():
     Path("a.txt").write_text("words")
     prepare("a.txt")
     prepare("a.txt", normalize=False)
+
+
+def changed_in_the_middle():
+    Path("a.txt").write_text("words")
+    prepare("a.txt", dry_run=True)
+    prepare("a.txt", normalize=False)
+
+
+def deadly():
+    """What quarantine says of a record in whose hand workers died."""
+    known, record = Deaths(), (0, 5)
+    for _ in range(3):
+        known = after_death(known, [(record, record)], "was killed by signal 9 (out of memory?)")
+    ((_, reason),) = known.excluded
+    return reason
 
 
 def narrow():
@@ -142,6 +158,8 @@ HERE = {
         Path("d").mkdir(), GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", "d")),
     "There is no store at ...": lambda _: batchloom.open_store("nowhere"),
     "is an unfinished store; give its prepare command again: it goes on": lambda _: unfinished(),
+    "holds unfinished work of another job": lambda _: changed_in_the_middle(),
+    "the worker that took it in hand ... times; give workers more memory": lambda _: deadly(),
     "holds a finished store of another job": lambda _: prepared_twice(),
     "no multiple of the 4 of uint32": lambda _: narrow(),
     "holds token id ...; the tokenizer has ids 0 to ...": lambda _: foreign(),
@@ -193,6 +211,9 @@ def test_the_code_says_so(sentence, tmp_path, monkeypatch, caplog):
     if kind == "a warning":
         HERE[sentence](monkeypatch)
         assert re.search(pattern(sentence), caplog.text)
+        return
+    if kind == "in quarantine":
+        assert re.search(pattern(sentence), HERE[sentence](monkeypatch))
         return
     kind = json.JSONDecodeError if kind == "json.JSONDecodeError" else getattr(builtins, kind)
     with pytest.raises(kind, match=pattern(sentence)) as caught:

@@ -20,7 +20,7 @@ from batchloom.batches.tables import (
     write_table,
 )
 from batchloom.core.errors import StoreError
-from batchloom.testing.stores import write_store
+from batchloom.testing.stores import append_documents, write_store
 
 SPEC = {
     "seq_len": 16,
@@ -58,6 +58,22 @@ def test_a_long_plan_is_served_at_once_and_counted_beside(store):
     again = batchloom.Loader(store, **SPEC)
     assert again.plan.has_counts
     assert len(again) == len(list(again)) == len(loader)
+
+
+def test_what_is_counted_beside_is_the_generation_that_is_open(store):
+    loader = batchloom.Loader(store, **SPEC)
+    append_documents(store.path, [[1] * 9] * 30)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    deadline = time.monotonic() + 120
+    while not tables(store.path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    iterator.close()
+    assert [path.name for path in tables(store.path)] == [table_name(loader.plan)]
+    grown = batchloom.Loader(batchloom.open_store(store.path), **SPEC)
+    assert not grown.plan.has_counts
+    assert len(grown) == len(list(grown)) > len(loader)
 
 
 def test_the_table_is_the_plans_own_counts(store):

@@ -313,6 +313,7 @@ def test_a_name_that_is_no_utf8_is_printed(tmp_path):
                 "--tokenizer",
                 "bytes",
                 "--val-fraction=0",
+                "--no-dedup",
                 *extra,
             ],
             capture_output=True,

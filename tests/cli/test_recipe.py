@@ -31,6 +31,7 @@ COMMANDS = [
         "exact",
         "--text-field=q",
     ],
+    ["--dedup", "near", "--similarity", "0.9", "--text-field=q"],
     ["--tokens-per-shard", "1.5K", "--no-dedup", "--clean", "none", "--val-fraction", "1e-3"],
 ]
 

@@ -183,14 +183,16 @@ def test_packing_is_the_plans_and_has_a_bound(tmp_path):
     assert packing.sequences == 500
     assert packing.fill == packing.bound < 0.7
     assert packing.steps == 63
-    out = batchloom.prepare(path, out=tmp_path / "o", tokenizer="bytes", val_fraction=0).path
+    said = {"tokenizer": "bytes", "val_fraction": 0, "dedup": "none"}
+    out = batchloom.prepare(path, out=tmp_path / "o", **said).path
     best = next(e for e in batchloom.inspect(out).efficiencies if e.packing == "best_fit")
     assert (packing.sequences, packing.fill) == (best.sequences, best.fill)
 
 
 def test_store_size_is_near(tmp_path):
     path = jsonl(tmp_path / "in.jsonl", CHATS * 50)
-    out = batchloom.prepare(path, out=tmp_path / "o", tokenizer="bytes", val_fraction=0).path
+    said = {"tokenizer": "bytes", "val_fraction": 0, "dedup": "none"}
+    out = batchloom.prepare(path, out=tmp_path / "o", **said).path
     size = sum(one.stat().st_size for one in (out / "train").iterdir())
     assert diagnose(path).store_bytes == pytest.approx(size, rel=0.02)
 
@@ -446,7 +448,7 @@ def test_a_refused_file_comes_with_the_command_that_takes_it(real_data, tmp_path
 
 
 def test_a_manifest_is_read_as_prepare_reads_it(tmp_path):
-    jsonl(tmp_path / "t.jsonl", [{"text": "some text"}] * 3)
+    jsonl(tmp_path / "t.jsonl", [{"text": f"some text {n}"} for n in range(3)])
     (tmp_path / "q.csv").write_text("q,a\nwhat,that\n")
     manifest = tmp_path / "m.yaml"
     manifest.write_text(

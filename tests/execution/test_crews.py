@@ -8,6 +8,7 @@ import pytest
 
 import batchloom.preparation.job
 from batchloom.core import errors
+from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, RecordError, WorkerError
 from batchloom.execution.answers import Failed, error_of, failure
 from batchloom.execution.here import Here
@@ -76,6 +77,7 @@ EXAMPLES = {
     "SchemaError": partial(errors.SchemaError, "none fits", ("a", "b"), "--map text=a"),
     "SettingsError": partial(errors.SettingsError, ["a: too few", "b: unknown"]),
     "OverlongError": lambda kind: kind(3, "is too long"),
+    "UnusableError": lambda kind: kind(1, 2, BadRecord(3, 4, None, "is too long", "abc")),
     "Untabular": lambda kind: kind(("a", "[]"), "is mixed"),
 }
 

@@ -106,6 +106,29 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster, tmp_path):
             until(crew, Done)
 
 
+def test_workers_end_with_a_coordinator_that_is_killed(cluster, tmp_path):
+    written = tmp_path / "written"
+    code = f"""
+        from batchloom.execution.ray_cluster import RayCluster, RayCrew
+        from execution.works import setup
+        with RayCrew(setup, RayCluster({cluster.address!r})) as crew:
+            crew.give(0, ("write", {str(written)!r}))
+            while True:
+                if (event := crew.next(1)) is not None:
+                    print(event.message, flush=True)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
+    worker = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.communicate()
+    psutil.wait_procs([worker], timeout=20)
+    size = written.stat().st_size
+    time.sleep(0.2)
+    assert written.stat().st_size == size > 0
+
+
 def test_results_come_once_whatever_workers_and_nodes_are_killed(cluster):
     drawn, found, reasons = random.Random(5), {}, []
 
@@ -151,7 +174,7 @@ def test_an_order_on_a_node_that_dies_is_lost(cluster):
             "died on a node of the Ray cluster (out of memory?)",
         )
         # The last node goes, and nobody is left.
-        crew.give(5, ("sleep", 30))
+        crew.give(5, ("sleep", 100))
         until(crew, Told)
         kill_node(cluster)
         assert until(crew, Lost).number == 5

@@ -15,7 +15,8 @@ class Fault:
 
     ``times`` of them, after the first ``spare``; ``does`` is ``answer`` (with ``status`` and ``code``),
     ``cut body`` (hang up in the middle of the request), ``cut answer`` (the server does it, and nobody
-    hears), ``half answer`` (hang up in the middle of the answer) or ``flip`` (another byte arrives).
+    hears), ``half answer`` (hang up in the middle of the answer), ``hang`` (no word for three seconds) or
+    ``flip`` (another byte arrives).
     """
 
     does: str
@@ -69,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self.rfile.read(size)
+        if does == "hang":
+            time.sleep(3)
         if does == "flip" and body:
             body = bytes([body[0] ^ 1]) + body[1:]
         if does == "answer":

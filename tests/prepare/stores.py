@@ -23,11 +23,13 @@ def recipe_of(**settings):
     """A recipe whose settings of reading are named as ``prepare`` names them."""
     reading = {name: settings.pop(name) for name in READING if name in settings}
     chat = {name: settings.pop(name) for name in CHAT if name in settings}
+    if chat:
+        settings["chat"] = ChatRecipe(**chat)
     if "clean" in reading:
         reading["clean"] = steps_of(reading["clean"])
     if "dedup" in settings:
         settings["dedup"] = dedup_of(settings["dedup"])
-    return Recipe(reading=ReadRecipe(**reading), chat=ChatRecipe(**chat), **settings)
+    return Recipe(reading=ReadRecipe(**reading), **settings)
 
 
 def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **settings):

@@ -18,6 +18,7 @@ from batchloom.preparation.far_asking import TRIES, waiting
 from batchloom.preparation.far_job import check_apart_far, usual_work
 from batchloom.preparation.far_output import OWNER_NAME, Uploads, upload_order
 from batchloom.preparation.far_parts import PART_BYTES, known_file, parts_of
+from batchloom.sources import remote
 from prepare.s3_relay import Fault, relaying
 from prepare.stores import jsonl
 
@@ -77,7 +78,7 @@ def assert_same(s3, prefix, local):
     names = sorted(str(one.relative_to(local)) for one in local.rglob("*") if one.is_file())
     assert sorted(key[len(prefix) + 1 :] for key in keys(s3, prefix)) == names
     for name in names:
-        if name != "report.json":
+        if not name.startswith("report."):
             assert content(s3, f"{prefix}/{name}") == (local / name).read_bytes(), name
 
 
@@ -91,6 +92,7 @@ def test_a_store_elsewhere_is_the_store_here(far, s3, given, tmp_path):
     assert far.puts()[-1] == "/bucket/a/store/dataset_metadata.json"
     report = json.loads(content(s3, "a/store/report.json"))
     assert report["out"] == "s3://bucket/a/store"
+    assert b"s3://bucket/a/store" in content(s3, "a/store/report.html")
     assert not list((tmp_path / "cache").rglob("*.*"))
     progress = [event for event in notes if getattr(event, "phase", "") == "upload"]
     assert progress[-1].bytes_done == progress[-1].bytes_total > 0
@@ -184,6 +186,16 @@ def test_an_upload_that_fails_leaves_no_parts(far, s3, big, fault, words):
     assert told.value.__cause__ is None
 
 
+def test_a_server_that_hangs_is_not_waited_for(far, s3, big, monkeypatch):
+    monkeypatch.setattr(remote, "_SECONDS_TO_ANSWER", 1)
+    monkeypatch.setattr(remote, "_options", remote._options.__wrapped__)
+    far.faults = [Fault("hang", part="partNumber=2")]
+    with FarFolder("s3://bucket/x") as folder:
+        folder.upload(big, "big.bin")
+    assert content(s3, "x/big.bin") == BIG
+    assert left_over(s3) == []
+
+
 def test_the_parts_that_a_killed_run_left_are_ended(far, s3, given):
     s3.create_multipart_upload(Bucket="bucket", Key="store/train/shard_00000.bin")
     other = s3.create_multipart_upload(Bucket="bucket", Key="store2/a")
@@ -259,7 +271,11 @@ def test_another_machine_goes_on_and_sends_nothing_twice(far, s3, given, tmp_pat
     far.faults = [Fault("answer", spare=9, times=99, status=403, code="AccessDenied")]
     with pytest.raises(OutputError, match="403 AccessDenied"):
         prepare(given, out="s3://bucket/store", **OPTIONS)
-    before = {key[len("store/") :] for key in keys(s3, "store")} - {OWNER_NAME, "report.json"}
+    before = {key[len("store/") :] for key in keys(s3, "store")} - {
+        OWNER_NAME,
+        "report.json",
+        "report.html",
+    }
     far.faults, far.asked = [], []
     prepare(given, out="s3://bucket/store", work=tmp_path / "another", **OPTIONS)
     assert before
@@ -322,6 +338,28 @@ def test_two_jobs_do_not_mix(far, s3, given, tmp_path):
         prepare(given, out="s3://bucket/store", work=tmp_path / "w", **OPTIONS)
 
 
+def test_a_job_that_fails_before_anything_is_finished_leaves_nothing(far, s3, given, tmp_path):
+    with pytest.raises(InputError, match="max-bad 0"):
+        prepare(given, out="s3://bucket/store", max_bad=0, **OPTIONS)
+    assert keys(s3) == []
+    assert not list((tmp_path / "cache").rglob("*.*"))
+    prepare(given, out="s3://bucket/store", **OPTIONS)
+
+
+def test_a_job_whose_folder_another_took_sends_nothing(far, s3, given, tmp_path):
+    def take(event):
+        if getattr(event, "phase", "") == "tokenize":
+            s3.put_object(Bucket="bucket", Key=f"store/{OWNER_NAME}", Body=content(s3, other))
+
+    other = f"other/{OWNER_NAME}"
+    far.faults = [Fault("answer", part="tokenizer_state", times=99, status=403, code="Denied")]
+    with pytest.raises(OutputError):
+        prepare(given, out="s3://bucket/other", dtype="int32", **OPTIONS)
+    with pytest.raises(StoreConflictError, match="holds unfinished work of another job .dtype: "):
+        prepare(given, out="s3://bucket/store", progress=take, **OPTIONS)
+    assert keys(s3, "store") == [f"store/{OWNER_NAME}"]
+
+
 def test_of_two_jobs_at_the_same_time_one_gets_the_folder(far, s3):
     with FarFolder("s3://bucket/x") as one, FarFolder("s3://bucket/x") as other:
         assert one.create("owner", b"one") == b"one"
@@ -381,7 +419,7 @@ def test_other_file_systems_of_fsspec(given, tmp_path):
         names = [name[len("/bucket/store/") :] for name in memory.find("/bucket/store")]
         assert "dataset_metadata.json" in names
         for name in names:
-            if name != "report.json":
+            if not name.startswith("report."):
                 assert (
                     memory.cat(f"/bucket/store/{name}") == (tmp_path / "local" / name).read_bytes()
                 )

@@ -80,7 +80,7 @@ def test_bad_records_of_every_format_go_aside_by_line_or_row(tmp_path, unit):
     rows = [{"text": f"good {i}" if i != 37 else None} for i in range(60)]
     write(tmp_path / "c.parquet", pa.Table.from_pylist(rows), 20)
     inputs = [tmp_path / name for name in ("a.json", "b.csv", "c.parquet")]
-    make(inputs, tmp_path / "out", unit_bytes=unit, max_bad=4)
+    make(inputs, tmp_path / "out", unit_bytes=unit, max_bad=4, dedup="none")
     aside = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
     assert [(one["source"], one["line"], one["row"], one["column"]) for one in aside] == [
         ("a.json", 2, 2, 11),

@@ -159,7 +159,7 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_forms(tmp_path, name):
     row, mapping = FORMS[name]
-    result = prepare(tmp_path, [row] * 3, mapping=mapping)
+    result = prepare(tmp_path, [row] * 3, mapping=mapping, dedup="none")
     assert [one[2:5] for one in pairs(result.path)] == [
         ("User:\nq\n\nAssistant:\n", "good\n", "bad\n")
     ] * 3
@@ -357,7 +357,7 @@ def test_csv_and_parquet(tmp_path):
     ]
     rows = [{"chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]}] * 3
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert len(Pairs(open_made(tmp_path / "a.parquet", tmp_path / "p"))) == 3
+    assert len(Pairs(open_made(tmp_path / "a.parquet", tmp_path / "p", dedup="none"))) == 3
 
 
 def open_made(source, out, **settings):

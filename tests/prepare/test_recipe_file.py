@@ -278,10 +278,10 @@ def test_python_takes_a_recipe_as_a_value_and_as_a_path(folder):
     recipe = Recipe(inputs=("data/words.jsonl",), tokenizer="bytes", val_fraction=0.2)
     batchloom.prepare(recipe=recipe, out="one")
     batchloom.prepare(
-        "data/words.jsonl", out="two", tokenizer="bytes", val_fraction=0.2, dedup="none"
+        "data/words.jsonl", out="two", tokenizer="bytes", val_fraction=0.2, dedup="exact"
     )
     assert tree("one") == tree("two")
-    batchloom.prepare(recipe=folder / "one", out="two", dedup={"mode": "none"}, clean=["none"])
+    batchloom.prepare(recipe=folder / "one", out="two", dedup={"mode": "exact"}, clean=["none"])
     with pytest.raises(SettingsError, match="there are none"):
         batchloom.prepare(out="three")
     with pytest.raises(SettingsError, match="recipe: 5 is no path"):
@@ -439,7 +439,7 @@ def test_two_recipes_into_one_folder(folder):
     write("a.yaml", "inputs: [data/words.jsonl]\ntokenizer: bytes\n")
     write(
         "b.yaml",
-        "inputs: [data/words.jsonl]\ntokenizer: bytes\nsplit_on: line\nval_fraction: 0.5\n",
+        "inputs: [data/words.jsonl]\ntokenizer: bytes\nsplit_on: line\ndedup: exact\nval_fraction: 0.5\n",
     )
     batchloom.prepare(recipe="a.yaml", out="out")
     with pytest.raises(
@@ -618,9 +618,13 @@ def test_whatever_is_written_is_a_recipe_or_an_error_that_says_why(folder, value
         recipe_plain(read_recipe(name))
 
 
-@given(st.sampled_from(DEDUPS), st.integers(1, 64), st.integers(1, 64), st.integers(1, 1024))
-def test_deduplication_there_and_back(mode, bands, rows, shingle):
-    more = {"bands": bands, "rows": rows, "shingle": shingle} if mode == "near" else {}
+BANDING = st.fixed_dictionaries({"bands": st.integers(1, 64), "rows": st.integers(1, 64)})
+SIMILARITY = st.fixed_dictionaries({"similarity": st.floats(0.05, 1) | st.just(1)})
+
+
+@given(st.sampled_from(DEDUPS), BANDING | SIMILARITY, st.integers(1, 1024))
+def test_deduplication_there_and_back(mode, more, shingle):
+    more = {**more, "shingle": shingle} if mode == "near" else {}
     dedup = DedupRecipe(mode=mode, **more)
     assert dedup_of(dedup_plain(dedup)) == dedup
     assert not dedup.problems()

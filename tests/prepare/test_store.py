@@ -54,6 +54,7 @@ def test_every_text_arrives_once_and_in_order(
         val_fraction=val,
         test_fraction=test,
         normalize=not plain,
+        dedup="none",
     )
     expected = [line if plain else normalize(line) for line in [*lines, "last", *more, "x"]]
     kept = [line for line in expected if line.strip()]
@@ -131,7 +132,7 @@ def test_text_code_and_packed_files_together(tmp_path):
     (corpus / "c.txt.gz").write_bytes(gzip.compress(long.encode()))
     (corpus / "d.md.zst").write_bytes(zstandard.compress(b"short\r\ntext"))
     out = tmp_path / "store"
-    make(corpus, out, limits=SMALL, unit_bytes=1000, val_fraction=0)
+    make(corpus, out, limits=SMALL, unit_bytes=1000, val_fraction=0, dedup="none")
     by_source = {}
     for origin, text, _ in documents(out):
         by_source.setdefault(origin.source, []).append(text)

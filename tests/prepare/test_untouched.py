@@ -91,6 +91,7 @@ def test_a_template_sees_the_values_of_the_record(tmp_path_factory, records):
         "train_on": "all",
         "val_fraction": 0,
         "max_bad": "100%",
+        "dedup": "none",
     }
     result = batchloom.prepare(folder / "in.jsonl", out=folder / "out", **settings)
     assert result.counts.quarantined == 0, (folder / "out/quarantine.jsonl").read_text()

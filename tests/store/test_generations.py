@@ -459,13 +459,24 @@ def test_an_empty_append_makes_a_generation_of_the_same_documents(grown, tmp_pat
     source = replace(
         base.sources[0], name="more", documents=0, tokens=0, parts=(PartEntry(0, 9, 3),)
     )
-    counts = replace(base.counts, records=3, documents=0, tokens=0, dropped={"exact": 3})
+    counts = replace(
+        base.counts, records=3, documents=0, tokens=0, dropped={"exact": 2}, quarantined=1
+    )
+    (tmp_path / "quarantine.00003.jsonl").write_text("{}\n")
+    (tmp_path / "report.00003.json").write_text('{"started": "today"}')
     added = replace(base, subsets={}, sources=(source,), counts=counts)
     add_generation(grown, extended(base, added), staged=tmp_path)
     assert contents(grown) == contents(grown, 2)
+    assert [one.when for one in read_log(grown)] == ["", "", "today"]
     assert check(grown).sound, check(grown).faults
     assert open_store(grown).fingerprint == open_store(grown, generation=2).fingerprint
     assert open_store(grown).lengths.layers == (3, 2)
+    # They are what is known of records that came to nothing, and outlive a compaction.
+    compact_store(grown)
+    assert check(grown).sound, check(grown).faults
+    assert (grown / "quarantine.00003.jsonl").exists()
+    (grown / "quarantine.00003.jsonl").unlink()
+    assert "1 quarantined records, its quarantine files have 0" in "\n".join(check(grown).faults)
 
 
 def test_a_subset_that_an_older_generation_has_not(grown):

@@ -223,10 +223,16 @@ def _print_whole(console: Console, found: Diagnosis) -> None:
     if found.duplicates and found.duplicates.documents:
         copies = found.duplicates
         seen = "" if copies.exact else " in the sample, which sees few of them"
+        fate = (
+            "left out (--no-dedup keeps them); all figures here are with them"
+            if copies.left_out
+            else "kept"
+        )
+        then = f"; prepare: {fate}" if copies.repeated else ""
         _row(
             console,
             "duplicates",
-            f"{copies.repeated:,} of {copies.documents:,} documents ({copies.share:.2%}){seen}",
+            f"{copies.repeated:,} of {copies.documents:,} documents ({copies.share:.2%}){seen}{then}",
         )
     if found.tokenizer and found.tokens is not None:
         one = found.tokenizer

@@ -19,7 +19,7 @@ from batchloom.core.files import printable
 from batchloom.core.spec import shown
 from batchloom.core.values import counted, duration, megabytes, visible
 from batchloom.preparation.crews import Execution
-from batchloom.preparation.job import run_chosen
+from batchloom.preparation.job import appended_to, run_chosen
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_choice import choose_recipe
 from batchloom.preparation.recipe_file import recipe_settings, recipe_text
@@ -171,7 +171,17 @@ def prepare(
     dedup: Annotated[
         str | None,
         typer.Option(
-            show_default=_usual("dedup"), help="Which duplicates are left out; so far: none."
+            show_default="exact; none with --split-on line or paragraph",
+            help="Which duplicates are left out, the first of each stays: exact (documents), lines, paragraphs, near "
+            "(documents that are alike), none (also --no-dedup).",
+        ),
+    ] = None,
+    similarity: Annotated[
+        float | None,
+        typer.Option(
+            show_default="0.8",
+            help="With --dedup near: documents from this share of common token runs on are alike (9 of 10 such pairs "
+            "are found).",
         ),
     ] = None,
     max_bad: Annotated[
@@ -254,6 +264,14 @@ def prepare(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append",
+            help="Add inputs that are new to the store at --out as its next generation, by its own recipe.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
     restart: Annotated[
         bool,
         typer.Option(
@@ -296,7 +314,7 @@ def prepare(
 
     The same command goes on where a stopped one ended, and succeeds at once when all is done.
     """
-    if not inputs and recipe is None:
+    if not inputs and recipe is None and not append:
         raise typer.BadParameter(
             "missing: name files, or a recipe with --recipe", param_hint="INPUT"
         )
@@ -308,7 +326,7 @@ def prepare(
         "split_on": marker(split_on) if split_on is not None else None,
         "normalize": normalize,
         "clean": clean or None,
-        "dedup": dedup,
+        "dedup": _dedup(dedup, similarity),
         "tokens_per_shard": parse_size(tokens_per_shard) if tokens_per_shard is not None else None,
         "dtype": dtype,
         "val_fraction": val_fraction,
@@ -320,7 +338,8 @@ def prepare(
         "overlong": overlong,
         "prove": prove,
     }
-    chosen = choose_recipe(inputs or None, options, recipe)
+    place = appended_to(out, recipe) if append else recipe
+    chosen = choose_recipe(inputs or None, options, place)
     if print_recipe:
         for note in chosen.notes:
             plain_console(stderr=True).print(visible(note))
@@ -337,6 +356,7 @@ def prepare(
             if memory_per_worker is None
             else parse_size(memory_per_worker, "--memory-per-worker"),
         ),
+        append=append,
         restart=restart,
         hash_inputs=hash_inputs,
         dry_run=dry_run,
@@ -345,13 +365,22 @@ def prepare(
     )
     with Display() as display:
         result = run_chosen(chosen, out, display.show, settings)
+    _tell(result, as_json=as_json)
+    if profile:
+        print_profile(plain_console(stderr=as_json), read_facts(Path(out)))
+    return 0
+
+
+def _tell(result: PrepareResult, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
     else:
         print_result(plain_console(), result)
-    if profile:
-        print_profile(plain_console(stderr=as_json), read_facts(Path(out)))
-    return 0
+
+
+def _dedup(mode: str | None, similarity: float | None) -> str | dict[str, object] | None:
+    """What was said of duplicates; a similarity alone is one of near duplicates."""
+    return mode if similarity is None else {"mode": mode or "near", "similarity": similarity}
 
 
 def _path(value: object) -> str:

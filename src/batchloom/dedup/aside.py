@@ -34,17 +34,29 @@ def touching(path: Path) -> Iterator[None]:
 def written(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the name ``path`` when all went well, and is gone otherwise.
 
+    What is raised inside passes as it is: who writes does so inside of :func:`touching`.
+
     Raises:
-        OutputError: it cannot be written.
+        OutputError: it cannot be opened, or not be finished.
     """
     aside = path.with_name(path.name + ASIDE)
-    with touching(path), contextlib.ExitStack() as stack:
-        file = stack.enter_context(aside.open("wb"))
-        stack.callback(aside.unlink, missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        with touching(path):
+            file = aside.open("wb")
+        stack.callback(_leave, file, aside)
         yield file
-        file.flush()
-        os.fsync(file.fileno())
-        aside.replace(path)
+        with touching(path):
+            file.flush()
+            os.fsync(file.fileno())
+            aside.replace(path)
+
+
+def _leave(file: BinaryIO, aside: Path) -> None:
+    # What could not be written has been told already; closing would only tell it again.
+    with contextlib.suppress(OSError):
+        file.close()
+    with contextlib.suppress(OSError):
+        aside.unlink(missing_ok=True)
 
 
 def records_in(path: Path, kind: np.dtype[np.void]) -> int:

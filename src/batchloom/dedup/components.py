@@ -190,7 +190,7 @@ def _drops(
         first_part = _look_up(_smallest(first_parts, partition), later)
         rows = duplicates(later, part, first, first_part)
         path = out / f"near_{partition:05d}.drops"
-        with written(path) as file:
+        with written(path) as file, touching(path):
             file.write(rows[rows["unit"] >= first_new].data)
         files.append(path)
     return files

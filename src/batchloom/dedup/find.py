@@ -13,7 +13,7 @@ from typing import IO, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.dedup.aside import mapped, written
+from batchloom.dedup.aside import mapped, touching, written
 from batchloom.dedup.keys import KEY, ordered, slices
 
 # A document that goes, and the one that stays in its place.
@@ -62,7 +62,7 @@ def find(
     Raises:
         OutputError: a file cannot be read or written, or was cut.
     """
-    with written(out) as file:
+    with written(out) as file, touching(out):
         search = _Search(first_new, file)
         for unit, path in enumerate(files):
             for run in slices(path, *range_, kind):

@@ -9,7 +9,7 @@ from typing import IO, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.dedup.aside import mapped, records_in, written
+from batchloom.dedup.aside import mapped, records_in, touching, written
 
 # What is equal when both halves are equal; `part` is the place of its file part in the unit.
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4"), ("part", "<u4")])
@@ -62,7 +62,7 @@ def key_file(
         OutputError: it cannot be written.
     """
     with written(path) as file:
-        runs = _Runs(file, kind)
+        runs = _Runs(path, file, kind)
         yield runs.add
         runs.finish()
 
@@ -71,8 +71,8 @@ def key_file(
 class _Runs:
     """Sorts keys in runs of RUN and writes them down."""
 
-    def __init__(self, file: IO[bytes], kind: np.dtype[np.void]) -> None:
-        self._file, self._kind = file, kind
+    def __init__(self, path: Path, file: IO[bytes], kind: np.dtype[np.void]) -> None:
+        self._path, self._file, self._kind = path, file, kind
         self._held: list[NDArray[np.void]] = []
         self._size = 0
         self._last = 0
@@ -101,7 +101,8 @@ class _Runs:
         low = records["low"].copy() if "low" in (records.dtype.names or ()) else None
         order = ordered(records["high"].copy(), low)
         # Several times as fast as indexing, for records.
-        self._file.write(np.take(records, order).data)
+        with touching(self._path):
+            self._file.write(np.take(records, order).data)
 
 
 def key_records(

@@ -34,7 +34,7 @@ def write_bands(path: Path, pieces: Iterable[NDArray[np.uint64]]) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    with written(path) as file:
+    with written(path) as file, touching(path):
         for piece in pieces:
             file.write(np.ascontiguousarray(piece, "<u8").data)
 

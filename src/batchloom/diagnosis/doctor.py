@@ -23,6 +23,7 @@ from batchloom.preparation.inputs import Given, as_given, name_of, read_inputs
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.read_recipe import ReadRecipe, weights_note
 from batchloom.preparation.recipe import ChatRecipe, Recipe
+from batchloom.preparation.recipe_choice import usual_dedup
 from batchloom.preparation.tally import Note, Progress
 
 # What can be had everywhere, where prepare's default cannot.
@@ -144,6 +145,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         end_token=end_token,
         reading=chosen.reading,
         max_bad=max_bad,
+        dedup=usual_dedup(reading)[0],
         chat=ChatRecipe(
             template=template, train_on=train_on, max_tokens=max_tokens, overlong=overlong
         ),

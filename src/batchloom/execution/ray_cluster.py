@@ -264,7 +264,7 @@ class RayCrew:
                 f"The node {said.node} of the Ray cluster does not see {self._job.shared}; give a folder that lies "
                 "at the same path on every node (a shared file system), or leave that node out."
             )
-        return error_of(said) if isinstance(said, Failed) else said  # type: ignore[no-any-return]
+        return error_of(said) if isinstance(said, Failed) else said
 
 
 def room(nodes: list[dict[str, float]], memory: int | None) -> int:

@@ -10,6 +10,9 @@ from batchloom.core.files import because, nearest_path
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES, parse_synthetic
 from batchloom.core.values import counted
+from batchloom.preparation.duplicates import Duplicates
+from batchloom.preparation.encode import document_keys
+from batchloom.preparation.encoding import tidy
 from batchloom.preparation.inputs import list_inputs, read_inputs
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import Readings, texts_in
@@ -107,6 +110,19 @@ def _check_raw(given: str, text_field: str | None) -> Verdict:
 
 
 def _check_listed(listing: Listing, path: str, readings: Readings) -> Verdict:
+    with Duplicates() as duplicates:
+        verdict = _check_documents(listing, path, readings, duplicates)
+        again = duplicates.repeated()
+    if again:
+        verdict.facts["duplicates"] = (
+            f"{counted(again, 'document')} stood there before: prepare leaves such out (--no-dedup keeps them)"
+        )
+    return verdict
+
+
+def _check_documents(
+    listing: Listing, path: str, readings: Readings, duplicates: Duplicates
+) -> Verdict:
     verdict = Verdict(path, "file")
     for number, note in enumerate(listing.notes, 1):
         verdict.facts["note" if number == 1 else f"note {number}"] = note
@@ -132,6 +148,9 @@ def _check_listed(listing: Listing, path: str, readings: Readings) -> Verdict:
         _note(verdict, stretch.part, rules, found.bad, stretch.before or 0)
         if not verdict.sample and found.values:
             verdict.sample = "\n".join(texts_in(found.values[0]))[:_SAMPLE]
+        tidy(found, stretch.reading.way, normalized=True)
+        if found.values:
+            duplicates.add(document_keys(found.values))
     verdict.facts["files"] = len(listing.sources)
     verdict.facts["records"] = (
         f"{records:,} ({documents - empty:,} documents, {empty:,} empty, {bad:,} bad)"

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from batchloom.core.errors import SettingsError
 from batchloom.core.spec import nearest, shown, whole
 from batchloom.dedup.lines import Pieces
+from batchloom.dedup.minhash import bands_for
 
 Dedup = Literal["none", "exact", "lines", "paragraphs", "near"]
 
 DEDUPS = ("none", "exact", "lines", "paragraphs", "near")
+_BANDING = ("bands", "rows")
 _MOST_HASHES = 4096
 _MOST_SHINGLE = 1024
 
@@ -27,12 +30,20 @@ class DedupRecipe:
         rows: hashes of a band. A pair of similarity s is found with the probability
             1 - (1 - s^rows)^bands.
         shingle: neighbouring tokens that are hashed together.
+        similarity: from which on nine of ten pairs are found; bands and rows follow from it
+            (:func:`~batchloom.dedup.minhash.bands_for`). None: they say it themselves.
     """
 
     mode: Dedup = "exact"
     bands: int = 14
     rows: int = 8
     shingle: int = 5
+    similarity: float | None = None
+
+    @property
+    def banding(self) -> tuple[int, int]:
+        """Bands, and rows of each."""
+        return (self.bands, self.rows) if self.similarity is None else bands_for(self.similarity)
 
     @property
     def pieces(self) -> Pieces | None:
@@ -63,4 +74,25 @@ class DedupRecipe:
                 f"dedup.bands: {self.bands} of {self.rows} rows are {self.bands * self.rows:,} hashes a document; "
                 f"choose at most {_MOST_HASHES:,}"
             )
-        return problems
+        return problems + self._similarity_problems()
+
+    def _similarity_problems(self) -> list[str]:
+        given: object = self.similarity
+        if given is None:
+            return []
+        if isinstance(given, bool) or not isinstance(given, (int, float)):
+            return [f"dedup.similarity: {shown(given)} is no number; try 0.8"]
+        try:
+            bands_for(given)
+        except SettingsError as error:
+            return list(error.problems)
+        if self.mode != "near":
+            return [
+                f"dedup.similarity: belongs to mode near, and mode is {shown(self.mode)}; leave it out"
+            ]
+        usual = DedupRecipe()
+        said = [name for name in _BANDING if getattr(self, name) != getattr(usual, name)]
+        return [
+            f"dedup.similarity: bands and rows follow from it, and {name} is given; leave one of them out"
+            for name in said[:1]
+        ]

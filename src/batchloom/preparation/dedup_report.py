@@ -21,6 +21,8 @@ from batchloom.preparation.work import UnitWork, reading
 from batchloom.store.format import SUBSETS
 from batchloom.tokens import Tokenizer
 
+# What is said of documents that the store holds already.
+OLDER = "(the store)"
 _STRETCH = 1 << 20
 _WORDS_TOKENS = 64
 # Looked at for examples in each stretch: the first of a pair is nearly always among them.
@@ -33,6 +35,7 @@ class DuplicateReader:
 
     Args:
         units: all units in order.
+        older: how many files of keys stand before those of the units.
         inputs: what each input is called.
         membership: the shares of the subsets, by which temporary files are apart.
         dtype: of a token on disk.
@@ -42,12 +45,13 @@ class DuplicateReader:
     def __init__(
         self,
         units: Sequence[UnitWork],
+        older: int,
         inputs: Sequence[str],
         membership: Membership,
         dtype: np.dtype[np.generic],
         tokenizer: Tokenizer,
     ) -> None:
-        self._units, self._membership = units, membership
+        self._units, self._older, self._membership = units, older, membership
         self._dtype, self._tokenizer = dtype, tokenizer
         sources = [part.source for one in units for part in one.unit.parts]
         groups, names = source_groups(
@@ -55,13 +59,15 @@ class DuplicateReader:
         )
         self._groups = np.array(groups, np.int64)
         self._firsts = np.cumsum([0, *(len(one.unit.parts) for one in units)])
-        self._tally = PairTally(names)
+        # What an older generation has is one group of its own, the last.
+        self._tally = PairTally([*names, *([OLDER] if older else [])])
+        self._store = len(names)
 
     def pairs(self, files: Iterable[Path]) -> tuple[list[DuplicatePair], Rest]:
         """Duplicates by pair of sources, and what is said of pairs that are not listed."""
         for rows in _stretches(files):
-            dropped = self._groups[self._firsts[rows["unit"]] + rows["part"]]
-            kept = self._groups[self._firsts[rows["first_unit"]] + rows["first_part"]]
+            dropped = self._group(rows["unit"], rows["part"])
+            kept = self._group(rows["first_unit"], rows["first_part"])
             self._tally.add(dropped, kept)
             for at in range(min(len(rows), _LOOKED_AT)):
                 pair = int(dropped[at]), int(kept[at])
@@ -69,14 +75,19 @@ class DuplicateReader:
                     self._tally.example(*pair, self._example(rows[at]))
         return self._tally.pairs()
 
+    def _group(self, units: NDArray[np.uint32], parts: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """The group of sources that documents are of [D]."""
+        groups = np.full(len(units), self._store)
+        new = units >= self._older
+        groups[new] = self._groups[self._firsts[units[new] - self._older] + parts[new]]
+        return groups
+
     def _example(self, row: np.void) -> DuplicateExample:
-        unit, number = self._units[int(row["unit"])], int(row["number"])
-        first = self._units[int(row["first_unit"])]
-        return DuplicateExample(
-            self._record(unit, number),
-            self._record(first, int(row["first_number"])),
-            self._words(unit, number),
-        )
+        unit, number = self._units[int(row["unit"]) - self._older], int(row["number"])
+        first, kept = int(row["first_unit"]) - self._older, -1
+        if first >= 0:
+            kept = self._record(self._units[first], int(row["first_number"]))
+        return DuplicateExample(self._record(unit, number), kept, self._words(unit, number))
 
     def _record(self, unit: UnitWork, number: int) -> int:
         """The record of a document inside its part; -1 where its temporary files are gone."""

@@ -14,7 +14,7 @@ from batchloom.chat.token_rows import TokenRow
 from batchloom.core.conversation import Conversation, Labelled, Pair
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import ChatRules, LeftOut, encode_conversations
-from batchloom.preparation.unit_files import with_control
+from batchloom.preparation.unit_files import keys_of, with_control
 from batchloom.sources.faults import snippet
 from batchloom.tokens import Tokenizer
 
@@ -32,6 +32,7 @@ class Encoded:
         dropped: those left out by rule.
         sides: the side of each document, as ``.pairs`` has it; None where they are no preferences.
         altered: how many conversations the template changed, by what it did.
+        added: control tokens that were put before and behind the text of each document.
     """
 
     tokens: NDArray[np.generic]
@@ -42,6 +43,7 @@ class Encoded:
     dropped: list[LeftOut] = field(default_factory=list)
     sides: NDArray[np.uint8] | None = None
     altered: Counter[str] = field(default_factory=Counter)
+    added: tuple[int, int] = (0, 0)
 
 
 def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> Encoded:
@@ -50,8 +52,9 @@ def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.gene
     texts.clear()
     plain = ids.astype(dtype)
     del ids
-    lengths = np.diff(bounds) + (1 if tokenizer.bos_id is None else 2)
-    return Encoded(with_control(plain, bounds, tokenizer), lengths.astype(np.uint32))
+    added = (0 if tokenizer.bos_id is None else 1, 1)
+    lengths = (np.diff(bounds) + sum(added)).astype(np.uint32)
+    return Encoded(with_control(plain, bounds, tokenizer), lengths, added=added)
 
 
 def encode_chats(
@@ -107,6 +110,12 @@ def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
     pair of both conversations or texts, of a labelled conversation without its label; of ids as u32.
     """
     return hashes_and_sizes(documents)[0]
+
+
+def document_keys(documents: Sequence[Any]) -> NDArray[np.uint64]:
+    """What duplicates share: the hash of each document, with the label where it has one, uint64 [D, 2]."""
+    bad = [isinstance(one, Labelled) and not one.label for one in documents]
+    return keys_of(hash_documents(documents), np.array(bad, bool))
 
 
 def hashes_and_sizes(documents: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from batchloom.core.fingerprint import fingerprint
@@ -13,12 +13,14 @@ from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits, Part, ReadRules
 from batchloom.store.writer import write_pieces
+from batchloom.text.c4 import bad_words
 from batchloom.text.overlap import Decontaminate
 from batchloom.text.overlap_index import Overlap, build_index
-from batchloom.text.registry import settings_of
+from batchloom.text.registry import filled, settings_of
 from batchloom.text.steps import CleanStep
 
 DECONTAMINATE = "decontaminate"
+BAD_WORDS = "bad_words"
 _DEEPEST = 32
 
 
@@ -59,18 +61,38 @@ def steps_with_index(
     return tuple(ready)
 
 
-def sets_identity(steps: Sequence[CleanStep]) -> str | None:
-    """What names the contents of all evaluation sets of these steps; None where there are none.
+def clean_plain(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
+    """The steps as a manifest holds them: every setting said, absolute places by their last name only."""
+    plain = []
+    for step in filled(steps):
+        settings = {name: value for name, value in step.settings.items() if name != "index"}
+        if step.name == DECONTAMINATE:
+            settings["sets"] = {name: _label(place) for name, place in settings["sets"].items()}
+        if settings.get(BAD_WORDS):
+            settings[BAD_WORDS] = _label(settings[BAD_WORDS])
+        plain.append(CleanStep(step.name, settings))
+    return tuple(plain)
+
+
+def files_identity(steps: Sequence[CleanStep]) -> str | None:
+    """What names the contents of all files that these steps look into; None where they need none.
 
     Raises:
-        InputMissingError, InputError: a set cannot be read.
+        InputMissingError, InputError: one cannot be read.
     """
-    found = [settings_of(step) for step in steps if step.name == DECONTAMINATE]
-    if not found:
-        return None
-    return fingerprint(
-        [_identity(_key(one), (*one.sets.items(),), one.words, one.min_words) for one in found]
-    )
+    found: list[Any] = []
+    for step in steps:
+        settings = settings_of(step)
+        if isinstance(settings, Decontaminate):
+            sets = (*settings.sets.items(),)
+            found.append(_identity(_key(settings), sets, settings.words, settings.min_words))
+        elif words := getattr(settings, BAD_WORDS, None):
+            found.append(sorted(bad_words(words)))
+    return fingerprint(found) if found else None
+
+
+def _label(place: str) -> str:
+    return PurePath(place).name if PurePath(place).is_absolute() else place
 
 
 @lru_cache(maxsize=8)

@@ -123,7 +123,9 @@ def _examine(
         _read(run, looks, readings, good)
         repeated = duplicates.repeated()
         share = repeated / max(duplicates.documents, 1)
-        compared = DuplicateFacts(duplicates.documents, repeated, share, looks.whole)
+        compared = DuplicateFacts(
+            duplicates.documents, repeated, share, looks.whole, recipe.dedup.mode != "none"
+        )
     case.task = run.task
     case.faults += run.faults
     if not looks.whole and not run.faults:

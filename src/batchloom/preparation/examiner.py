@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError, TemplateError
 from batchloom.preparation.duplicates import Duplicates
-from batchloom.preparation.encode import Encoded, hash_documents, size_of
+from batchloom.preparation.encode import Encoded, document_keys, size_of
 from batchloom.preparation.encoding import Task, encode_documents, rule_of, tidy
 from batchloom.preparation.findings import BadFacts
 from batchloom.preparation.gather import Group
@@ -34,6 +35,7 @@ class _Waiting:
     reading: Reading
     documents: list[Any] = field(default_factory=list)
     places: list[tuple[Part, int | None, int, int]] = field(default_factory=list)
+    hashes: list[NDArray[np.uint64]] = field(default_factory=list)
     characters: int = 0
 
 
@@ -114,11 +116,11 @@ class Examiner:
         sizes = [sum(map(len, texts_in(document))) for document in found.values]
         if stretch.reading.way != "tokens":
             group.characters.update(sizes)
-        self._duplicates.add(hash_documents(found.values))
         if waiting is None or waiting.group is not group:
             self.end()
             waiting = self._waiting = _Waiting(group, stretch.reading)
         waiting.documents += found.values
+        waiting.hashes.append(document_keys(found.values))
         waiting.places += [
             (stretch.part, stretch.before, record, offset)
             for record, offset in zip(found.records, found.offsets, strict=True)
@@ -136,10 +138,13 @@ class Examiner:
             except TemplateError as error:
                 self.faults.append(str(error))
                 self.task = None
+        keys = np.concatenate(waiting.hashes)
         if made is None:
             group.documents += count
         else:
             self._count(group, waiting, made)
+            keys = _further(keys, made.numbers)
+        self._duplicates.add(keys)
         if self._looks.whole:
             self._tell()
 
@@ -191,6 +196,17 @@ class Examiner:
                 sum(group.bad for group in groups),
             )
         )
+
+
+def _further(keys: NDArray[np.uint64], numbers: NDArray[np.int64] | None) -> NDArray[np.uint64]:
+    """The keys of what came of documents; those of one document, such as the sides of a pair, are told apart."""
+    if numbers is None:
+        return keys
+    every, places = keys[numbers], np.arange(len(numbers))
+    first = np.concatenate([[True], numbers[1:] != numbers[:-1]])[: len(numbers)]
+    within = places - np.maximum.accumulate(np.where(first, places, 0))
+    every[:, 0] += within.astype(np.uint64)
+    return every
 
 
 def _shorten(found: Records, first: int, most: int) -> None:

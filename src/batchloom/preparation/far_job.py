@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import IO, Any
 
 import msgspec
@@ -29,6 +30,8 @@ from batchloom.preparation.far_output import (
 from batchloom.preparation.inputs import list_inputs
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_choice import Chosen
+from batchloom.preparation.report import read_facts
+from batchloom.preparation.report_page import write_report_page
 from batchloom.preparation.rerun import (
     file_fingerprint,
     job_facts,
@@ -48,7 +51,7 @@ from batchloom.preparation.work import SPOOL_NAME, WORK_VERSION, JobFacts
 from batchloom.sources.addresses import is_url, scheme_of, shown
 from batchloom.sources.listing import Listing
 from batchloom.sources.spool import Spool
-from batchloom.store.format import REPORT_NAME, WORK_NAME
+from batchloom.store.format import PAGE_NAME, REPORT_NAME, WORK_NAME
 from batchloom.store.manifest import Manifest
 from batchloom.store.writer import make_folder, write_file, writing
 
@@ -83,15 +86,14 @@ def run_far(
     check_apart_far(recipe.inputs, url)
     with FarFolder(url) as far, _alone(folder):
         files = far.files(first=True)
-        with Spool(folder / _STORE_NAME / WORK_NAME / SPOOL_NAME) as spool:
+        with _given_back(far, files, folder / _STORE_NAME) as claimed, _spool(folder) as spool:
             task = _task(chosen, folder, spool, settings)
-            manifest = far_manifest(far, files)
+            manifest = task.begin(far, files)
             if manifest is not None:
-                task.refuse_other(far, manifest)
                 _tidy(far, files, folder)
                 seconds = time.perf_counter() - began
                 return result_of(far.shown, manifest, seconds=seconds, already_done=True)
-            claim(far, files, task.owner, recipe if isinstance(task.of, Listing) else None)
+            claimed.set()
             note = (
                 f"{far.shown} is made in {folder} and sent from there; that folder goes when the store is whole "
                 "(--work names another)."
@@ -99,8 +101,11 @@ def run_far(
             listener(Note(note))
             far.end_uploads()
             made = task.make(make, spool, listener, began)
-        _name_place(folder / _STORE_NAME / REPORT_NAME, far.shown)
-        _send(far, files, folder, made, listener)
+        _name_place(folder / _STORE_NAME, far.shown)
+        # Hours may have passed, and not every store keeps two jobs apart that begin together.
+        files = far.files()
+        if task.begin(far, files) is None:
+            _send(far, files, folder, made, listener)
         _tidy(far, {**files, OWNER_NAME: FarFile(0, "")}, folder)
     return replace(
         made,
@@ -109,6 +114,23 @@ def run_far(
         already_done=False,
         notes=(note, *made.notes),
     )
+
+
+def _spool(folder: Path) -> Spool:
+    return Spool(folder / _STORE_NAME / WORK_NAME / SPOOL_NAME)
+
+
+@contextlib.contextmanager
+def _given_back(far: FarFolder, files: dict[str, FarFile], store: Path) -> Iterator[Event]:
+    """Leave nothing there of a job that failed before anything was finished; gives what says that it began."""
+    claimed = Event()
+    try:
+        yield claimed
+    except BaseException:
+        if claimed.is_set() and not store.exists() and files.keys() <= {OWNER_NAME}:
+            with contextlib.suppress(OutputError):
+                far.delete(OWNER_NAME)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +143,20 @@ class _Task:
     of: Listing | SyntheticSpec
     kept: Mapping[str, Any] | None = None
 
-    def refuse_other(self, far: FarFolder, manifest: Manifest) -> None:
-        """Refuse a finished store of another job."""
+    def begin(self, far: FarFolder, files: dict[str, FarFile]) -> Manifest | None:
+        """Make a folder elsewhere this job's; its manifest where this job is finished there.
+
+        Raises:
+            StoreConflictError: it is another job's, or holds something else.
+        """
+        manifest = far_manifest(far, files)
+        if manifest is None:
+            claim(far, files, self.owner, self.recipe if isinstance(self.of, Listing) else None)
+        else:
+            self._refuse_other(far, manifest)
+        return manifest
+
+    def _refuse_other(self, far: FarFolder, manifest: Manifest) -> None:
         if isinstance(self.of, SyntheticSpec):
             refuse_other_data(far.shown, manifest, self.owner.job.recipe)
             return
@@ -142,7 +176,7 @@ def _task(chosen: Chosen, folder: Path, spool: Spool, settings: RunSettings) -> 
         plain = synthetic_plain(made_up, recipe)
         return _Task(recipe, store, Owner(JobFacts(WORK_VERSION, plain, [], [])), made_up)
     listing = list_inputs(recipe, spool, exclude=folder, streaming=settings.streaming)
-    listing = replace(listing, notes=(*chosen.notes, *listing.notes))
+    listing = replace(listing, notes=(*chosen.announced, *listing.notes))
     owner = Owner(job_facts(recipe, listing, [], []), file_fingerprint(recipe))
     return _Task(recipe, store, owner, listing, chosen.kept)
 
@@ -198,12 +232,17 @@ def _send(
     publish(folder / _STORE_NAME, Uploads(far, files, folder / _UPLOADS_NAME), tell)
 
 
-def _name_place(report: Path, place: str) -> None:
-    """Have the sidecar say where the store lies, not where it was made."""
-    found = msgspec.json.decode(report.read_bytes())
-    if found.get("out") != place:
-        plain = msgspec.json.encode({**found, "out": place})
-        write_file(report, msgspec.json.format(plain, indent=1) + b"\n")
+def _name_place(store: Path, place: str) -> None:
+    """Have the sidecar and its page say where the store lies, not where it was made."""
+    plain = msgspec.json.decode((store / REPORT_NAME).read_bytes())
+    if plain.get("out") == place:
+        return
+    facts = read_facts(store)
+    if facts is not None and (store / PAGE_NAME).exists():
+        write_report_page(msgspec.structs.replace(facts, out=place), store / PAGE_NAME)
+    # Last: by it a later run tells that both are as they should be.
+    named = msgspec.json.encode({**plain, "out": place})
+    write_file(store / REPORT_NAME, msgspec.json.format(named, indent=1) + b"\n")
 
 
 def _tidy(far: FarFolder, files: dict[str, FarFile], folder: Path) -> None:

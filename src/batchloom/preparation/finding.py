@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from batchloom.dedup.aside import mapped
 from batchloom.dedup.components import components
 from batchloom.dedup.find import find
 from batchloom.dedup.keys import BAND_KEY, KEY
 from batchloom.dedup.near import read_bands, write_band_keys
 from batchloom.preparation.unit_files import BANDS_NAME, ROW, ROWS_NAME
-from batchloom.preparation.work import attempt_folder, claim, claimed_file, reading
+from batchloom.preparation.work import attempt_folder, claim, claimed_file
 from batchloom.store.writer import make_folder, sync_folder
 
 EXACT, NEAR = "exact", "near"
@@ -86,8 +85,7 @@ def find_duplicates(order: FindOrder) -> int:
 
 def sort_bands(order: BandsOrder) -> None:
     """Write the sorted keys of the bands of one unit."""
-    with reading(order.folder / ROWS_NAME):
-        rows = np.memmap(order.folder / ROWS_NAME, ROW, "r").view(np.ndarray)
+    rows = mapped(order.folder / ROWS_NAME, ROW)
     bands = read_bands(order.folder / BANDS_NAME, order.count)
     with claimed_file(order.place, order.attempt) as aside:
         write_band_keys(aside, bands, rows["part"], order.exact, order.number)

@@ -130,12 +130,14 @@ class DuplicateFacts:
         repeated: how many of them have an earlier one that is equal.
         share: repeated / documents, 0 to 1.
         exact: whether every document was compared; a sample sees only few of the duplicates.
+        left_out: whether ``prepare`` leaves them out where nobody says otherwise.
     """
 
     documents: int
     repeated: int
     share: float
     exact: bool
+    left_out: bool
 
 
 @dataclass(frozen=True, slots=True)

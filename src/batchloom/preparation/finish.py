@@ -2,12 +2,11 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import xxhash
 
 from batchloom.preparation.making import Made
 from batchloom.preparation.quarantine import quarantine_line
@@ -15,6 +14,7 @@ from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
 from batchloom.preparation.report import ReportFacts, report_bytes
 from batchloom.preparation.report_page import write_report_page
+from batchloom.preparation.units import source_hash
 from batchloom.preparation.work import Kept, PartCounts, WorkFolder
 from batchloom.sources.rules import ReadRules, Source
 from batchloom.store.format import (
@@ -25,7 +25,9 @@ from batchloom.store.format import (
     REPORT_NAME,
     SUBSETS,
     TOKENIZER_NAME,
+    of_generation,
 )
+from batchloom.store.generations import add_generation, extended
 from batchloom.store.index import map_index
 from batchloom.store.manifest import (
     Counts,
@@ -35,6 +37,7 @@ from batchloom.store.manifest import (
     SourceEntry,
     SubsetEntry,
     manifest_bytes,
+    read_manifest,
     tokenizer_entry,
 )
 from batchloom.store.writer import (
@@ -57,6 +60,7 @@ class Finished:
         readings: how the records of each source became documents.
         sources: the inputs in order.
         made: what came of all phases.
+        base: the newest generation of the store that is appended to; None for a store that is made.
     """
 
     recipe: Recipe
@@ -64,10 +68,19 @@ class Finished:
     readings: Readings
     sources: tuple[Source, ...]
     made: Made
+    base: Manifest | None = None
+
+    @property
+    def generation(self) -> int:
+        """The generation that is made."""
+        return 1 + (self.base.generation if self.base else 0)
 
 
 def finish_store(work: WorkFolder, done: Finished, report: ReportFacts) -> Manifest:
     """Write everything but the shards into the growing store, its manifest last.
+
+    Returns:
+        What the manifest would be if the job's documents were a store of their own.
 
     Raises:
         OutputError: it cannot be written.
@@ -78,14 +91,15 @@ def finish_store(work: WorkFolder, done: Finished, report: ReportFacts) -> Manif
     for name in SUBSETS:
         entries = [entry for unit in done.made.shards for entry in unit[name]]
         if entries:
-            subsets[name] = subset_entry(work.store / name, entries)
+            subsets[name] = subset_entry(work.store / name, entries, done.generation)
     write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.made.tokenizer.state()))
     _write_quarantine(work, done)
-    write_file(work.store / REPORT_NAME, report_bytes(report))
-    write_report_page(report, work.store / PAGE_NAME)
-    manifest = make_manifest(done, subsets)
+    write_file(work.store / of_generation(REPORT_NAME, done.generation), report_bytes(report))
+    write_report_page(report, work.store / of_generation(PAGE_NAME, done.generation))
+    made = make_manifest(done, subsets)
+    manifest = made if done.base is None else extended(done.base, made)
     write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
-    return manifest
+    return made
 
 
 def _gather_shards(work: WorkFolder, done: Finished) -> None:
@@ -101,9 +115,16 @@ def _gather_shards(work: WorkFolder, done: Finished) -> None:
 def move_store(work: WorkFolder) -> None:
     """Move the complete store to its place, the manifest last; may be stopped and begun again.
 
+    What is appended becomes the newest generation of the store that is there.
+
     Raises:
         OutputError: it cannot be moved.
     """
+    manifest = read_manifest(work.store)
+    if manifest.generation > 1:
+        add_generation(work.out, manifest, staged=work.store)
+        work.remove()
+        return
     for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:
         make_folder(work.out / folder.name)
         _move(folder, work.out / folder.name)
@@ -122,9 +143,9 @@ def _move(folder: Path, target: Path) -> None:
     sync_folder(target)
 
 
-def subset_entry(folder: Path, entries: list[ShardEntry]) -> SubsetEntry:
-    """A subset of a growing store, whose ``lengths.u32`` is written from its shards' indexes."""
-    lengths = LengthsWriter(folder)
+def subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -> SubsetEntry:
+    """A subset of a growing store, whose file of lengths is written from its shards' indexes."""
+    lengths = LengthsWriter(folder, generation)
     try:
         for entry in entries:
             lengths.append(map_index((folder / entry.name).with_suffix(".idx")).lengths.view("<u4"))
@@ -212,14 +233,9 @@ def _weight(recipe: Recipe, source: Source) -> float | None:
     return None if weight is None else float(weight)
 
 
-def source_hash(parts: Sequence[str]) -> str:
-    """The hash of a source from the hashes of its parts, all as 32 hex digits."""
-    return str(xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(part) for part in parts)))
-
-
 def _write_quarantine(work: WorkFolder, done: Finished) -> None:
     """All bad records in input order, with the names and lines a person looks for."""
-    path = work.store / QUARANTINE_NAME
+    path = work.store / of_generation(QUARANTINE_NAME, done.generation)
     aside = path.with_name(path.name + ASIDE)
     before: dict[str, int] = {}
     with writing(path):

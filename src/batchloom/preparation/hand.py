@@ -1,7 +1,8 @@
 """What one worker does: orders of every phase, with all that it needs made once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from batchloom.preparation.finding import (
     sort_bands,
 )
 from batchloom.preparation.orders import PiecesOrder, UnitOrder
+from batchloom.preparation.part_cuts import CutsOrder, find_cuts
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.repeated import keep_pieces
@@ -28,6 +30,7 @@ from batchloom.preparation.shards import WriteOrder, write_unit
 from batchloom.preparation.subsets import Membership
 from batchloom.preparation.tokenize import tokenize_unit
 from batchloom.preparation.tokenizer_of import chat_encoder
+from batchloom.preparation.versions import refuse_other_versions
 from batchloom.preparation.work import reading
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.rules import Limits
@@ -50,6 +53,7 @@ class Hand:
         chat: whether some source has conversations.
         clean: the steps of cleaning, ready to be taken.
         overlap: whether a batch is encoded on a thread while the next one is read.
+        versions: of the packages that decide bytes, as the coordinator has them.
     """
 
     recipe: Recipe
@@ -60,9 +64,15 @@ class Hand:
     chat: bool
     clean: tuple[CleanStep, ...]
     overlap: bool
+    versions: Mapping[str, str]
 
     def __call__(self) -> Work:
-        """Make what does orders, in the process that does them."""
+        """Make what does orders, in the process that does them.
+
+        Raises:
+            WorkerError: this process has other versions.
+        """
+        refuse_other_versions(self.versions)
         return doing(self.task)
 
     def task(self) -> Task:
@@ -97,27 +107,25 @@ def doing(make: Callable[[], Task]) -> Work:
     Args:
         make: makes what the first phase needs, when its first order comes.
     """
-    made: list[Task] = []
+    task = cache(make)
 
     def work(order: Any, tell: Tell) -> Any:
         if isinstance(order, UnitOrder):
-            if not made:
-                made.append(make())
-            return tokenize_unit(order, made[0], tell)
+            return tokenize_unit(order, task(), tell)
         if isinstance(order, PiecesOrder):
-            if not made:
-                made.append(make())
-            return keep_pieces(order, made[0], tell)
-        if isinstance(order, FindOrder):
-            return find_duplicates(order)
-        if isinstance(order, BandsOrder):
-            return sort_bands(order)
-        if isinstance(order, ComponentsOrder):
-            return link_components(order)
-        if isinstance(order, SettleOrder):
-            return settle_unit(order)
-        if isinstance(order, WriteOrder):
-            return write_unit(order)
-        raise AssertionError(f"nobody knows how to do a {type(order).__name__}")
+            return keep_pieces(order, task(), tell)
+        if isinstance(order, CutsOrder):
+            return find_cuts(order, task().rules)
+        return _ALONE[type(order)](order)
 
     return work
+
+
+# What does an order that says all by itself.
+_ALONE: dict[type, Callable[[Any], Any]] = {
+    FindOrder: find_duplicates,
+    BandsOrder: sort_bands,
+    ComponentsOrder: link_components,
+    SettleOrder: settle_unit,
+    WriteOrder: write_unit,
+}

@@ -11,7 +11,7 @@ import numpy as np
 
 from batchloom.core.errors import InputError, StoreConflictError, TokenizerError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.preparation.finish import move_store, source_hash, subset_entry
+from batchloom.preparation.finish import move_store, subset_entry
 from batchloom.preparation.import_shards import (
     Copying,
     Taken,
@@ -27,6 +27,7 @@ from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.tally import Listener, Note, Progress, log_notes
 from batchloom.preparation.token_files import Cutting, Found, find_inputs, open_tokens
 from batchloom.preparation.token_pass import IdCheck, Stretch
+from batchloom.preparation.units import source_hash
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
 from batchloom.store.format import (
     FORMAT_VERSION,

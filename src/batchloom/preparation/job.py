@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from typing import Any, Literal
 from batchloom.chat.trained import TrainOn
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
+from batchloom.preparation.append import base_of, kept_tokenizer, new_inputs, refuse_unlike
 from batchloom.preparation.crews import EngineName, Execution
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.far_job import run_far
@@ -20,6 +21,7 @@ from batchloom.preparation.recipe import Dtype, Recipe, is_path
 from batchloom.preparation.recipe_choice import Chosen, RecipePlace, choose_recipe, same_as
 from batchloom.preparation.recipe_file import SETTINGS
 from batchloom.preparation.rerun import (
+    Report,
     check_apart,
     check_folder,
     finished_store,
@@ -36,7 +38,8 @@ from batchloom.preparation.work import SPOOL_NAME, WorkFolder
 from batchloom.sources.addresses import is_url
 from batchloom.sources.listing import Listing
 from batchloom.sources.spool import Spool
-from batchloom.store.format import WORK_NAME
+from batchloom.store.format import MANIFEST_NAME, WORK_NAME
+from batchloom.store.manifest import Manifest
 from batchloom.text.steps import CleanStep
 
 
@@ -67,6 +70,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     engine: EngineName = "pool",
     address: str | None = None,
     memory_per_worker: int | None = None,
+    append: bool = False,
     restart: bool = False,
     hash_inputs: bool = False,
     dry_run: bool = False,
@@ -93,7 +97,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         text_field, mapping, split_on, normalize, clean: see :class:`ReadRecipe`.
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
         workers, engine, address, memory_per_worker: see :class:`Execution`.
-        restart, hash_inputs, dry_run, streaming, work: see :class:`RunSettings`.
+        append, restart, hash_inputs, dry_run, streaming, work: see :class:`RunSettings`.
         progress: is called with a :class:`Note` or a :class:`Progress`, some times a second; what it
             raises stops the job. Without it, notes go to the log ``batchloom``.
 
@@ -104,12 +108,13 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     """
     asked = locals()
     options = {name: asked[name] for name in SETTINGS}
-    chosen = choose_recipe(inputs, options, recipe)
+    chosen = choose_recipe(inputs, options, appended_to(out, recipe) if append else recipe)
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
     execution = Execution(workers=workers, engine=engine, address=address, memory=memory_per_worker)
     settings = RunSettings(
         execution=execution,
+        append=append,
         restart=restart,
         hash_inputs=hash_inputs,
         dry_run=dry_run,
@@ -117,6 +122,15 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         work=None if work is None else Path(work),
     )
     return run_chosen(chosen, folder, progress or log_notes, settings)
+
+
+def appended_to(
+    out: str | os.PathLike[str] | None, recipe: RecipePlace | None
+) -> RecipePlace | None:
+    """The recipe of a job that appends: that of the store, where there is one and no other is named."""
+    if recipe is not None or out is None or not (Path(out) / MANIFEST_NAME).exists():
+        return recipe
+    return out
 
 
 def run_chosen(
@@ -127,7 +141,13 @@ def run_chosen(
     Where a store is made again it is said whether it is the same.
     """
     if is_url(out):
-        make = partial(_make_listed, how=(settings, chosen.kept))
+        if settings.append:
+            raise SettingsError(
+                [
+                    f"append: {shown(out)} lies elsewhere, and only a store of this machine is appended to"
+                ]
+            )
+        make = partial(_make_listed, how=_How(settings, chosen.kept))
         return run_far(chosen, out, listener, make, settings)
     if settings.work is not None:
         raise SettingsError(
@@ -164,17 +184,24 @@ def run_recipe(
     if made_up := synthetic_input(recipe.inputs):
         return write_synthetic(made_up, recipe, out, listener)
     check_apart(recipe.inputs, out)
-    told, kept = (chosen.notes, chosen.kept) if chosen is not None else ((), None)
+    told, kept = (chosen.announced, chosen.kept) if chosen is not None else ((), None)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
-        listing = list_inputs(
-            recipe,
-            spool,
-            exclude=out,
-            streaming=settings.streaming,
-            seen=seen_before(out, recipe),
-        )
+        report = read_report(out)
+        seen = seen_before(report, recipe)
+        streaming = settings.streaming
+        listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
         listing = replace(listing, notes=(*told, *listing.notes))
-        return _make_listed(*(recipe, out, listing, spool, listener, began), (settings, kept))
+        how = _How(settings, kept, report)
+        return _make_listed(recipe, out, listing, spool, listener, began, how)
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How listed inputs become a store: the settings of the run, a tokenizer that is kept, the report that is there."""
+
+    settings: RunSettings
+    kept: Mapping[str, Any] | None = None
+    report: Report | None = None
 
 
 def _make_listed(
@@ -184,28 +211,55 @@ def _make_listed(
     spool: Spool,
     listener: Listener,
     began: float,
-    how: tuple[RunSettings, Mapping[str, Any] | None],
+    how: _How,
 ) -> PrepareResult:
-    """Make the store of inputs that are listed; ``how``: the settings of the run, and a tokenizer that is kept."""
-    settings, kept = how
-    done = _done_before(recipe, out, listing, began, kept)
+    """Make the store of inputs that are listed."""
+    settings = how.settings
+    base = base_of(out) if settings.append else None
+    if base is not None:
+        return _append(*(recipe, out, listing, spool, listener, began), (settings, base))
+    done = _done_before(recipe, out, listing, began, how)
     if done is not None:
         return done
     with WorkFolder(out) as work:
         spool.sweep()
-        return Job(work, recipe, listing, listener, settings, began).run(kept)
+        return Job(work, recipe, listing, listener, settings, began).run(how.kept)
+
+
+def _append(
+    recipe: Recipe,
+    out: Path,
+    listing: Listing,
+    spool: Spool,
+    listener: Listener,
+    began: float,
+    how: tuple[RunSettings, Manifest],
+) -> PrepareResult:
+    """Make a new generation of a store of those inputs that it does not hold yet."""
+    settings, base = how
+    refuse_unlike(recipe, base, out)
+    listing = new_inputs(listing, base, out)
+    if not listing.sources:
+        remove_leftover(out)
+        for note in listing.notes:
+            listener(Note(note))
+        seconds = time.perf_counter() - began
+        return result_of(out, base, seconds=seconds, already_done=True, notes=listing.notes)
+    with WorkFolder(out) as work:
+        spool.sweep()
+        return Job(work, recipe, listing, listener, settings, began, base).run(kept_tokenizer(out))
 
 
 def _done_before(
-    recipe: Recipe, out: Path, listing: Listing, began: float, kept: Mapping[str, Any] | None
+    recipe: Recipe, out: Path, listing: Listing, began: float, how: _How
 ) -> PrepareResult | None:
     """The result of a job that is finished already; None where there is work to do."""
-    manifest = finished_store(out, recipe, listing, kept)
+    report = how.report
+    manifest = finished_store(out, recipe, listing, report, how.kept)
     if manifest is None:
         check_folder(out)
         return None
     remove_leftover(out)
-    report = read_report(out)
     note = report.engine_note if report else ""
     seconds = time.perf_counter() - began
     return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)

@@ -12,9 +12,9 @@ import msgspec
 from batchloom.core.errors import InputMissingError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.values import counted
-from batchloom.dedup.keys import count_keys
 from batchloom.execution.machine import cores
 from batchloom.execution.seam import Crew
+from batchloom.preparation.append import older_of
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.crews import Crewed, Execution, crew_for, workers_of
 from batchloom.preparation.dedup_report import DuplicateReader
@@ -22,6 +22,7 @@ from batchloom.preparation.encoding import Task
 from batchloom.preparation.evaluation_sets import steps_with_index
 from batchloom.preparation.hand import Hand, doing
 from batchloom.preparation.orders import PiecesOrder, UnitOrder
+from batchloom.preparation.part_cuts import cuts_of, cuts_orders
 from batchloom.preparation.phases import Phases, Shards, Wrote, find_all, have_done
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
@@ -35,6 +36,7 @@ from batchloom.preparation.tokenizer_of import dtype_name, job_template
 from batchloom.preparation.tokenizing import Tokenizing, tokenize_all
 from batchloom.preparation.unit_report import Flow, merged
 from batchloom.preparation.units import plan_units, unit_identity
+from batchloom.preparation.versions import versions_of
 from batchloom.preparation.work import (
     WORK_VERSION,
     Decision,
@@ -45,11 +47,14 @@ from batchloom.preparation.work import (
     WorkFolder,
 )
 from batchloom.sources.listing import Listing
+from batchloom.sources.rules import Begin
 from batchloom.store.format import TOKEN_DTYPES
+from batchloom.store.manifest import Manifest
 from batchloom.text.registry import packages
 from batchloom.tokens import Tokenizer, engine_choice
 
 T = TypeVar("T")
+Cuts = Mapping[tuple[str, int], Begin | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +95,14 @@ class Run:
     Attributes:
         settings: how it is run.
         content: the hash of the content of sources by path, where inputs are told apart by it.
+        base: the newest generation of the store to append to; None for a store that is made.
         listener: is told of progress.
         note: is given sentences for the user.
     """
 
     settings: RunSettings
     content: Mapping[str, str]
+    base: Manifest | None
     listener: Listener
     note: Callable[[str], None]
 
@@ -122,7 +129,7 @@ class Making:
     ) -> None:
         self._work, self._recipe, self._listing = work, recipe, listing
         self._readings, self._settings, self._content = readings, run.settings, run.content
-        self._listener, self._note = run.listener, run.note
+        self._base, self._listener, self._note = run.base, run.listener, run.note
         self._units = plan_units(listing.sources, readings.rules, run.settings.unit_bytes)
         self._seconds: dict[str, float] = {}
         self._pieces: list[Path] = []
@@ -171,6 +178,7 @@ class Making:
             chat is not None,
             steps_with_index(recipe.reading.clean, self._work.path, self._note),
             overlap=cores() >= 2 * workers,
+            versions=versions_of(recipe.reading.clean),
         )
         task = hand.task_of(tokenizer, self._readings, chat)
         here = doing(lambda: task)
@@ -192,14 +200,23 @@ class Making:
     def _settle_and_write(self, crew: Crew, units: list[UnitWork], task: Task) -> Made:
         """What follows when every unit is tokenized."""
         recipe, dtype = self._recipe, task.dtype
-        sharding = Sharding(task.membership, recipe.tokens_per_shard)
-        phases = Phases(self._work, units, sharding, recipe.dedup, dtype, self._attempt)
+        older = older_of(self._work, self._base, keyed=recipe.dedup.mode != "none")
+        sharding = Sharding(
+            membership=task.membership,
+            most=recipe.tokens_per_shard,
+            shards=older.shards,
+            filled=older.filled,
+            settled=older.overrides,
+        )
+        phases = Phases(self._work, units, sharding, older, recipe.dedup, dtype, self._attempt)
         found = self._timed("find duplicates", lambda: phases.duplicates(crew))
         kept = self._timed("settle", lambda: phases.settle(crew, found))
         decision = phases.decide(kept)
-        for text in task.membership.empty_notes(decision.shards):
+        for text in task.membership.empty_notes(decision.shards, older.filled):
             self._note(text)
-        reader = DuplicateReader(units, recipe.inputs, task.membership, dtype, task.tokenizer)
+        reader = DuplicateReader(
+            *(units, len(older.files), recipe.inputs), task.membership, dtype, task.tokenizer
+        )
         pairs, rest = reader.pairs((*found.exact, *found.near))
         tell = self._teller(kept, dtype.itemsize)
         shards: list[Shards] = []
@@ -249,30 +266,43 @@ class Making:
     def _tokenize(self, crew: Crew, tokenizing: Tokenizing, folders: list[Path]) -> list[UnitFacts]:
         """Phase A over all units."""
         todo = [number for number, facts in enumerate(tokenizing.facts) if facts is None]
-        repeated = self._repeated(crew, tokenizing.losses) if todo and self._pieces else ()
+        cuts = self._cuts(crew, todo)
+        pieces = todo and self._pieces
+        repeated = self._repeated(crew, cuts, tokenizing.losses) if pieces else ()
         orders = {
             number: UnitOrder(
-                self._units[number],
-                folders[number],
-                self._attempt,
+                *(self._units[number], folders[number], self._attempt),
                 excluded=self._excluded[number],
                 repeated=repeated,
+                cuts=cuts_of(self._units[number], cuts),
             )
             for number in todo
         }
         return tokenize_all(tokenizing, crew, orders)
 
-    def _repeated(self, crew: Crew, losses: Losses) -> tuple[Path, ...]:
+    def _cuts(self, crew: Crew, todo: list[int]) -> Cuts:
+        """Where the parts of large CSV files and JSON lists meet, each found by one pass."""
+        units = self._units if self._pieces else [self._units[number] for number in todo]
+        orders = cuts_orders(units if todo else [], self._readings.rules)
+        found = have_done(crew, dict(enumerate(orders)))
+        return {
+            (order.source.path, nominal): begin
+            for number, order in enumerate(orders)
+            for nominal, begin in zip(order.nominal, found[number], strict=True)
+        }
+
+    def _repeated(self, crew: Crew, cuts: Cuts, losses: Losses) -> tuple[Path, ...]:
         """The files that name lines (or paragraphs) that stood before."""
         orders = {
-            unit.number: PiecesOrder(unit, place, self._attempt, excluded=aside)
+            unit.number: PiecesOrder(
+                *(unit, place, self._attempt), excluded=aside, cuts=cuts_of(unit, cuts)
+            )
             for unit, place, aside in zip(self._units, self._pieces, self._excluded, strict=True)
             if not place.exists()
         }
         have_done(crew, orders, losses=losses)
-        keys = count_keys(self._pieces)
         folder = self._work.duplicates / self._before
-        return find_all(crew, tuple(self._pieces), keys, folder, self._attempt)
+        return find_all(crew, tuple(self._pieces), folder, self._attempt)
 
     def _teller(self, kept: list[UnitKept], size: int) -> Wrote:
         """Tells the listener of units whose shards are there."""

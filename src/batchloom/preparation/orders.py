@@ -9,6 +9,7 @@ import msgspec
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
 from batchloom.preparation.units import Unit
+from batchloom.sources.ordered import KnownCut
 
 # A record of a unit: number of its part inside the unit, its own number inside the part.
 Place = tuple[int, int]
@@ -45,6 +46,7 @@ class UnitOrder:
             at a time, so that the next death says more.
         excluded: records that are kept aside unread, with the reason.
         repeated: files that name lines (or paragraphs) that stood before.
+        cuts: where its parts of large CSV files and JSON lists begin and end.
     """
 
     unit: Unit
@@ -53,6 +55,7 @@ class UnitOrder:
     suspects: tuple[tuple[Place, Place], ...] = ()
     excluded: tuple[tuple[Place, str], ...] = ()
     repeated: tuple[Path, ...] = ()
+    cuts: tuple[KnownCut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class PiecesOrder:
         unit: the parts to read.
         place: file of the keys.
         attempt: sets the file of this attempt apart from that of another one.
-        suspects, excluded: as those of a :class:`UnitOrder`.
+        suspects, excluded, cuts: as those of a :class:`UnitOrder`.
     """
 
     unit: Unit
@@ -71,6 +74,7 @@ class PiecesOrder:
     attempt: str
     suspects: tuple[tuple[Place, Place], ...] = ()
     excluded: tuple[tuple[Place, str], ...] = ()
+    cuts: tuple[KnownCut, ...] = ()
 
 
 class UnusableError(InputError):

@@ -8,17 +8,19 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from batchloom.core.errors import WorkerError
-from batchloom.dedup.keys import partitions_of
+from batchloom.dedup.keys import BAND_KEY, KEY, count_keys, partitions_of
 from batchloom.execution.retry import carry_out
 from batchloom.execution.seam import Crew, Told
+from batchloom.preparation.append import Older
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.finding import EXACT, NEAR, BandsOrder, ComponentsOrder, FindOrder
-from batchloom.preparation.settle import SettleOrder, Sharding, decide, decided_membership
+from batchloom.preparation.settle import SettleOrder, Sharding, decide, overrides_of
 from batchloom.preparation.shards import ShardTask, WriteOrder
 from batchloom.preparation.suspects import Losses
 from batchloom.preparation.unit_files import KEYS_NAME
 from batchloom.preparation.work import FOUND, KEYS, Decision, UnitKept, UnitWork, WorkFolder
 from batchloom.store.manifest import ShardEntry
+from batchloom.store.writer import write_file
 
 # Nothing in these phases depends on single documents: who dies of them dies of the machine.
 _MOST_DEATHS = 3
@@ -50,6 +52,7 @@ class Phases:
         work: the job's folder.
         units: all units in order.
         sharding: decides where documents go.
+        older: what stands before the units.
         dedup: which duplicates are left out.
         dtype: of a token on disk.
         attempt: sets the files of this run apart from those of another one.
@@ -60,12 +63,13 @@ class Phases:
         work: WorkFolder,
         units: Sequence[UnitWork],
         sharding: Sharding,
+        older: Older,
         dedup: DedupRecipe,
         dtype: np.dtype[np.generic],
         attempt: str,
     ) -> None:
         self._work, self._units, self._sharding = work, units, sharding
-        self._dedup, self._dtype, self._attempt = dedup, dtype, attempt
+        self._older, self._dedup, self._dtype, self._attempt = older, dedup, dtype, attempt
 
     def settle(self, crew: Crew, found: Duplicates) -> list[UnitKept]:
         """What is left of every unit."""
@@ -77,7 +81,7 @@ class Phases:
                 folder=one.folder,
                 place=self._work.kept(one.unit.number),
                 attempt=self._attempt,
-                number=one.unit.number,
+                number=one.unit.number + len(self._older.files),
                 exact=found.exact,
                 near=found.near,
                 sharding=self._sharding,
@@ -93,22 +97,24 @@ class Phases:
         if mode == "none" or not units:
             return Duplicates()
         folder, documents = self._work.duplicates, sum(one.facts.documents for one in units)
-        files = tuple(one.folder / KEYS_NAME for one in units)
-        exact = find_all(crew, files, documents, folder / EXACT, self._attempt)
+        older = self._older.files
+        files = (*older, *(one.folder / KEYS_NAME for one in units))
+        exact = find_all(crew, files, folder / EXACT, self._attempt, first_new=len(older))
         if mode != "near" or not documents:
             return Duplicates(exact)
-        count = self._dedup.bands
-        sorted_files = tuple(folder / "bands" / f"{one.unit.number:05d}{KEYS}" for one in units)
+        (count, _), place = self._dedup.banding, folder / "bands"
+        none, numbers = place / f"none{KEYS}", range(len(older), len(files))
+        bands = [place / f"{number:05d}{KEYS}" for number in numbers]
         orders = {
-            one.unit.number: BandsOrder(
-                one.folder, one.unit.number, exact, count, place, self._attempt
-            )
-            for one, place in zip(units, sorted_files, strict=True)
-            if not place.exists()
+            number: BandsOrder(one.folder, number, exact, count, path, self._attempt)
+            for number, one, path in zip(numbers, units, bands, strict=True)
+            if not path.exists()
         }
         have_done(crew, orders)
-        keys = documents * count
-        links = find_all(crew, sorted_files, keys, folder / "links", self._attempt, bands=True)
+        if older:
+            write_file(none, b"")
+        banded = (*[none] * len(older), *bands)
+        links = find_all(crew, banded, folder / "links", self._attempt, kind=BAND_KEY)
         order = ComponentsOrder(links, folder / "scratch", folder / NEAR, 0, self._attempt)
         found = have_done(crew, {0: order})
         return Duplicates(exact, found[0])
@@ -137,13 +143,10 @@ class Phases:
             decision: the numbers of the shards.
             tell: is told of each unit whose shards are there, and whether an earlier run wrote them.
         """
-        membership = self._sharding.membership
+        sharding = self._sharding
         task = ShardTask(
-            self._work.store,
-            self._dtype,
-            membership,
-            decided_membership(decision, membership),
-            self._sharding.most,
+            *(self._work.store, self._dtype, sharding.membership),
+            *(sharding.decided(overrides_of(decision)), sharding.most),
         )
         shards: dict[int, Shards] = {}
         orders: dict[int, WriteOrder] = {}
@@ -156,13 +159,13 @@ class Phases:
                 continue
             moved = any(set(decision.overrides).intersection(v) for v in left.smallest.values())
             orders[number] = WriteOrder(
-                first_part=one.unit.first_part,
+                first_part=one.unit.first_part + self._older.parts,
                 folder=one.folder,
                 place=self._work.kept(number),
                 shards=self._work.shards(number),
                 attempt=self._attempt,
                 checksums=one.facts.checksums,
-                whole=not left.dropped and not moved,
+                whole=not (left.dropped or left.moved or moved),
                 numbers=numbers,
                 task=task,
             )
@@ -173,26 +176,27 @@ class Phases:
 def find_all(
     crew: Crew,
     files: tuple[Path, ...],
-    keys: int,
     folder: Path,
     attempt: str,
     *,
-    bands: bool = False,
+    first_new: int = 0,
+    kind: np.dtype[np.void] = KEY,
 ) -> tuple[Path, ...]:
     """Look through all ranges of keys; the files that name what stood before.
 
     Args:
         crew: does it.
-        files: of keys, one a unit.
-        keys: how many there are at most.
+        files: of keys, in the order of documents.
         folder: where the files go.
         attempt: sets the files of this run apart from those of another one.
-        bands: whether the keys are those of bands.
+        first_new: what is in files before it stays.
+        kind: of the keys.
     """
-    ranges = partitions_of(keys)
+    ranges = partitions_of(count_keys(files, kind))
     places = tuple(folder / f"{number:05d}{FOUND}" for number in range(ranges))
+    bands = kind == BAND_KEY
     orders = {
-        number: FindOrder(files, 0, (number, ranges), place, attempt, bands)
+        number: FindOrder(files, first_new, (number, ranges), place, attempt, bands)
         for number, place in enumerate(places)
         if not place.exists()
     }

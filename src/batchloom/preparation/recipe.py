@@ -18,7 +18,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, shown, to_plain
 from batchloom.preparation.conversations import ChatRules
 from batchloom.preparation.dedup_recipe import DedupRecipe
-from batchloom.preparation.evaluation_sets import sets_identity
+from batchloom.preparation.evaluation_sets import clean_plain, files_identity
 from batchloom.preparation.overlong import OVERLONG, Overlong
 from batchloom.preparation.read_recipe import (
     ReadRecipe,
@@ -28,7 +28,6 @@ from batchloom.preparation.read_recipe import (
 )
 from batchloom.preparation.recipe_values import dedup_plain, steps_plain
 from batchloom.sources.listing import input_labels
-from batchloom.text.registry import filled
 
 Dtype = Literal["auto", "uint16", "int32"]
 
@@ -103,7 +102,7 @@ class Recipe:
         dtype: of a token on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
         val_fraction: share of documents, by hash, that go into the ``val`` subset.
         test_fraction: share of documents, by hash, that go into the ``test`` subset.
-        dedup: which duplicates are left out; so far ``none``.
+        dedup: which duplicates are left out.
         max_bad: records that may be bad: a number, or a share (``"0.1%"``) that allows at
             least 10; beyond it the job fails.
         chat: what becomes of conversations.
@@ -163,9 +162,9 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     plain = to_plain(replace(recipe, sources=()))
     plain["inputs"] = input_labels(recipe.inputs)
     plain["sources"] = sources_plain(recipe.sources)
-    plain["reading"]["clean"] = steps_plain(filled(recipe.reading.clean))
-    if sets := sets_identity(recipe.reading.clean):
-        plain["reading"]["sets_hash"] = sets
+    plain["reading"]["clean"] = steps_plain(clean_plain(recipe.reading.clean))
+    if looked_into := files_identity(recipe.reading.clean):
+        plain["reading"]["clean_files"] = looked_into
     plain["dedup"] = dedup_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name

@@ -24,7 +24,7 @@ _SHORT = {"clean": steps_of, "dedup": dedup_of, "tokens_per_shard": tokens_of}
 _COLUMNS = ("text_field", "mapping")
 _READING = tuple(field.name for field in fields(ReadRecipe))
 # Documents that are lines or paragraphs repeat without being copies (docs/decisions/0012-dedup.md).
-_REPEATING = ("line", "paragraph")
+_REPEATING = {"line": "lines", "paragraph": "paragraphs", "\n": "lines", "\n\n": "paragraphs"}
 _CHAT = tuple(field.name for field in fields(ChatRecipe))
 
 
@@ -34,15 +34,22 @@ class Chosen:
 
     Attributes:
         recipe: what to do.
-        notes: what is to be told before work begins.
+        notes: what is to be known of it.
+        usual: what becomes of duplicates, told before work begins; empty where somebody said so himself.
         kept: the state of the tokenizer, where a store has kept it.
         store: the store that is made again; None where something was said over its recipe.
     """
 
     recipe: Recipe
     notes: tuple[str, ...] = ()
+    usual: str = ""
     kept: Mapping[str, Any] | None = None
     store: Path | None = None
+
+    @property
+    def announced(self) -> tuple[str, ...]:
+        """All that is told before work begins."""
+        return (*self.notes, *filter(None, [self.usual]))
 
     @property
     def kept_note(self) -> str:
@@ -99,9 +106,9 @@ def choose_recipe(
         chat = ChatRecipe(**{name: values[name] for name in _CHAT if name in values})
     except SettingsError as error:
         problems += error.problems
-    told: tuple[str, ...] = ()
-    if "dedup" not in values:
-        values["dedup"], told = _usual_dedup(reading)
+    usual = ""
+    if "dedup" not in values and not any("dedup" in problem for problem in problems):
+        values["dedup"], usual = usual_dedup(reading)
     beside = {"tokenizer", *_READING, *_CHAT}
     try:
         made = Recipe(
@@ -117,19 +124,20 @@ def choose_recipe(
     over = {*given, *(["inputs"] if said else [])}
     raise_problems([_placed(problem, stated.where, over) for problem in problems])
     again = stated.store if not over else None
-    return Chosen(made, (*stated.notes, *found.notes, *told), stated.kept, again)
+    return Chosen(made, (*stated.notes, *found.notes), usual, stated.kept, again)
 
 
-def _usual_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, tuple[str, ...]]:
+def usual_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:
     """What becomes of duplicates where nobody says: the mode, and what is told of it."""
-    if reading.split_on in _REPEATING:
-        told = (
-            f"Duplicates stay: {reading.split_on}s of verse and tables repeat and mean to (--dedup exact leaves them "
-            "out)."
-        )
-        return DedupRecipe(mode="none"), (told,)
-    told = "Documents that stood before, letter for letter, are left out (--no-dedup keeps them)."
-    return DedupRecipe(mode="exact"), (told,)
+    said: object = reading.split_on
+    pieces = _REPEATING.get(said) if isinstance(said, str) else None
+    if pieces:
+        told = f"Duplicates stay, for {pieces} of verse and tables repeat and mean to (--dedup exact leaves them out)."
+        return DedupRecipe(mode="none"), told
+    return DedupRecipe(mode="exact"), (
+        "Exact duplicates are left out: of documents that are equal to the letter the first stays (--no-dedup keeps "
+        "all)."
+    )
 
 
 def same_as(out: Path, store: Path | None) -> str:

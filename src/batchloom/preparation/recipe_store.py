@@ -93,8 +93,8 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
         raise StoreError(f"{where} is damaged: its recipe is none; restore it from a copy.")
     settings = _settings(plain, where)
     expected = settings.pop("template_hash", None)
-    # Whether the evaluation sets are the same is told by comparing the stores.
-    settings.pop("sets_hash", None)
+    # Whether the files that steps look into are the same is told by comparing the stores.
+    settings.pop("clean_files", None)
     if expected is not None and "template" not in given:
         _check_template(str(settings.get("template")), expected, folder)
     said = _sources(manifest, where)
@@ -119,7 +119,7 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
 def _settings(plain: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings by the names ``prepare`` takes them under, with the hash of a template."""
     flat = flat_settings(dict(plain))
-    known = {*SETTINGS, "template_hash", "sets_hash"}
+    known = {*SETTINGS, "template_hash", "clean_files"}
     there = {name for name in plain if name not in _BESIDE} | {
         name for group in ("reading", "chat") for name in plain.get(group) or ()
     }

@@ -76,7 +76,12 @@ def dedup_of(value: object) -> DedupRecipe:
 
 def dedup_plain(dedup: DedupRecipe) -> str | dict[str, Any]:
     """The same as a plain value: a word where its mode says all."""
-    return to_plain(dedup) if dedup.mode == "near" else dedup.mode
+    if dedup.mode != "near":
+        return dedup.mode
+    plain = to_plain(dedup)
+    # What follows from the other is left out, so that what is written can be read again.
+    beside = ("similarity",) if dedup.similarity is None else ("bands", "rows")
+    return {name: value for name, value in plain.items() if name not in beside}
 
 
 def steps_of(value: object) -> tuple[CleanStep, ...]:

@@ -37,6 +37,7 @@ def keep_pieces(order: PiecesOrder, task: Task, tell: Tell) -> int:
         watch=Stopwatch(),
     )
     suspects, count = Suspects(order.suspects, order.excluded), 0
+    task.bounds.tell(order.cuts)
     parts = read_ahead(order.unit.parts, lambda part: part.source)
     with claimed_file(order.place, order.attempt) as aside, key_file(aside) as add:
         for number, part in enumerate(parts):

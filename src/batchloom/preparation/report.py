@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from batchloom.core.files import NOT_JSON, read_regular
 from batchloom.preparation.report_pairs import MOST_ROWS, DuplicatePair, Rest
@@ -145,7 +146,7 @@ def content_of(
         if name not in shown:
             others += counts
     return Content(
-        flows=(*units.flows, *after),
+        flows=(*_joined(units.flows), *after),
         drops={name: units.drops[name] for name in reasons},
         drops_rest=drops_rest,
         duplicates=tuple(listed[:MOST_ROWS]),
@@ -163,6 +164,14 @@ def content_of(
             for name, one in units.stages.items()
         },
     )
+
+
+def _joined(flows: Sequence[Flow]) -> list[Flow]:
+    """The steps of units; the bytes of text that reading gave are those that the next step was given."""
+    joined = list(flows)
+    if len(joined) > 1 and joined[0].step == "read":
+        joined[0] = replace(joined[0], bytes_out=joined[1].bytes_in)
+    return joined
 
 
 def _most(counts: Mapping[str, int]) -> tuple[list[str], Rest]:

@@ -47,6 +47,7 @@ def report_page(report: ReportFacts) -> str:
         "counted": lambda noun, number: counted(number, noun),
         "documents": partial(counted, noun="document"),
         "size": megabytes,
+        "size_or_none": lambda size: megabytes(size) if size else "-",
         "density": _density,
         "rate": _rate,
     }

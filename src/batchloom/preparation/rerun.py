@@ -10,7 +10,6 @@ import xxhash
 
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import NOT_JSON, printable, read_regular, refuse_url
-from batchloom.preparation.finish import source_hash
 from batchloom.preparation.recipe import (
     Recipe,
     recipe_differences,
@@ -18,6 +17,7 @@ from batchloom.preparation.recipe import (
     recipe_plain,
 )
 from batchloom.preparation.report import ReportedSource
+from batchloom.preparation.units import source_hash
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
 from batchloom.sources.addresses import is_far, is_url, shown
 from batchloom.sources.listing import Listing, fixed_part
@@ -41,7 +41,11 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def finished_store(
-    out: Path, recipe: Recipe, listing: Listing, kept: Mapping[str, Any] | None = None
+    out: Path,
+    recipe: Recipe,
+    listing: Listing,
+    report: Report | None,
+    kept: Mapping[str, Any] | None = None,
 ) -> Manifest | None:
     """The manifest of the finished store at ``out`` when this job would write the same.
 
@@ -51,6 +55,7 @@ def finished_store(
         out: where it may be.
         recipe: of this job.
         listing: its inputs.
+        report: the sidecar of the store, if it has one.
         kept: the state of its tokenizer, where it is not to be found by the recipe.
 
     Raises:
@@ -61,7 +66,7 @@ def finished_store(
         if not (out / MANIFEST_NAME).exists():
             return None
     manifest = read_manifest(out)
-    refuse_other_job(f"{out}", manifest, read_report(out), recipe, listing, kept)
+    refuse_other_job(f"{out}", manifest, report, recipe, listing, kept)
     return manifest
 
 
@@ -121,12 +126,11 @@ def report_of(data: bytes) -> Report | None:
         return None
 
 
-def seen_before(out: Path, recipe: Recipe) -> dict[str, Seen]:
-    """What inputs were found to be, by absolute path, when this recipe made the store at ``out``.
+def seen_before(report: Report | None, recipe: Recipe) -> dict[str, Seen]:
+    """What inputs were found to be, by absolute path, when this recipe made the store of a report.
 
     With it a hundred thousand files are listed anew in a second, without opening one.
     """
-    report = read_report(out)
     if report is None or report.recipe_fingerprint != recipe_fingerprint(recipe):
         return {}
     if any(source.form for source in recipe.sources):
@@ -295,7 +299,7 @@ def _reported_path(source: Source) -> str:
 def _same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:
     """Whether the very files that were read are listed, untouched; their names may differ."""
     then = [(source.path, source.bytes, source.mtime_ns) for source in reported]
-    return then == [(now.path, now.bytes, now.mtime_ns) for now in report_sources(sources)]
+    return then == [(_reported_path(now), now.size, now.mtime_ns) for now in sources]
 
 
 def file_fingerprint(recipe: Recipe) -> str | None:
@@ -369,7 +373,7 @@ def _content_differences(
         f"inputs: {source.name} has other content"
         for source, entry in zip(sources, manifest.sources, strict=True)
         if times.get(source.name, source.mtime_ns) != source.mtime_ns
-        and _content_hash(source, entry) != entry.hash
+        and content_hash(source, entry) != entry.hash
     ]
 
 
@@ -389,7 +393,7 @@ def content_hashes(sources: Sequence[Source]) -> dict[str, str]:
     return found
 
 
-def _content_hash(source: Source, entry: SourceEntry) -> str:
+def content_hash(source: Source, entry: SourceEntry) -> str:
     """The hash of a source as it is now, over the parts that were read then."""
     digests = []
     with PartStream(source) as stream:

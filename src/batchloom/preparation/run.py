@@ -51,13 +51,15 @@ class Job:
         listener: Listener,
         settings: RunSettings,
         began: float,
+        base: Manifest | None = None,
     ) -> None:
         self._work, self._recipe, self._listing = work, recipe, listing
         self._listener, self._settings, self._began = listener, settings, began
         self._started = datetime.now(UTC)
         self._readings = Readings(recipe, settings.limits)
         self._content = content_hashes(listing.sources) if settings.hash_inputs else {}
-        run = Run(settings, self._content, listener, self._note)
+        self._base = base
+        run = Run(settings, self._content, base, listener, self._note)
         self._making = Making(work, recipe, listing, self._readings, run)
         self._notes: list[str] = []
         self._resumed = 0
@@ -77,7 +79,7 @@ class Job:
             self._note(weights)
         self._tell_schemas()
         refuse_mixed(self._listing.sources, self._readings)
-        constants = self._settings.constants
+        constants = [*self._settings.constants, self._base.generation if self._base else 0]
         job = job_facts(self._recipe, self._listing, constants, list(self._content.values()))
         begin_or_go_on(self._work, self._recipe, job, kept, restart=self._settings.restart)
         self._work.sweep()
@@ -91,6 +93,12 @@ class Job:
         else:
             manifest, note = self._make()
         move_store(self._work)
+        if self._base is not None:
+            whole = read_manifest(self._work.out)
+            self._note(
+                f"{self._work.out} is generation {whole.generation} now, with {whole.counts.documents:,} documents and "
+                f"{whole.counts.tokens:,} tokens; older ones stay readable (batchloom log)."
+            )
         return result_of(
             self._work.out,
             manifest,
@@ -105,7 +113,7 @@ class Job:
         made = self._making.make(self._tokenizer())
         self._resumed = made.resumed
         sources, rules = self._listing.sources, self._readings.rules
-        done = Finished(self._recipe, rules, self._readings, sources, made)
+        done = Finished(self._recipe, rules, self._readings, sources, made, self._base)
         page = self._work.path / PAGE_NAME
         write_file(self._work.path / REPORT_NAME, report_bytes(self._report(made)))
         write_report_page(self._report(made), page)
@@ -130,7 +138,7 @@ class Job:
         self._resumed = made.resumed
         self._seconds |= made.seconds
         sources, rules = self._listing.sources, self._readings.rules
-        done = Finished(self._recipe, rules, self._readings, sources, made)
+        done = Finished(self._recipe, rules, self._readings, sources, made, self._base)
         manifest = finish_store(self._work, done, self._report(made))
         return manifest, tokenizer.engine.note
 

@@ -14,6 +14,7 @@ class RunSettings:
 
     Attributes:
         execution: who does the work.
+        append: whether a store that is there becomes a new generation, of those inputs that are new to it.
         restart: whether work of another recipe or of other inputs gives way; units that are the same stay.
         streaming: whether data sets of the Hub are read where they lie; None: large ones are.
         work: where a store that goes elsewhere is made; None for a folder below the user's cache.
@@ -24,6 +25,7 @@ class RunSettings:
     """
 
     execution: Execution = field(default_factory=Execution)
+    append: bool = False
     restart: bool = False
     streaming: bool | None = None
     work: Path | None = None

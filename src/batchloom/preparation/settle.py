@@ -1,8 +1,8 @@
 """Phase B: what is left of each unit when duplicates are gone, and which shards hold it."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -37,10 +37,26 @@ class Sharding:
     Attributes:
         membership: the shares of the subsets.
         most: tokens of a shard at most.
+        shards: number of the next shard of each subset, where a store has some already.
+        filled: subsets that hold documents already.
+        settled: the subset of single hashes, as older generations have it.
     """
 
     membership: Membership
     most: int
+    shards: Mapping[str, int] = field(default_factory=dict)
+    filled: frozenset[str] = frozenset()
+    settled: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Subsets that must not be empty, and are."""
+        return tuple(name for name in self.membership.wanted() if name not in self.filled)
+
+    def decided(self, overrides: tuple[tuple[int, str], ...]) -> Membership:
+        """The shares of the subsets together with what is decided for single hashes."""
+        natural, known = self.membership, (*self.settled, *overrides)
+        return Membership(natural.val_fraction, natural.test_fraction, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +94,12 @@ def settle_unit(order: SettleOrder) -> UnitKept:
     parts = [[0, 0] for _ in range(order.parts)]
     dropped: list[Counter[str]] = [Counter() for _ in range(order.parts)]
     cutters = {name: ShardCutter(sharding.most) for name in SUBSETS}
-    smallest = Smallest()
+    smallest, moved = Smallest(), False
+    settled = sharding.decided(())
     for rows, why in _judged(order.folder, drops):
         kept = rows if why is None else rows[why == 0]
         codes = sharding.membership.codes(kept["hash"])
+        moved |= bool(sharding.settled) and bool((settled.codes(kept["hash"]) != codes).any())
         smallest.add(kept["hash"], codes)
         for code, name in enumerate(SUBSETS):
             cutters[name].cut(kept[codes == code])
@@ -104,6 +122,7 @@ def settle_unit(order: SettleOrder) -> UnitKept:
         dropped=sum(gone.total() for gone in dropped),
         smallest=smallest.to_hex(),
         shards={name: cutters[name].shards for name in SUBSETS},
+        moved=moved,
     )
     folder = attempt_folder(order.place, order.attempt)
     make_folder(folder)
@@ -138,14 +157,13 @@ def decide(
     smallest = Smallest()
     for unit in kept:
         smallest.merge(unit.smallest)
-    natural = sharding.membership
-    overrides = smallest.overrides(natural.wanted())
-    decided = Membership(natural.val_fraction, natural.test_fraction, overrides)
+    overrides = smallest.overrides(sharding.wanted)
+    decided = sharding.decided(overrides)
     moved = {f"{value:032x}" for value, _ in overrides}
-    shards, counts = [], dict.fromkeys(SUBSETS, 0)
+    shards, counts = [], {name: sharding.shards.get(name, 0) for name in SUBSETS}
     for unit, (folder, place) in zip(kept, folders, strict=True):
         mine = unit.shards
-        if any(moved.intersection(values) for values in unit.smallest.values()):
+        if unit.moved or any(moved.intersection(values) for values in unit.smallest.values()):
             cutters = {name: ShardCutter(sharding.most) for name in SUBSETS}
             for rows in kept_rows(folder, place):
                 codes = decided.codes(rows["hash"])
@@ -158,10 +176,9 @@ def decide(
     return Decision({f"{value:032x}": name for value, name in overrides}, shards)
 
 
-def decided_membership(decision: Decision, membership: Membership) -> Membership:
-    """The shares of the subsets together with what was decided for single hashes."""
-    overrides = tuple((int(value, 16), name) for value, name in decision.overrides.items())
-    return Membership(membership.val_fraction, membership.test_fraction, overrides)
+def overrides_of(decision: Decision) -> tuple[tuple[int, str], ...]:
+    """What was decided for single hashes."""
+    return tuple((int(value, 16), name) for value, name in decision.overrides.items())
 
 
 def row_stretches(folder: Path) -> Iterator[NDArray[np.void]]:

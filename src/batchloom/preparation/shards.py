@@ -1,10 +1,10 @@
 """Phase C, per unit: the documents that are left become shards of their own."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import msgspec
 import numpy as np
@@ -204,7 +204,10 @@ def _copy(
             codes = task.decided.codes(found.rows["hash"])
             for name, writer in writers.items():
                 mine = np.flatnonzero(found.kept & (codes == SUBSETS.index(name)))
-                writer.add(found.rows, found.tokens, found.starts, mine, found.trained)
+                for code, some in _runs(found.codes, mine):
+                    writer.add(
+                        *(found.rows, found.tokens[code], found.starts, some), found.trained[code]
+                    )
         return {name: writer.finish() for name, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -212,62 +215,79 @@ def _copy(
 
 
 class _Stretch(NamedTuple):
-    """Documents of a unit: rows, which are left, tokens, where each begins in them, which are trained."""
+    """Documents of a unit, whose tokens lie apart by the subset that the shares say.
+
+    Attributes:
+        rows: the documents.
+        kept: which are left.
+        codes: the subset of each, as the shares say.
+        starts: where the tokens of each begin in those of its subset.
+        tokens: of each subset.
+        trained: of the tokens of each subset whether they are; None where all are.
+    """
 
     rows: NDArray[np.void]
     kept: NDArray[np.bool_]
-    tokens: NDArray[np.generic]
+    codes: NDArray[np.uint8]
     starts: NDArray[np.int64]
-    trained: NDArray[np.bool_] | None
+    tokens: tuple[NDArray[np.generic], ...]
+    trained: tuple[NDArray[np.bool_] | None, ...]
+
+
+def _runs(
+    codes: NDArray[np.uint8], mine: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Documents in stretches of one subset; nearly always all are of one."""
+    cuts = np.flatnonzero(np.diff(codes[mine])) + 1
+    for some in np.split(mine, cuts):
+        if some.size:
+            yield int(codes[some[0]]), some
 
 
 def _stretches(order: WriteOrder, task: ShardTask) -> Iterator[_Stretch]:
     """A unit's documents, a bounded stretch at a time."""
     folder = order.folder
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(_open(folder / tokens_name(name))) for name in SUBSETS]
-        flags = [folder / trained_name(name) for name in SUBSETS]
-        masks = [stack.enter_context(_open(path)) if path.exists() else None for path in flags]
-        for rows, why in judged(folder, order.place):
-            kept = np.ones(len(rows), bool) if why is None else why == 0
-            sums = np.cumsum(rows["length"], dtype=np.int64)
-            at = 0
-            while at < len(rows):
-                before = int(sums[at - 1]) if at else 0
-                stop = int(np.searchsorted(sums, before + _STRETCH_TOKENS, side="right"))
-                stop = max(stop, at + 1)
-                stop += int(rows["side"][stop - 1] == CHOSEN)
-                yield _tokens_of(rows[at:stop], kept[at:stop], files, masks, task)
-                at = stop
+    files = [_mapped(folder / tokens_name(name), task.dtype) for name in SUBSETS]
+    flags = [folder / trained_name(name) for name in SUBSETS]
+    masks = [_mapped(path, np.dtype(np.bool_)) if path.exists() else None for path in flags]
+    at = [0] * len(SUBSETS)
+    for rows, why in judged(folder, order.place):
+        kept = np.ones(len(rows), bool) if why is None else why == 0
+        codes = task.natural.codes(rows["hash"])
+        starts, begins = np.zeros(len(rows), np.int64), tuple(at)
+        for code in range(len(SUBSETS)):
+            mine = codes == code
+            lengths = rows["length"][mine].astype(np.int64)
+            stops = np.cumsum(lengths)
+            starts[mine] = stops - lengths
+            at[code] += int(lengths.sum())
+        tokens = tuple(file[a:b] for file, a, b in zip(files, begins, at, strict=True))
+        trained = tuple(
+            None if mask is None else mask[a:b]
+            for mask, a, b in zip(masks, begins, at, strict=True)
+        )
+        for begin, end in _bounded(rows):
+            some = slice(begin, end)
+            yield _Stretch(*(rows[some], kept[some], codes[some], starts[some]), tokens, trained)
 
 
-def _open(path: Path) -> IO[bytes]:
+def _bounded(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
+    """Stretches of rows of some million tokens at most, or of a single longer document; pairs stay together."""
+    sums = np.cumsum(rows["length"], dtype=np.int64)
+    at = 0
+    while at < len(rows):
+        before = int(sums[at - 1]) if at else 0
+        stop = max(int(np.searchsorted(sums, before + _STRETCH_TOKENS, side="right")), at + 1)
+        stop += int(rows["side"][stop - 1] == CHOSEN)
+        yield at, stop
+        at = stop
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     with reading(path):
-        return path.open("rb")
-
-
-def _tokens_of(
-    rows: NDArray[np.void],
-    kept: NDArray[np.bool_],
-    files: Sequence[IO[bytes]],
-    masks: Sequence[IO[bytes] | None],
-    task: ShardTask,
-) -> _Stretch:
-    """The tokens of these rows from the files of the subsets, and what belongs to them."""
-    codes = task.natural.codes(rows["hash"])
-    starts, pieces, at = np.zeros(len(rows), np.int64), [], 0
-    flags = []
-    for code, (file, mask) in enumerate(zip(files, masks, strict=True)):
-        mine = codes == code
-        lengths = rows["length"][mine].astype(np.int64)
-        stops = at + np.cumsum(lengths)
-        starts[mine] = stops - lengths
-        count = int(lengths.sum())
-        pieces.append(np.fromfile(file, task.dtype, count))
-        flags.append(np.fromfile(mask, np.bool_, count) if mask else np.ones(count, bool))
-        at += count
-    trained = np.concatenate(flags) if any(masks) else None
-    return _Stretch(rows, kept, np.concatenate(pieces), starts, trained)
+        if not path.stat().st_size:
+            return np.zeros(0, dtype)
+        return np.memmap(path, dtype, "r").view(np.ndarray)
 
 
 def _origins(rows: NDArray[np.void], first_part: int) -> Origins:

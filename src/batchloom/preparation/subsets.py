@@ -11,6 +11,8 @@ from batchloom.store.format import SUBSETS
 
 # Two subsets at most are filled from another, so a third hash shows that one remains.
 _KEPT = 4
+# From so many on, the smallest are picked before they become Python's numbers.
+_MANY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,16 @@ class Membership:
         shares = {"train": 1.0, "val": self.val_fraction, "test": self.test_fraction}
         return tuple(name for name in SUBSETS if shares[name] > 0)
 
-    def empty_notes(self, shards: Iterable[Mapping[str, tuple[int, int]]]) -> list[str]:
+    def empty_notes(
+        self, shards: Iterable[Mapping[str, tuple[int, int]]], there: Iterable[str] = ()
+    ) -> list[str]:
         """A sentence for each subset that was wanted and stays empty.
 
         Args:
             shards: of each unit and subset, the number of the first shard and of shards.
+            there: subsets that hold documents already.
         """
-        filled = {name for unit in shards for name, (_, count) in unit.items() if count}
+        filled = {*there} | {name for unit in shards for name, (_, count) in unit.items() if count}
         return [
             f"There is no {name} subset: the input has too few different documents to spare one. Give more, cut it "
             f"into more (text: --split-on paragraph), or say --{name}-fraction 0."
@@ -88,6 +93,10 @@ class Smallest:
             known = self._lists[name]
             if len(known) == _KEPT:
                 mine = mine[mine[:, 1] <= np.uint64(known[-1] >> 64)]
+            if len(mine) > _MANY:
+                # The smallest high halves hold the smallest hashes, and halves are hardly ever alike.
+                halves = np.unique(mine[:, 1])
+                mine = mine[mine[:, 1] <= halves[min(_KEPT, len(halves)) - 1]]
             if len(mine):
                 values = {(high << 64) | low for low, high in mine.tolist()}
                 self._lists[name] = sorted(values.union(known))[:_KEPT]

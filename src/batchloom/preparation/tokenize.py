@@ -31,7 +31,7 @@ from batchloom.sources.rules import Part
 from batchloom.store.writer import make_folder, sync_folder, write_file
 
 # Handed to the tokenizer at once, in characters and in documents; decides nothing.
-_BATCH_CHARACTERS = 2 << 20
+_BATCH_CHARACTERS = 1 << 19
 _BATCH_DOCUMENTS = 1 << 15
 # A batch above this is encoded with no other in memory.
 _LARGE_BATCH = 4 << 20
@@ -52,6 +52,7 @@ def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
     """
     folder = attempt_folder(order.folder, order.attempt)
     make_folder(folder)
+    task.bounds.tell(order.cuts)
     with contextlib.ExitStack() as stack:
         encoder = stack.enter_context(ThreadPoolExecutor(1, "encode")) if task.overlap else None
         files = stack.enter_context(UnitFiles(folder, task.dedup))
@@ -122,6 +123,8 @@ class _UnitRun:
         self._encoder, self._tell = encoder, tell
         self._suspects = Suspects(order.suspects, order.excluded)
         self._tally, self._watch = UnitTally(), Stopwatch()
+        # Steps are listed in the order in which they are first told of.
+        self._tally.flow(Flow(step="read"))
         removal = Removal(order.repeated, order.unit.number, task.pieces) if task.pieces else None
         self._intake = Intake(
             normalized=task.normalize,
@@ -148,6 +151,7 @@ class _UnitRun:
                 now = reader.consumed
                 counts.records += found.seen
                 self._hear(size=now - consumed, records=found.seen)
+                self._tally.flow(Flow(step="read", bytes_in=now - consumed))
                 consumed = now
                 for piece, careful in self._suspects.pieces(number, found):
                     self._take(number, piece, reading, careful=careful)
@@ -307,7 +311,7 @@ class _UnitRun:
         )
         codes = self._task.membership.codes(rows["hash"])
         with self._watch.time("write temporary files", made.tokens.nbytes, len(rows)):
-            self._files.add(made.tokens, rows, codes, made.trained)
+            self._files.add(made.tokens, rows, codes, made.trained, added=made.added)
         self._hear(documents=len(rows), tokens=len(made.tokens))
 
     def _count_further(

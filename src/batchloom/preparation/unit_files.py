@@ -64,10 +64,15 @@ def first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray
     return fresh
 
 
-def keys_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
-    """What duplicates share: the hash of the content, with the label of a labelled answer, uint64 [D, 2]."""
-    keys = rows["hash"].copy()
-    keys[rows["side"] == BAD, 0] ^= _BAD_LABEL
+def keys_of(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """What duplicates share: the hash of the content, with the label of a labelled answer, uint64 [D, 2].
+
+    Args:
+        hashes: of the content [D, 2].
+        bad: which are answers of the lesser label [D].
+    """
+    keys = hashes.copy()
+    keys[bad, 0] ^= _BAD_LABEL
     return keys
 
 
@@ -85,6 +90,22 @@ def with_control(
         return np.insert(ids, bounds[1:], tokenizer.end_id)
     places = np.repeat(bounds, 2)[1:-1]
     return np.insert(ids, places, np.tile([tokenizer.bos_id, tokenizer.end_id], len(bounds) - 1))
+
+
+def without_control(
+    ids: NDArray[np.generic], lengths: NDArray[np.int64], added: tuple[int, int]
+) -> tuple[NDArray[np.generic], NDArray[np.uint32]]:
+    """Documents' ids back to back without so many at the beginning and at the end of each, and their lengths."""
+    before, behind = added
+    if not before + behind:
+        return ids, lengths.astype(np.uint32)
+    stops = np.cumsum(lengths)
+    stays = np.ones(len(ids), bool)
+    for place in range(before):
+        stays[stops - lengths + place] = False
+    for place in range(behind):
+        stays[stops - 1 - place] = False
+    return ids[stays], (lengths - (before + behind)).astype(np.uint32)
 
 
 def gather(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
@@ -136,7 +157,8 @@ class UnitFiles:
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
-        for name in (ROWS_NAME, BAD_NAME, *map(tokens_name, SUBSETS)):
+        near = [BANDS_NAME] if dedup.mode == "near" else []
+        for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_name, SUBSETS)):
             with writing(folder):
                 self._open[name] = (folder / name).open("wb")
 
@@ -156,10 +178,13 @@ class UnitFiles:
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
         trained: NDArray[np.bool_] | None = None,
+        *,
+        added: tuple[int, int] = (0, 0),
     ) -> None:
         """Append documents: their tokens back to back, their rows and their subset codes.
 
-        ``trained`` says of each token whether it is trained; None: every one.
+        ``trained`` says of each token whether it is trained; None: every one. ``added``: how many
+        control tokens stand before and behind the text of each document.
         """
         stops = np.cumsum(rows["length"], dtype=np.int64)
         starts = stops - rows["length"]
@@ -181,9 +206,10 @@ class UnitFiles:
             self._last = int(rows["part"][-1]), int(rows["record"][-1])
             first = rows[fresh]
             numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
-            self._key(key_records(keys_of(first), numbers, first["part"].astype(np.uint32)))
+            keys = keys_of(first["hash"], first["side"] == BAD)
+            self._key(key_records(keys, numbers, first["part"].astype(np.uint32)))
             if self._dedup.mode == "near":
-                self._band(tokens, rows, fresh)
+                self._band(tokens, rows, fresh, added)
             self._rows += len(rows)
 
     def _band(
@@ -191,16 +217,21 @@ class UnitFiles:
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         fresh: NDArray[np.bool_],
+        added: tuple[int, int],
     ) -> None:
-        """Keep what says which documents are alike; of a record with several the first speaks for all."""
-        said = self._dedup
-        keys = band_keys(
-            tokens, rows["length"], bands=said.bands, rows=said.rows, shingle=said.shingle
-        )
-        keys[~fresh] = NO_KEY
+        """Keep what says which documents are alike; those of one record are looked at as one."""
+        count, depth = self._dedup.banding
+        first = np.flatnonzero(fresh)
+        keys = np.full((len(rows), count), NO_KEY)
+        if len(first):
+            lengths = np.add.reduceat(rows["length"], first, dtype=np.int64)
+            skipped = int(rows["length"][: first[0]].sum(dtype=np.int64))
+            ids, lengths = without_control(tokens[skipped:], lengths, added)
+            found = band_keys(ids, lengths, bands=count, rows=depth, shingle=self._dedup.shingle)
+            # Of one text with two labels neither is a copy of the other.
+            other = (rows["side"][first] == BAD)[:, None] & (found != NO_KEY)
+            keys[first] = np.where(other, np.maximum(found ^ _BAD_LABEL, 1), found)
         with writing(self._folder):
-            if BANDS_NAME not in self._open:
-                self._open[BANDS_NAME] = (self._folder / BANDS_NAME).open("wb")
             self._open[BANDS_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
     def _flag(self, subset: str, flags: NDArray[np.generic]) -> None:

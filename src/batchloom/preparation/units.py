@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
+
 from batchloom.core.files import printable
 from batchloom.core.fingerprint import fingerprint
 from batchloom.sources.parts import parts_of
@@ -82,3 +84,8 @@ def plan_units(
     if group:
         close()
     return units
+
+
+def source_hash(parts: Sequence[str]) -> str:
+    """The hash of a source from the hashes of its parts, all as 32 hex digits."""
+    return str(xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(part) for part in parts)))

@@ -90,7 +90,8 @@ class UnitKept(msgspec.Struct, frozen=True):
     """``kept.json``: what is left of a unit when duplicates are gone.
 
     ``smallest`` holds the few smallest distinct hashes of each subset, ``shards`` how many shards each
-    subset fills as the shares of the subsets say; ``dropped`` is the number of documents that went.
+    subset fills as the shares of the subsets say; ``dropped`` is the number of documents that went; ``moved``
+    whether some stand in another subset than the shares say, as older generations decided.
     """
 
     parts: list[Kept]
@@ -99,6 +100,7 @@ class UnitKept(msgspec.Struct, frozen=True):
     dropped: int
     smallest: dict[str, list[str]]
     shards: dict[str, int]
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ order, by anybody, and give the same documents.
 
 import re
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, BinaryIO, final
 
 from batchloom.sources.delimiters import delimiter_of
-from batchloom.sources.ordered import Cuts
+from batchloom.sources.ordered import Cuts, KnownCut
 from batchloom.sources.rules import Begin, Limits, ReadRules, Source, Way, in_order, way_of
 from batchloom.sources.streams import open_source
 
@@ -87,6 +88,11 @@ class RecordBounds:
         self._gap: tuple[str, int, int] = ("", 0, 0)
         self._starts: tuple[str, list[int]] = ("", [])
         self._cuts: Cuts | None = None
+        self._told: dict[tuple[str, int], Begin | None] = {}
+
+    def tell(self, cuts: Iterable[KnownCut]) -> None:
+        """Take cuts that somebody found, in place of those told before: no source is read for them."""
+        self._told = {(path, nominal): begin for path, nominal, begin in cuts}
 
     def at(self, source: Source, nominal: int) -> int:
         """The true bound for a nominal one; the source's size where no record begins after it."""
@@ -117,6 +123,8 @@ class RecordBounds:
         """
         if not 0 < nominal < source.size or not in_order(source, self._rules):
             return None
+        if (source.path, nominal) in self._told:
+            return self._told[source.path, nominal]
         if self._cuts is None or self._cuts.source != source:
             self._cuts = Cuts(source, self._rules)
         return self._cuts.at(nominal)

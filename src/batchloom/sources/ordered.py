@@ -12,6 +12,9 @@ from batchloom.sources.row_cuts import row_cut
 from batchloom.sources.rules import Begin, ReadRules, Source, way_of
 from batchloom.sources.separated import Header, header_of
 
+# The path of a source, a nominal place in it, and the cut there.
+KnownCut = tuple[str, int, Begin | None]
+
 
 @final
 class Cuts:

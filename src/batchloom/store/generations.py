@@ -25,6 +25,7 @@ from batchloom.core.files import because
 from batchloom.store.format import (
     GENERATIONS_NAME,
     MANIFEST_NAME,
+    PAGE_NAME,
     QUARANTINE_NAME,
     REPORT_NAME,
     SUBSETS,
@@ -49,7 +50,7 @@ from batchloom.store.writer import make_folder, sync_folder, write_file, writing
 
 # What the store itself writes beside its manifest; other files in its folder are nobody's business here.
 _OURS = {
-    "": re.compile(r"(quarantine\.\d{5,}\.jsonl|report\.\d{5,}\.json)(\.partial)?"),
+    "": re.compile(r"(quarantine\.\d{5,}\.jsonl|report\.\d{5,}\.(json|html))(\.partial)?"),
     GENERATIONS_NAME: re.compile(r"\d{5,}\.json(\.partial)?"),
     **dict.fromkeys(
         SUBSETS,
@@ -96,7 +97,8 @@ def extended(base: Manifest, added: Manifest) -> Manifest:
     """The manifest of ``base`` with the documents of a job behind its own, as the next generation.
 
     Args:
-        base: the newest generation.
+        base: the generation the job began on; a job that goes on after it was stopped gives the same one
+            again (``read_manifest(folder, number)``), also where this generation was made meanwhile.
         added: what the job's manifest would be if its documents were a store of their own: its
             sources, counts, shards, lengths and recipe. Its shards are numbered from
             :func:`next_shards` on, the parts in its ``.docs`` from :func:`next_part` on, and its lengths
@@ -174,7 +176,9 @@ def files_of(manifest: Manifest) -> set[str]:
 def sidecars_of(manifest: Manifest) -> set[str]:
     """What jobs leave beside: the report of each generation, and the quarantine of those that read inputs."""
     history = manifest.all_history
-    reports = {of_generation(REPORT_NAME, entry.number) for entry in history}
+    reports = {
+        of_generation(name, entry.number) for entry in history for name in (REPORT_NAME, PAGE_NAME)
+    }
     return reports | {
         of_generation(QUARANTINE_NAME, entry.number) for entry in history if entry.reads
     }
@@ -211,7 +215,8 @@ def add_generation(folder: Path, manifest: Manifest, *, staged: Path) -> None:
 
     Args:
         folder: the store.
-        manifest: as :func:`extended` gives it for the newest generation.
+        manifest: as :func:`extended` gives it for the newest generation; where that is this very one
+            already, nothing is left to do.
         staged: a folder on the same file system that holds the new files as the store will: shards and
             lengths by subset, ``quarantine.NNNNN.jsonl`` and ``report.NNNNN.json``. Files of other names
             stay where they are.

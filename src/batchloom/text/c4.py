@@ -138,7 +138,9 @@ def _clean(settings: C4, bad_word: Callable[[str], str | None], text: str) -> st
         if count < settings.min_sentences:
             asked = f"at least {settings.min_sentences:,}"
             return Drop(FEW_SENTENCES, f"{count:,} in {len(kept):,} lines, {asked}")
-    text = "\n".join(kept).strip()
+    left = "\n".join(kept).strip()
+    # The same object, where nothing changed.
+    text = text if left == text else left
     if settings.min_paragraphs:
         long = sum(len(line) >= settings.long_paragraph for line in text.split("\n"))
         if long < settings.min_paragraphs:

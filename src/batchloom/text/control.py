@@ -41,8 +41,9 @@ def make(settings: ControlSettings) -> Clean:
     def clean(text: str) -> str:
         if not _suspect(text):
             return text
-        text = _LINE_END.sub("\n", text)
-        return _ANY_JOINER.sub(joined, _ANY_GONE.sub("", text))
+        clean = _ANY_GONE.sub("", _LINE_END.sub("\n", text))
+        clean = _ANY_JOINER.sub(joined, clean)
+        return text if clean == text else clean
 
     return clean
 

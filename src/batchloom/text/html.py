@@ -17,6 +17,8 @@ _BEGINS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _ANYWHERE = re.compile(rf"<(?:!doctype\s+html|/?(?:{_BLOCKS})(?:\s[^<>]*+)?/?>)", re.IGNORECASE)
+# Of what has neither, the heuristics would leave out lists: so near to the root they are menus.
+_PAGE = re.compile(r"<(?:!doctype|html|body)[\s>]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +28,8 @@ class HtmlSettings:
     Attributes:
         when: ``begins``: a text is HTML when it begins with a tag of HTML; ``anywhere``: when it
             holds one.
-        main: whether menus, footers and the like are left out; where nothing else is there, they
-            stay.
+        main: whether menus, footers and the like of a page are left out; where nothing else is
+            there, they stay. What has no ``<html>`` or ``<body>`` is part of a page and taken whole.
         links: whether the targets of links are written behind them.
         most_depth: how deeply elements may be nested; deeper pages are dropped.
     """
@@ -65,8 +67,9 @@ def make(settings: HtmlSettings) -> Clean:
         if drop is not None:
             return drop
         page = text if text.isascii() else text.encode("utf-8", "replace").decode()
-        found = extracted(page, main=settings.main)
-        if settings.main and not found.strip():
+        main = settings.main and _PAGE.search(text) is not None
+        found = extracted(page, main=main)
+        if main and not found.strip():
             found = extracted(page, main=False)
         return found.strip("\n")
 

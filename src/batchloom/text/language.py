@@ -8,13 +8,23 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.errors import MissingDependencyError
-from batchloom.core.spec import raise_problems, set_wholes, shown
+from batchloom.core.spec import nearest, raise_problems, set_wholes, shown
 from batchloom.text.steps import Drop
 
 # What a text without letters is: the model would say English, with the probability 0.12.
 NONE = "none"
 _LABEL = "__label__"
-_ALL = 176
+# The languages of lid.176, by the codes of its labels (fasttext.cc/docs/en/language-identification).
+_KNOWN = """
+af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce
+ceb ckb co cs cv cy da de diq dsb dty dv el eml en eo es et eu fa fi fr frr fy ga gd gl
+gn gom gu gv he hi hif hr hsb ht hu hy ia id ie ilo io is it ja jbo jv ka kk km kn ko
+krc ku kv kw ky la lb lez li lmo lo lrc lt lv mai mg mhr min mk ml mn mr mrj ms mt mwl
+my myv mzn nah nap nds ne new nl nn no oc or os pa pam pfl pl pms pnb ps pt qu rm ro ru
+rue sa sah sc scn sco sd sh si sk sl so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk
+ur uz vec vep vi vls vo wa war wuu xal xmf yi yo yue zh
+"""
+LANGUAGES = frozenset(_KNOWN.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +48,9 @@ class LanguageSettings:
         if not 0 <= self.least <= 1:
             problems.append(f"least: {self.least} is no probability, from 0 to 1")
         problems += [
-            f"keep: {shown(code)} is no code of a language, such as 'en' or 'ceb'"
+            f"keep: {shown(code)} is no language of the model{nearest(code, LANGUAGES)}"
             for code in self.keep
-            if not (code.isascii() and code.isalpha() and code.islower() and len(code) in (2, 3))
+            if code not in LANGUAGES
         ]
         raise_problems(problems)
 
@@ -54,13 +64,11 @@ class Language:
     def __init__(self, settings: LanguageSettings) -> None:
         self._settings = settings
         self._found: list[str] = []
-        unknown = [code for code in settings.keep if code not in languages()]
-        raise_problems([f"keep: the model knows no language {code!r}" for code in unknown])
 
     def __call__(self, text: str) -> str | Drop:
         """The text, or a drop where its language is not asked for."""
         wanted, least = self._settings.keep, self._settings.least
-        told = _predict(text[: self._settings.characters], _ALL if wanted else 1)
+        told = _predict(text[: self._settings.characters], len(LANGUAGES) if wanted else 1)
         if not told:
             self._found.append(NONE)
             return Drop("language: no letters", "no text to tell a language by")
@@ -99,11 +107,6 @@ def language_of(text: str, *, characters: int = 10_000) -> tuple[str, float]:
     return told[0] if told else (NONE, 0.0)
 
 
-def languages() -> frozenset[str]:
-    """The codes of all languages that the model knows."""
-    return frozenset(code for code, _ in _predict("a", _ALL))
-
-
 def _predict(text: str, number: int) -> list[tuple[str, float]]:
     """The most likely languages, best first; nothing for a text that has no letter."""
     words = " ".join(text.split())
@@ -112,7 +115,8 @@ def _predict(text: str, number: int) -> list[tuple[str, float]]:
     if not words.isascii():  # the model takes UTF-8, in which a lone surrogate cannot be written
         words = words.encode("utf-8", "replace").decode()
     told = _model()(f"{words}\n", number, 0.0, "strict")
-    return [(label.removeprefix(_LABEL), min(1.0, float(p))) for p, label in told]
+    # Rounded, as machines may differ in the last places of what the model adds up.
+    return [(label.removeprefix(_LABEL), round(min(1.0, float(p)), 4)) for p, label in told]
 
 
 @lru_cache(maxsize=1)

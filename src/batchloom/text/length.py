@@ -28,7 +28,8 @@ class LengthSettings:
 
     def __post_init__(self) -> None:
         names = ("least_words", "most_words", "least_characters", "most_characters")
-        problems = set_wholes(self, dict.fromkeys(names, (0, _MOST)))
+        said = [name for name in names if getattr(self, name) is not None]
+        problems = set_wholes(self, dict.fromkeys(said, (0, _MOST)))
         if not problems:
             problems = [*self._crossed("words"), *self._crossed("characters")]
         raise_problems(problems)

@@ -19,8 +19,8 @@ U64 = npt.NDArray[np.uint64]
 _PIECE = 1 << 18
 _SPACE = re.compile(r"\s")
 # Tables above these sizes are begun anew: some tens of MiB.
-_MOST_PIECES = 1 << 16
-_MOST_WORDS = 1 << 16
+_MOST_PIECES = 1 << 17
+_MOST_WORDS = 1 << 17
 _KEPT_LENGTH = 64
 
 _MASK = (1 << 64) - 1

@@ -2,8 +2,9 @@
 
 The file is a header of 64 bytes (``BLOVERLP``, u32 version 1, u32 length of the JSON that follows
 it, zeros), that JSON, padded to 64 bytes, and four arrays, little-endian, each padded to 64 bytes:
-hashes u64, records u32, sets u16, and a bit set whose size is a power of two. In it stand the
-beginnings of the n-grams, ``probe`` words each: the bit is set that their hash's first bits count.
+hashes u64, records u32, sets u16, the sorted hashes of the beginnings of the n-grams (``probe`` words
+each) u64, and a bit set whose size is a power of two, where the bits that their first bits count
+are set.
 """
 
 import json
@@ -23,7 +24,7 @@ from batchloom.text.ngrams import Grams, Places, word_hashes
 MOST_SETS = 1 << 16
 
 _MAGIC, _VERSION, _ALIGN = b"BLOVERLP", 1, 64
-_TYPES = ("<u8", "<u4", "<u2", "u1")
+_TYPES = ("<u8", "<u4", "<u2", "<u8", "u1")
 # Of the beginnings that no set has, one in 32 finds its bit set and is looked for.
 _BITS_A_BEGINNING = 32
 # Records whose n-grams are gathered before they are sorted into the others.
@@ -42,6 +43,7 @@ class Overlap:
         hashes: sorted, each once, uint64.
         records: the first record that holds each, 0-based, in the first set that does.
         sets: the number of that set.
+        beginnings: hashes of the first ``probe`` words, sorted, each once, uint64.
         bits: which first bits of beginnings occur, uint8, eight a byte.
         fingerprint: of all the above, 32 hexadecimal digits.
     """
@@ -52,6 +54,7 @@ class Overlap:
     hashes: U64
     records: npt.NDArray[np.uint32]
     sets: npt.NDArray[np.uint16]
+    beginnings: U64
     bits: npt.NDArray[np.uint8]
     fingerprint: str
 
@@ -66,25 +69,23 @@ class Overlap:
         """
         grams = Grams(words)
         at, best = self._begun(grams), None
+        if not len(at):
+            return None
         for n in reversed(self.lengths):
             fit = at[at <= len(words) - n]
-            entries = self._entries(grams.numbers(n, fit))
+            entries = _entry(self.hashes, grams.numbers(n, fit))
             hits = np.flatnonzero(entries >= 0)
             if len(hits) and (best is None or fit[hits[0]] < best[0]):
                 best = (int(fit[hits[0]]), n, int(entries[hits[0]]))
         return best
 
     def _begun(self, grams: Grams) -> Places:
-        """Where what may be a beginning stands."""
-        at = grams.places(self.probe)
-        places = grams.numbers(self.probe, at) >> np.uint64(64 - _log2(self.bits))
+        """Where beginnings stand."""
+        numbers = grams.numbers(self.probe, grams.places(self.probe))
+        places = numbers >> np.uint64(64 - _log2(self.bits))
         found = self.bits[places >> np.uint64(3)] >> (places & np.uint64(7)).astype(np.uint8)
-        return np.flatnonzero(found & 1)
-
-    def _entries(self, numbers: U64) -> Places:
-        """The entry of each number, -1 where it has none."""
-        entries = np.minimum(np.searchsorted(self.hashes, numbers), len(self.hashes) - 1)
-        return np.where(self.hashes[entries] == numbers, entries, -1)
+        at = np.flatnonzero(found & 1)
+        return at[_entry(self.beginnings, numbers[at]) >= 0] if len(at) else at
 
     def pieces(self) -> Iterator[bytes]:
         """The bytes of its file."""
@@ -93,6 +94,7 @@ class Overlap:
             "probe": self.probe,
             "lengths": self.lengths,
             "hashes": len(self.hashes),
+            "beginnings": len(self.beginnings),
             "bits": len(self.bits) * 8,
             "fingerprint": self.fingerprint,
         }
@@ -103,7 +105,7 @@ class Overlap:
             yield _padded(np.ascontiguousarray(array, kind).tobytes())
 
     def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.hashes, self.records, self.sets, self.bits
+        return self.hashes, self.records, self.sets, self.beginnings, self.bits
 
 
 def build_index(
@@ -182,7 +184,7 @@ def _indexed(
     digest = xxhash.xxh3_128(json.dumps([names, probe, lengths]).encode())
     for array, kind in zip(entries[:3], _TYPES, strict=False):
         digest.update(np.ascontiguousarray(array, kind).tobytes())
-    return Overlap(names, probe, lengths, every, records, sets, packed, digest.hexdigest())
+    return Overlap(names, probe, lengths, every, records, sets, probes, packed, digest.hexdigest())
 
 
 def load_index(path: str) -> Overlap:
@@ -200,7 +202,7 @@ def load_index(path: str) -> Overlap:
             file.seek(0, 2)
             whole = file.tell()
         at, arrays = _ALIGN + _up(size), []
-        counts = (told["hashes"], told["hashes"], told["hashes"], told["bits"] // 8)
+        counts = (told["hashes"],) * 3 + (told["beginnings"], told["bits"] // 8)
         for kind, count in zip(_TYPES, counts, strict=True):
             bytes_ = count * np.dtype(kind).itemsize
             if at + bytes_ > whole:
@@ -213,15 +215,22 @@ def load_index(path: str) -> Overlap:
         raise InputError(f"{path} is no index of evaluation sets: {error}") from error
     except OSError as error:
         raise InputError(f"The index of evaluation sets cannot be read: {error}") from error
-    hashes_, records, sets, bits = arrays
     names, lengths = tuple(told["names"]), tuple(told["lengths"])
-    return Overlap(names, told["probe"], lengths, hashes_, records, sets, bits, told["fingerprint"])
+    every, records, sets, beginnings, bits = arrays
+    probe, fingerprint = told["probe"], told["fingerprint"]
+    return Overlap(names, probe, lengths, every, records, sets, beginnings, bits, fingerprint)
 
 
 def _mapped(path: str, kind: str, at: int, count: int) -> npt.NDArray[Any]:
     if not count:
         return np.zeros(0, kind)
     return np.asarray(np.memmap(path, kind, "r", at, (count,)))
+
+
+def _entry(ordered: U64, numbers: U64) -> Places:
+    """Where each number stands in sorted ones, of which there are some; -1 where it does not."""
+    entries = np.minimum(np.searchsorted(ordered, numbers), len(ordered) - 1)
+    return np.where(ordered[entries] == numbers, entries, -1)
 
 
 def _log2(bits: npt.NDArray[np.uint8]) -> int:

@@ -159,7 +159,7 @@ def _ipv4(text: str) -> Iterator[tuple[int, int]]:
 
 
 # Global unicast addresses begin with 2 or 3 (RFC 4291), which tells them from C++ names.
-_GROUPS = re.compile(r":(?<=[23][0-9A-Fa-f]{3}:)[0-9A-Fa-f:]++(?!\w)")
+_GROUPS = re.compile(r":(?<=[23][0-9A-Fa-f]{3}:)[0-9A-Fa-f:]++(?!\w|\.\w)")
 
 
 def _ipv6(text: str) -> Iterator[tuple[int, int]]:

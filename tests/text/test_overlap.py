@@ -1,0 +1,182 @@
+"""Decontamination: which documents share words with an evaluation set, and with which record."""
+
+import json
+import pickle
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchloom.core.errors import InputError, RecordError, SettingsError
+from batchloom.core.spec import from_plain, to_plain
+from batchloom.preparation.evaluation_sets import files_identity, index_of, records_of, with_index
+from batchloom.text import overlap
+from batchloom.text.ngrams import normal_words
+from batchloom.text.overlap import Decontaminate, against
+from batchloom.text.overlap_index import build_index, load_index
+from batchloom.text.steps import CleanStep, Drop
+from text.quality_texts import names
+
+QUESTION = "A train leaves the station at noon and travels sixty miles an hour toward the old city"
+SHORT = "How many legs has a spider with two shoes?"
+
+
+def step(**sets):
+    return against(build_index({name: [(text,) for text in texts] for name, texts in sets.items()}))
+
+
+def test_thirteen_words_in_a_row_are_an_overlap():
+    clean = step(trains=["Nothing of it.  But " * 5, QUESTION])
+    words = QUESTION.split()
+    assert clean(" ".join(["so", *words[2:14], "it", "went"])) == " ".join(
+        ["so", *words[2:14], "it", "went"]
+    )
+    found = clean(" ".join(["so", *words[2:15], "it", "went"]))
+    assert found == Drop(
+        "decontaminate: shares words with trains",
+        f"record 2 of trains: {' '.join(words[2:15])!r}",
+    )
+
+
+def test_case_punctuation_and_layout_do_not_hide_an_overlap():
+    clean = step(trains=[QUESTION])
+    hidden = QUESTION.upper().replace(" ", " -- \n“").replace("TRAIN", "*train*,")
+    assert isinstance(clean(f"<p>{hidden}</p>"), Drop)
+
+
+def test_short_fields_are_looked_for_as_a_whole():
+    clean = step(legs=[SHORT], few=["What is two and two", QUESTION])
+    assert isinstance(clean(f"Q: {SHORT} A: ..."), Drop)
+    assert clean("How many legs has a spider with two hats?")[:3] == "How"
+    assert clean("What is two and two?") == "What is two and two?"
+
+
+def test_fields_of_a_record_stand_one_after_the_other():
+    asked, answered = "What colour has the sky?", "It is blue in the day, all day."
+    clean = against(build_index({"quiz": [(asked, answered)]}))
+    assert isinstance(clean(f"Quiz! {asked} {answered} Well."), Drop)
+    assert isinstance(clean(f"Quiz! {answered}"), Drop)
+    assert clean(f"Quiz! {asked} {asked}") == f"Quiz! {asked} {asked}"
+
+
+def test_the_first_overlap_and_the_first_set_are_told():
+    twice = against(build_index({"a": [(QUESTION,)], "b": [(QUESTION,), (SHORT,)]}))
+    assert twice(QUESTION).reason == "decontaminate: shares words with a"
+    assert twice(f"{SHORT} {QUESTION}").detail.startswith("record 2 of b")
+
+
+def test_an_overlap_far_into_a_large_text():
+    clean = step(trains=[QUESTION])
+    filler = " ".join(names(90_000))
+    text = " ".join([filler] * 3)
+    assert clean(text) == text
+    # Wherever the text is cut to be read, an overlap across the cut is found.
+    for at in range((1 << 20) - 100, (1 << 20) + 20, 9):
+        head = text[:at].rsplit(" ", 1)[0]
+        found = clean(f"{head} {QUESTION} {filler}")
+        assert found.detail == f"record 1 of trains: {' '.join(normal_words(QUESTION)[:13])!r}"
+
+
+@given(
+    st.lists(st.sampled_from("abcd"), max_size=60),
+    st.lists(st.sampled_from("abcd"), min_size=2, max_size=30),
+    st.integers(1, 6),
+    st.integers(1, 6),
+)
+def test_overlaps_are_those_of_a_plain_search(document, record, words, least):
+    if len(record) < min(words, least):
+        return
+    clean = against(build_index({"s": [(" ".join(record),)]}, words=words, min_words=least))
+    size = min(words, len(record))
+    grams = {tuple(record[i : i + size]) for i in range(len(record) - size + 1)}
+    shared = any(tuple(document[i : i + size]) in grams for i in range(len(document) - size + 1))
+    assert isinstance(clean(" ".join(document)), Drop) == shared
+
+
+@given(st.text(max_size=200))
+def test_any_text_gives_itself_or_a_drop(text):
+    assert step(trains=[QUESTION])(text) == text
+    assert normal_words(text) == normal_words(" ".join(normal_words(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Don\u2019t STOP_me, now", "don t stop me now"),
+        ("Cafe\u0301 CAFÉ", "café café"),
+        ("東京タワー2024年", "東 京 タ ワ ー 2024 年"),
+        ("हिन्दी भाषा", "हिन्दी भाषा"),
+        ("1,000.5 x=y≠z", "1 000 5 x y z"),
+    ],
+)
+def test_normal_words(text, found):
+    assert " ".join(normal_words(text)) == found
+
+
+def test_an_index_is_a_file_that_workers_map(tmp_path):
+    rows = [{"question": QUESTION, "choices": ["red", "blue"], "answer": 1}, {"question": SHORT}]
+    (tmp_path / "quiz.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "lines.txt").write_text(f"short\n{' '.join(names(20))}\n")
+    settings = Decontaminate(
+        sets={"quiz": str(tmp_path / "quiz.jsonl"), "lines": str(tmp_path / "lines.txt")}
+    )
+    assert list(records_of(settings.sets["quiz"])) == [(QUESTION, "red", "blue"), (SHORT,)]
+    ready = with_index(settings, tmp_path)
+    assert with_index(settings, tmp_path) == ready
+    assert from_plain(Decontaminate, to_plain(ready)) == ready
+    clean = pickle.loads(pickle.dumps(overlap.make(ready)))
+    assert clean(f"- {SHORT}").detail.startswith("record 2 of quiz")
+    assert clean(" ".join(names(14))).reason in overlap.reasons(settings)
+    assert clean("nothing of it") == "nothing of it"
+    assert load_index(ready.index).fingerprint == index_of(settings).fingerprint
+    step = CleanStep("decontaminate", {"sets": settings.sets})
+    before = files_identity([step])
+    (tmp_path / "lines.txt").write_text(f"short\n{' '.join(names(21))}\n")
+    assert files_identity([step]) != before
+    assert with_index(settings, tmp_path).index != ready.index
+
+
+def test_golden_bytes():
+    index = build_index({"s": [("one two three four five six seven eight",)]})
+    raw = b"".join(index.pieces())
+    assert index.fingerprint == "d464bbd4e59f3f10d1e31630fb85c75b"
+    assert raw[:16] == b"BLOVERLP\x01\x00\x00\x00" + raw[12:16]
+    assert len(raw) % 64 == 0
+
+
+@pytest.mark.parametrize("cut", [0, 10, 64, 100, 400])
+def test_a_file_that_is_no_index(tmp_path, cut):
+    path = tmp_path / "x.index"
+    path.write_bytes(b"".join(build_index({"s": [(QUESTION,)]}).pieces())[:cut])
+    with pytest.raises(InputError, match="index"):
+        load_index(str(path))
+    with pytest.raises(InputError, match="cannot be read"):
+        load_index(str(tmp_path / "absent"))
+
+
+def test_what_cannot_be_looked_for(tmp_path):
+    with pytest.raises(InputError, match="'s' holds no text of 8 words or more"):
+        build_index({"s": [("too short",)]})
+    with pytest.raises(SettingsError, match="names no evaluation set"):
+        Decontaminate()
+    with pytest.raises(SettingsError, match="words: 0 is not a whole number"):
+        Decontaminate(sets={"a": "b"}, words=0)
+    with pytest.raises(InputError, match="there is no index"):
+        overlap.make(Decontaminate(sets={"a": "b"}))
+    (tmp_path / "bad.jsonl").write_text('{"q": "x"}\n{broken\n')
+    with pytest.raises(RecordError, match="line 2 in bad.jsonl"):
+        list(records_of(str(tmp_path / "bad.jsonl")))
+
+
+@pytest.mark.parametrize(
+    "part", ["a ", "x", "語", "\u0301", "a\u0301", "\n", "…", QUESTION[:60] + " "]
+)
+def test_time_grows_with_length_alone(part):
+    clean = step(trains=[QUESTION], letters=["a " * 20])
+    seconds = []
+    for size in (50_000, 400_000):
+        begin = time.process_time()
+        clean((part * size)[:size])
+        seconds.append(time.process_time() - begin)
+    assert seconds[1] < 24 * max(seconds[0], 0.02)

@@ -1,0 +1,171 @@
+"""The published quality rules agree with datatrove's own filters, on real documents and at each limit."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from batchloom.text import c4
+from batchloom.text.c4 import C4
+from batchloom.text.steps import Drop
+from batchloom.text.words import english, words
+from oracles import datatrove
+from text.quality_texts import EDGES, STEPS
+from text.test_quality_rules import TEXTS
+
+# Reasons by datatrove's names.
+REASONS = {
+    "lorem_ipsum": "c4: lorem ipsum",
+    "curly_bracket": "c4: curly bracket",
+    "too_few_sentences": "c4: too few sentences",
+    "< 3 paragraphs": "c4: too few long paragraphs",
+    "gopher_short_doc": "gopher: too few words",
+    "gopher_long_doc": "gopher: too many words",
+    "gopher_below_avg_threshold": "gopher: words too short",
+    "gopher_above_avg_threshold": "gopher: words too long",
+    "gopher_too_many_hashes": "gopher: too many hash signs",
+    "gopher_too_many_ellipsis": "gopher: too many ellipses",
+    "gopher_too_many_bullets": "gopher: too many lines begin with a bullet",
+    "gopher_too_many_end_ellipsis": "gopher: too many lines end with an ellipsis",
+    "gopher_below_alpha_threshold": "gopher: too few words with a letter",
+    "gopher_enough_stop_words": "gopher: too few stop words",
+    "dup_para_frac": "repetition: duplicate paragraphs",
+    "dup_para_char_frac": "repetition: characters in duplicate paragraphs",
+    "dup_line_frac": "repetition: duplicate lines",
+    "dup_line_char_frac": "repetition: characters in duplicate lines",
+    **{f"top_{n}_gram": f"repetition: most frequent {n}-gram" for n in (2, 3, 4)},
+    **{f"duplicated_{n}_n_grams": f"repetition: duplicate {n}-grams" for n in range(5, 11)},
+    "line_punct_ratio": "fineweb: too few lines end with punctuation",
+    "short_line_ratio": "fineweb: too many short lines",
+    "char_dup_ratio": "fineweb: too many characters in duplicate lines",
+    "list_ratio": "fineweb: too many newlines",
+}
+FILTERS = {
+    "c4": "C4QualityFilter",
+    "gopher": "GopherQualityFilter",
+    "repetition": "GopherRepetitionFilter",
+    "fineweb": "FineWebQualityFilter",
+}
+
+
+@pytest.fixture(scope="module")
+def filters():
+    module = datatrove("pipeline.filters")
+    return {step: getattr(module, name)() for step, name in FILTERS.items()}
+
+
+def theirs(filters, step: str, text: str) -> tuple[str, str]:
+    """The text that stays and an empty reason, or no text and the reason."""
+    document = datatrove("data").Document(text=text, id="0")
+    verdict = filters[step].filter(document)
+    if isinstance(verdict, tuple):
+        return "", REASONS.get(verdict[1], f"{step}: {verdict[1]}")
+    return document.text, ""
+
+
+def ours(step: str, text: str) -> tuple[str, str]:
+    verdict = STEPS[step](text)
+    return ("", verdict.reason) if isinstance(verdict, Drop) else (verdict, "")
+
+
+def documents() -> list[str]:
+    """Python's own documentation and sources; where there are real inputs, web pages and answers."""
+    from pydoc_data.topics import topics
+
+    found = [str(topics[name]) for name in sorted(topics)]
+    library = Path(os.__file__).parent
+    found += [path.read_text(encoding="utf-8")[:6000] for path in sorted(library.glob("[a-h]*.py"))]
+    folder = Path(os.environ.get("BATCHLOOM_REAL_DATA", "/nonexistent"))
+    if folder.is_dir():
+        import json
+
+        lines = (folder / "c4_demo.jsonl").read_text(encoding="utf-8").splitlines()
+        found += [json.loads(line)["text"] for line in lines]
+        found += [row["output"] for row in json.loads((folder / "alpaca_en_demo.json").read_text())]
+    # Prose as the rules know it: without the line breaks of a terminal.
+    return found + [text.replace("\n   ", " ") for text in found[:60]]
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return documents()
+
+
+@pytest.mark.parametrize("step", FILTERS)
+def test_verdicts_and_reasons_are_datatroves_on_real_documents(filters, corpus, step):
+    found = [ours(step, text) for text in corpus]
+    assert found == [theirs(filters, step, text) for text in corpus]
+    assert len({reason for _, reason in found}) > 2
+
+
+@pytest.mark.parametrize(("step", "inside", "outside", "why"), EDGES, ids=[e[3] for e in EDGES])
+def test_limits_are_datatroves(filters, step, inside, outside, why):
+    assert ours(step, inside) == theirs(filters, step, inside)
+    assert theirs(filters, step, outside) == ("", why)
+
+
+def test_words_are_spacys(corpus):
+    split = datatrove("utils.text").split_into_words
+    for text in corpus:
+        assert list(words(text)) == split(text)
+
+
+def test_tables_are_spacys_and_datatroves():
+    text = datatrove("utils.text")
+    import spacy
+    from spacy.symbols import ORTH
+
+    model, tables = spacy.blank("en"), english()
+    for kind in ("prefixes", "suffixes", "infixes"):
+        assert tables[kind] == [one for one in getattr(model.Defaults, kind) if one.strip()]
+    special = {entry.replace(" ", ""): entry.split() for entry in tables["special"]}
+    for piece, parts in model.tokenizer.rules.items():
+        if not any(map(str.isspace, piece)):
+            assert special.pop(piece) == [part[ORTH] for part in parts]
+    assert not special
+    assert set(tables["sentence_ends"]) == set(model.add_pipe("sentencizer").punct_chars)
+    assert set(tables["terminal_punctuation"]) == text.TERMINAL_PUNCTUATION
+    assert set(tables["punctuation"]) == text.PUNCTUATION_SET
+
+
+def defined(step: str, text: str) -> bool:
+    """Whether datatrove's filter has a verdict: its words may be none, and it divides by them."""
+    return bool(text.strip()) and "IS_ALPHA" not in text
+
+
+@pytest.mark.parametrize("step", ["c4", "repetition", "fineweb"])
+@settings(max_examples=60, deadline=None)
+@given(text=TEXTS.filter(lambda text: "\ud800" not in text))
+def test_any_text_has_datatroves_verdict(step, text):
+    filters = {step: getattr(datatrove("pipeline.filters"), FILTERS[step])()}
+    if defined(step, text):
+        assert ours(step, text) == theirs(filters, step, text)
+
+
+def test_paragraphs_and_bad_words_are_datatroves(corpus, tmp_path, monkeypatch):
+    module = datatrove("pipeline.filters.c4_filters")
+    listed = tmp_path / "words.txt"
+    listed.write_text("attribute\nreturn value\nc++\nwell\n")
+    monkeypatch.setattr(module, "cached_asset_path_or_download", lambda *a, **k: str(listed))
+    chain = [module.C4QualityFilter(), module.C4ParagraphFilter(), module.C4BadWordsFilter(seed=0)]
+    step = c4.make(C4(min_paragraphs=3, bad_words=str(listed)))
+    reasons = set()
+    for text in [
+        *corpus,
+        *(
+            "\n".join(["Now " + "word " * 50 + "end."] * 5 + [f"It is {w} x."])
+            for w in ("C++", "wells", "well,")
+        ),
+    ]:
+        document = datatrove("data").Document(text=text, id="0")
+        verdicts = (one.filter(document) for one in chain)
+        failed = next((verdict for verdict in verdicts if verdict is not True), None)
+        verdict = step(text)
+        if failed is None:
+            assert verdict == document.text
+        else:
+            why = failed[1] if isinstance(failed, tuple) else "document_removed_with_badwords"
+            assert verdict.reason == REASONS.get(why, "c4: bad word")
+        reasons.add(getattr(verdict, "reason", ""))
+    assert {"c4: bad word", "c4: too few long paragraphs", ""} <= reasons

@@ -1,0 +1,201 @@
+"""The rules of C4, Gopher and FineWeb: what stays, what goes, and for which reason."""
+
+import pickle
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.spec import from_plain, to_plain
+from batchloom.text import c4, fineweb, gopher, repetition
+from batchloom.text.c4 import C4
+from batchloom.text.fineweb import FineWeb
+from batchloom.text.gopher import Gopher
+from batchloom.text.repetition import Repetition
+from batchloom.text.steps import Drop
+from text.quality_texts import EDGES, FIVE, SENTENCE, STEPS, gopher_text
+
+REASONS = {
+    "c4": c4.REASONS,
+    "gopher": gopher.REASONS,
+    "repetition": repetition.reasons(Repetition()),
+    "fineweb": fineweb.REASONS,
+}
+
+
+def reason(verdict: str | Drop) -> str:
+    return verdict.reason if isinstance(verdict, Drop) else ""
+
+
+@pytest.mark.parametrize(("step", "inside", "outside", "why"), EDGES, ids=[e[3] for e in EDGES])
+def test_a_limit_is_where_it_is_published(step, inside, outside, why):
+    assert reason(STEPS[step](inside)) != why
+    assert reason(STEPS[step](outside)) == why
+    assert why in REASONS[step]
+    assert STEPS[step](outside).detail
+
+
+def test_the_details_hold_the_figures():
+    assert STEPS["gopher"](gopher_text(49)) == Drop(
+        "gopher: too few words", "49 words, at least 50"
+    )
+    assert STEPS["repetition"](" ".join(["same thing"] * 9)) == Drop(
+        "repetition: most frequent 2-gram",
+        "'same thing' 9 times, 91.8% of 98 characters, at most 20%",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("Too few.", None),
+        ("These are three.", "These are three."),
+        ("  With space around it.  ", "With space around it."),
+        ("No mark at the end", None),
+        ("It goes on and on...", None),
+        ("Enable JavaScript in your browser.", None),
+        ("Read our Privacy Policy before you go on.", None),
+        ("As is known[1] it holds[citation needed].", "As is known it holds."),
+        (f"Here is {'x' * 1000} too.", f"Here is {'x' * 1000} too."),
+        (f"Here is {'x' * 1001} too.", None),
+    ],
+)
+def test_c4_keeps_lines_that_look_like_sentences(line, kept):
+    found = STEPS["c4"](f"{FIVE}\n{line}")
+    assert found == (FIVE if kept is None else f"{FIVE}\n{kept}")
+
+
+def test_c4_counts_sentences_of_what_is_left():
+    assert STEPS["c4"](" ".join([SENTENCE] * 5)) == " ".join([SENTENCE] * 5)
+    left = STEPS["c4"](f"{SENTENCE}\n{SENTENCE}\nmenu\nhome")
+    assert left == Drop("c4: too few sentences", "2 in 2 lines, at least 5")
+
+
+def test_the_rules_of_c4_that_are_off(tmp_path):
+    text = "\n".join([f"{'word ' * 50}end."] * 2 + [SENTENCE] * 5)
+    assert STEPS["c4"](text) == text
+    asked = c4.make(C4(min_paragraphs=3))
+    assert reason(asked(text)) == "c4: too few long paragraphs"
+    assert reason(asked(f"{text}\n{'word ' * 50}end.")) == ""
+    words = tmp_path / "bad.txt"
+    words.write_text("gadzooks\nzounds a lot\n\n", encoding="utf-8")
+    asked = c4.make(C4(bad_words=str(words)))
+    assert asked(f"{FIVE}\nHe said zounds and gadzook.") == f"{FIVE}\nHe said zounds and gadzook."
+    for bad in ("Gadzooks, he said that.", "It was zounds a lot."):
+        assert reason(asked(f"{FIVE}\n{bad}")) == "c4: bad word"
+
+
+def test_a_list_of_bad_words_that_is_none(tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(InputError, match="holds no word; give one a line"):
+        c4.make(C4(bad_words=str(tmp_path / "empty.txt")))
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(InputError, match="save it as UTF-8"):
+        c4.make(C4(bad_words=str(tmp_path / "latin.txt")))
+    with pytest.raises(FileNotFoundError):
+        c4.make(C4(bad_words=str(tmp_path / "absent.txt")))
+
+
+def test_limits_that_are_none_are_off():
+    off = Gopher(**dict.fromkeys([name for name in to_plain(Gopher()) if name != "stop_words"]))
+    assert gopher.make(off)("# ... 7") == "# ... 7"
+    assert gopher.make(off)("") == ""
+    none = Repetition(
+        max_duplicate_paragraphs=None,
+        max_duplicate_paragraph_characters=None,
+        max_duplicate_lines=None,
+        max_duplicate_line_characters=None,
+        top_ngrams=(),
+        duplicate_ngrams=(),
+    )
+    assert repetition.make(none)("a a\na a\na a") == "a a\na a\na a"
+    loose = FineWeb(
+        min_ended_lines=None, max_short_lines=None, max_duplicate_characters=None, max_newlines=None
+    )
+    assert fineweb.make(loose)("a\na") == "a\na"
+    spared = FineWeb(spare_unended=True, max_short_lines=None)
+    assert fineweb.make(spared)("a b c d\n e f g h") == "a b c d\n e f g h"
+
+
+@pytest.mark.parametrize(
+    "settings", [C4(), Gopher(), Repetition(), FineWeb()], ids=lambda s: type(s).__name__
+)
+def test_settings_are_plain_values_and_steps_are_portable(settings):
+    assert from_plain(type(settings), to_plain(settings)) == settings
+    make = {C4: c4, Gopher: gopher, Repetition: repetition, FineWeb: fineweb}[type(settings)].make
+    step = pickle.loads(pickle.dumps(make(settings)))
+    assert step(FIVE) == make(settings)(FIVE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "told"),
+    [
+        (Gopher, {"min_words": -1}, "min_words: -1 is not a whole number from 0 on"),
+        (Gopher, {"max_bullet_lines": 1.5}, "max_bullet_lines: 1.5 is not a number from 0 to 1"),
+        (Gopher, {"stop_words": ("",)}, "stop_words: .* is not a list of words"),
+        (Repetition, {"top_ngrams": ((0, 0.1),)}, "top_ngrams: .* is not a list of"),
+        (Repetition, {"duplicate_ngrams": ((5, 2),)}, "duplicate_ngrams: .* is not a list of"),
+        (FineWeb, {"short_line": None}, "short_line: None is not a whole number"),
+        (FineWeb, {"max_newlines": float("nan")}, "max_newlines: nan is not a finite number"),
+        (FineWeb, {"spare_unended": 1}, "spare_unended: 1 is neither True nor False"),
+        (C4, {"bad_words": ""}, "bad_words: '' is not the path of a list"),
+    ],
+)
+def test_settings_that_cannot_be(settings, values, told):
+    with pytest.raises(SettingsError, match=told):
+        settings(**values)
+
+
+PARTS = st.sampled_from(
+    [
+        *("the", "and", " ", "\n", "\n\n", ".", "...", "…", "#", "•", "-", "don't", "U.S.", "{"),
+        *("7", ":-)", "word", "Ω", "語", "\x00", "\u2028", "\ud800", "http://a.b/c", "[1]", '"'),
+        *("\t", "x" * 70),
+    ]
+)
+TEXTS = st.one_of(st.text(max_size=200), st.lists(PARTS, max_size=120).map("".join))
+
+
+@pytest.mark.parametrize("step", STEPS)
+@given(text=TEXTS)
+def test_any_text_gives_a_text_or_a_drop_and_always_the_same(step, text):
+    verdict = STEPS[step](text)
+    assert isinstance(verdict, str) or verdict.reason in REASONS[step]
+    assert STEPS[step](text) == verdict
+    if isinstance(verdict, str) and step != "c4":
+        assert verdict == text
+
+
+HOSTILE = [
+    "(",
+    "a.",
+    ":",
+    "x",
+    "((a))",
+    "@:",
+    "a b ",
+    "\n",
+    "-a",
+    "US$",
+    "\u0301",
+    "。",
+    "'",
+    "{ ",
+    "1.1.",
+    "1 11 ",
+]
+
+
+@pytest.mark.parametrize("part", HOSTILE)
+def test_time_grows_with_length_alone(part):
+    seconds = []
+    for size in (20_000, 160_000):
+        text = (part * size)[:size]
+        begin = time.process_time()
+        for step in STEPS.values():
+            step(text)
+        seconds.append(time.process_time() - begin)
+    # Eight times the text: quadratic time would be 64 times.
+    assert seconds[1] < 24 * max(seconds[0], 0.02)

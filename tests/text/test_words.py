@@ -1,0 +1,69 @@
+"""Words and sentences; that they are spaCy's is shown beside datatrove's filters."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchloom.text.measured import measured
+from batchloom.text.words import sentences, words
+from text.quality_texts import names
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", ""),
+        ("Hello, world!", "Hello | , | world | !"),
+        ('("word",', '( | " | word | " | ,'),
+        ("don't I'm we'll", "do | n't | I | 'm | we | 'll"),
+        ("e.g. the U.S. at 8am.", "e.g. | the | U.S. | at | 8 | am | ."),
+        ("see http://a.org/b?c=d.", "see | http://a.org/b?c=d | ."),
+        ("mother-in-law 3-4 a/b", "mother | - | in | - | law | 3 | - | 4 | a | / | b"),
+        ("wait... what…", "wait | ... | what | …"),
+        ("items[:] :-)", "items | [: | ] | :-)"),
+        ("10km $5 US$7 50%", "10 | km | $ | 5 | US$ | 7 | 50 | %"),
+        ("a\u00a0b\u3000c", "a | b | c"),
+    ],
+)
+def test_words(text, found):
+    assert " | ".join(words(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("", 0),
+        ("no end", 1),
+        ("One. Two.", 2),
+        ("One! (Two?) Three", 3),
+        ("At 3.5 or e.g. here. Then.", 2),
+        ('He said. "Why?" Then.', 3),
+        ("One.  \t (Two).", 2),
+        ("What?!?! Yes...", 2),
+    ],
+)
+def test_sentences(line, count):
+    assert sentences(line, 99) == count
+    assert sentences(line, 1) == min(count, 1)
+
+
+@given(st.text(max_size=300))
+def test_words_hold_the_whole_text(text):
+    assert "".join(words(text)) == "".join(text.split())
+
+
+@given(st.lists(st.sampled_from(["a", "ab", "b", "ba", "語", "...", "don't"]), max_size=40))
+def test_what_is_measured_is_of_the_words(parts):
+    text = " ".join(parts)
+    every, found = list(words(text)), measured(text)
+    assert found.lengths.tolist() == list(map(len, every))
+    assert found.letters.tolist() == [any(map(str.isalpha, word)) for word in every]
+    by_hash = dict(zip(found.hashes.tolist(), every, strict=True))
+    assert [by_hash[value] for value in found.hashes.tolist()] == every
+
+
+def test_a_large_text_is_measured_like_its_parts():
+    part = " ".join(names(10_000)) + "\n"
+    whole, one = measured(part * 8), measured(part)
+    assert whole.hashes.tolist() == one.hashes.tolist() * 8
+    assert len(measured("x" * 1_000_000)) == 1
