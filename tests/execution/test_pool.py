@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import shlex
 import signal
 import subprocess
@@ -88,17 +87,20 @@ def test_a_worker_above_its_memory_is_killed():
         pool.give(1, ("hold", 1 << 20))
         lost = until(pool, Lost)
         assert lost.number == 0
-        assert re.fullmatch(
-            r"used [23]\d\d MiB of memory, more than the 200 MiB that a worker may use", lost.reason
-        )
+        # It is looked at whenever there is time, also while the memory is being filled.
+        assert lost.reason.startswith(("used 2", "used 3"))
+        assert lost.reason.endswith(" MiB of memory, more than the 200 MiB that a worker may use")
         assert pool.unfinished == 1
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (dying_setup, "the last one ended by itself with exit code 7"),
-        (greedy_setup, "the last one used 1.. MiB of memory, more than the 100 MiB"),
+        (dying_setup, "the last one ended by itself with exit code 7.* give --workers 1"),
+        (
+            greedy_setup,
+            r"the last one used 1.. MiB of memory, more than the 100 MiB .*\. Give more \(--memory",
+        ),
     ],
 )
 def test_workers_that_never_start_end_the_job(make, words):

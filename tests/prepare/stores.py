@@ -23,8 +23,7 @@ def recipe_of(**settings):
     """A recipe whose settings of reading are named as ``prepare`` names them."""
     reading = {name: settings.pop(name) for name in READING if name in settings}
     chat = {name: settings.pop(name) for name in CHAT if name in settings}
-    if chat:
-        settings["chat"] = ChatRecipe(**chat)
+    settings.setdefault("chat", ChatRecipe(**chat))
     if "clean" in reading:
         reading["clean"] = steps_of(reading["clean"])
     if "dedup" in settings:
@@ -71,7 +70,7 @@ def tree(out):
     return {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(Path(out).rglob("*"))
-        if path.is_file() and path.stem != "report"
+        if path.is_file() and path.stem.partition(".")[0] != "report"
     }
 
 

@@ -3,11 +3,13 @@
 import itertools
 import json
 import random
+import re
 from collections import Counter
 
 import pytest
 
 import batchloom
+from batchloom.cli.main import run as main
 from batchloom.core.errors import SettingsError
 from batchloom.dedup.minhash import chance
 from batchloom.preparation.crews import Execution
@@ -341,6 +343,18 @@ def test_a_dry_run_shows_what_would_go_and_the_run_goes_on_from_it(corpus, tmp_p
     assert real.resumed_units > 1
     run(corpus.inputs, tmp_path / "undisturbed", dedup="near", unit_bytes=50_000)
     assert tree(out) == tree(tmp_path / "undisturbed")
+
+
+def test_a_dry_run_says_what_would_go_and_not_that_it_is_done(tmp_path, capsys):
+    path = jsonl(tmp_path / "in.jsonl", [{"text": "one"}, {"text": "one"}, {"text": "two"}])
+    words = ["prepare", str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
+    assert main([*words, "--dry-run"]) == 0
+    told = capsys.readouterr()
+    assert re.search(r"dropped: exact duplicate +1\n", told.out)
+    assert "done in" not in told.out
+    assert "Nothing was written" in told.err
+    assert main([*words, "--similarity", "0.9"]) == 1
+    assert "--restart" in capsys.readouterr().err
 
 
 def test_a_store_made_again_is_the_same(corpus, tmp_path):

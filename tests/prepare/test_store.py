@@ -230,10 +230,10 @@ def test_hashes_are_xxh3_of_the_normalised_text(tmp_path):
 
 def test_control_tokens_stand_around_documents():
     dtype = np.dtype("<u2")
-    ids, bounds = np.array([5, 6, 7], dtype), np.array([0, 2, 2, 3], np.int64)
-    ends = with_control(ids, bounds, SimpleNamespace(bos_id=None, end_id=1))
+    ids, bounds = np.array([5, 6, 7], np.uint32), np.array([0, 2, 2, 3], np.int64)
+    ends = with_control(ids, bounds, SimpleNamespace(bos_id=None, end_id=1), dtype)
     assert ends.tolist() == [5, 6, 1, 1, 7, 1]
-    both = with_control(ids, bounds, SimpleNamespace(bos_id=0, end_id=1))
+    both = with_control(ids, bounds, SimpleNamespace(bos_id=0, end_id=1), dtype)
     assert both.tolist() == [0, 5, 6, 1, 0, 1, 0, 7, 1]
     assert both.dtype == dtype
 

@@ -50,11 +50,9 @@ def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.gene
     """Tokenize ``texts``, which are let go of as soon as they are not needed."""
     ids, bounds = tokenizer.encode_batch(texts)
     texts.clear()
-    plain = ids.astype(dtype)
-    del ids
     added = (0 if tokenizer.bos_id is None else 1, 1)
     lengths = (np.diff(bounds) + sum(added)).astype(np.uint32)
-    return Encoded(with_control(plain, bounds, tokenizer), lengths, added=added)
+    return Encoded(with_control(ids, bounds, tokenizer, dtype), lengths, added=added)
 
 
 def encode_chats(

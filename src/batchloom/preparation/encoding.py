@@ -71,11 +71,10 @@ def tidy(found: Records, way: Way, *, normalized: bool) -> None:
     if way != "text":
         return
     if normalized:
-        # Most stretches need nothing, and a look at each text would show.
-        together = "".join(found.values)
-        if not together.isascii() or "\r" in together:
-            found.values = [normalize(text) for text in found.values]
-        del together
+        found.values = [
+            text if text.isascii() and "\r" not in text else normalize(text)
+            for text in found.values
+        ]
     if "" in found.values or any(map(str.isspace, found.values)):
         kept = [at for at, text in enumerate(found.values) if text and not text.isspace()]
         found.values = [found.values[at] for at in kept]

@@ -160,7 +160,7 @@ def encode_text_pairs(
     plain, bounds = tokenizer.encode_batch(
         [t for c, r in sides for t in (_shared_text(c, r), c, r)]
     )
-    ids = with_control(plain, bounds, tokenizer)
+    ids = with_control(plain, bounds, tokenizer, np.dtype(np.uint32))
     lengths = np.diff(bounds) + (1 if tokenizer.bos_id is None else 2)
     documents = np.split(ids, np.cumsum(lengths)[:-1])
     for number in range(len(pairs)):

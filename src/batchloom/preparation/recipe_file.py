@@ -44,6 +44,7 @@ class Stated:
         notes: what is to be told before work begins.
         kept: the state of the tokenizer, where a store has kept it.
         store: the store that was made by it.
+        partial: why it made a part of that store alone; empty where it made all.
     """
 
     settings: Mapping[str, Any]
@@ -53,6 +54,7 @@ class Stated:
     notes: tuple[str, ...] = ()
     kept: Mapping[str, Any] | None = None
     store: Path | None = None
+    partial: str = ""
 
 
 def state_recipe(recipe: Recipe) -> Stated:

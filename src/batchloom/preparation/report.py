@@ -17,7 +17,7 @@ from batchloom.preparation.stopwatch import Spent
 from batchloom.preparation.unit_report import Dropped, Flow, SourceCounts, UnitReport
 from batchloom.sources.kinds import Kind
 from batchloom.sources.unpack import Compression
-from batchloom.store.format import REPORT_NAME
+from batchloom.store.format import REPORT_NAME, of_generation
 
 _MOST_PEAKS = 64
 
@@ -191,9 +191,10 @@ def report_bytes(report: ReportFacts) -> bytes:
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
-def read_facts(out: Path) -> ReportFacts | None:
-    """The report of a finished store; None where it is missing, or is no such thing."""
+def read_facts(out: Path, generation: int = 1) -> ReportFacts | None:
+    """The report of a generation of a finished store; None where it is missing, or is no such thing."""
+    path = out / of_generation(REPORT_NAME, generation)
     try:
-        return msgspec.json.decode(read_regular(out / REPORT_NAME), type=ReportFacts)
+        return msgspec.json.decode(read_regular(path), type=ReportFacts)
     except (OSError, *NOT_JSON):
         return None

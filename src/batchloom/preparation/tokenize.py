@@ -31,7 +31,7 @@ from batchloom.sources.rules import Part
 from batchloom.store.writer import make_folder, sync_folder, write_file
 
 # Handed to the tokenizer at once, in characters and in documents; decides nothing.
-_BATCH_CHARACTERS = 1 << 19
+_BATCH_CHARACTERS = 1 << 20
 _BATCH_DOCUMENTS = 1 << 15
 # A batch above this is encoded with no other in memory.
 _LARGE_BATCH = 4 << 20

@@ -13,6 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
+from batchloom.core.errors import InputError
 from batchloom.dedup.keys import key_file, key_records
 from batchloom.dedup.minhash import NO_KEY, band_keys
 from batchloom.preparation.dedup_recipe import DedupRecipe
@@ -33,6 +34,10 @@ KEPT_NAME = "kept.json"
 DROPPED_NAME = "dropped.rows"
 SHARDS_NAME = "shards.json"
 _STRETCH = 1 << 20
+# Tokens from which on a piece is worth a call of its own.
+_SMALL = 2048
+# What a number of 32 bits can tell apart.
+_MOST_DOCUMENTS = 1 << 32
 
 # One document; `part` counts inside the unit, `side` is 0 where it is no preference.
 ROW = np.dtype(
@@ -77,7 +82,10 @@ def keys_of(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> NDArray[np.ui
 
 
 def with_control(
-    ids: NDArray[np.generic], bounds: NDArray[np.int64], tokenizer: Tokenizer
+    ids: NDArray[np.generic],
+    bounds: NDArray[np.int64],
+    tokenizer: Tokenizer,
+    dtype: np.dtype[np.generic],
 ) -> NDArray[np.generic]:
     """Documents' ids back to back, each with its end token and, where models expect it, BOS.
 
@@ -85,11 +93,21 @@ def with_control(
         ids: ids of all documents [tokens].
         bounds: where each begins, and the end [documents + 1].
         tokenizer: names the control tokens.
+        dtype: of a token on disk.
     """
-    if tokenizer.bos_id is None:
-        return np.insert(ids, bounds[1:], tokenizer.end_id)
-    places = np.repeat(bounds, 2)[1:-1]
-    return np.insert(ids, places, np.tile([tokenizer.bos_id, tokenizer.end_id], len(bounds) - 1))
+    extra = 1 if tokenizer.bos_id is None else 2
+    numbers = np.arange(len(bounds) - 1)
+    ends = bounds[1:] + extra * numbers + (extra - 1)
+    made = np.empty(len(ids) + extra * len(numbers), dtype)
+    plain = np.ones(len(made), bool)
+    plain[ends] = False
+    if tokenizer.bos_id is not None:
+        begins = bounds[:-1] + extra * numbers
+        plain[begins] = False
+        made[begins] = tokenizer.bos_id
+    made[ends] = tokenizer.end_id
+    made[plain] = ids
+    return made
 
 
 def without_control(
@@ -109,12 +127,24 @@ def without_control(
 
 
 def gather(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
-    """Stretches [starts, stops) of ``tokens`` back to back; neighbours are taken in one piece."""
+    """Stretches [starts, stops) of ``tokens`` back to back."""
+    pieces = in_pieces(tokens, starts, stops)
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def in_pieces(
+    tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> list[NDArray[_T]]:
+    """Stretches [starts, stops) of ``tokens`` in pieces to be written one after the other.
+
+    Neighbours are one piece; large pieces are not copied, small ones are joined.
+    """
     apart = starts[1:] != stops[:-1]
     begins = starts[np.concatenate([[True], apart])]
     ends = stops[np.concatenate([apart, [True]])]
     pieces = [tokens[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    small = int((ends - begins).sum()) < _SMALL * len(pieces)
+    return [np.concatenate(pieces)] if small and len(pieces) > 1 else pieces
 
 
 def tokens_name(subset: str) -> str:
@@ -191,20 +221,27 @@ class UnitFiles:
         for code, name in enumerate(SUBSETS):
             mine = codes == code
             if mine.any():
-                taken = gather(tokens, starts[mine], stops[mine])
-                self._hashes[name].update(taken.data)
+                taken = in_pieces(tokens, starts[mine], stops[mine])
+                for piece in taken:
+                    self._hashes[name].update(piece.data)
                 with writing(self._folder):
-                    self._open[tokens_name(name)].write(taken.data)
+                    for piece in taken:
+                        self._open[tokens_name(name)].write(piece.data)
                     if trained is not None or trained_name(name) in self._open:
                         flags = np.ones(len(tokens), bool) if trained is None else trained
-                        self._flag(name, gather(flags, starts[mine], stops[mine]))
-                self._tokens[name] += taken.size
+                        self._flag(name, in_pieces(flags, starts[mine], stops[mine]))
+                self._tokens[name] += sum(piece.size for piece in taken)
         with writing(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
         if self._key is not None and len(rows):
             fresh = first_of_records(rows, self._last)
             self._last = int(rows["part"][-1]), int(rows["record"][-1])
             first = rows[fresh]
+            if self._rows + len(rows) > _MOST_DOCUMENTS:
+                raise InputError(
+                    f"A file that cannot be cut holds more than {_MOST_DOCUMENTS:,} documents, too many to number; "
+                    "unpack it, split it into several, or say --dedup none."
+                )
             numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
             keys = keys_of(first["hash"], first["side"] == BAD)
             self._key(key_records(keys, numbers, first["part"].astype(np.uint32)))
@@ -220,21 +257,21 @@ class UnitFiles:
         added: tuple[int, int],
     ) -> None:
         """Keep what says which documents are alike; those of one record are looked at as one."""
-        count, depth = self._dedup.banding
+        how = self._dedup.banding
         first = np.flatnonzero(fresh)
-        keys = np.full((len(rows), count), NO_KEY)
+        keys = np.full((len(rows), how.bands), NO_KEY)
         if len(first):
             lengths = np.add.reduceat(rows["length"], first, dtype=np.int64)
             skipped = int(rows["length"][: first[0]].sum(dtype=np.int64))
             ids, lengths = without_control(tokens[skipped:], lengths, added)
-            found = band_keys(ids, lengths, bands=count, rows=depth, shingle=self._dedup.shingle)
+            found = band_keys(ids, lengths, bands=how.bands, rows=how.rows, shingle=how.shingle)
             # Of one text with two labels neither is a copy of the other.
             other = (rows["side"][first] == BAD)[:, None] & (found != NO_KEY)
             keys[first] = np.where(other, np.maximum(found ^ _BAD_LABEL, 1), found)
         with writing(self._folder):
             self._open[BANDS_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
-    def _flag(self, subset: str, flags: NDArray[np.generic]) -> None:
+    def _flag(self, subset: str, flags: Sequence[NDArray[np.bool_]]) -> None:
         """Append flags of tokens; what came before the first of them is trained."""
         name = trained_name(subset)
         if name not in self._open:
@@ -242,7 +279,8 @@ class UnitFiles:
             for start in range(0, self._tokens[subset], _STRETCH):
                 size = min(_STRETCH, self._tokens[subset] - start)
                 self._open[name].write(np.ones(size, bool).data)
-        self._open[name].write(flags.data)
+        for piece in flags:
+            self._open[name].write(piece.data)
 
     def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
         """Append bad records."""
