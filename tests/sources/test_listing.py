@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.files import absolute
 from batchloom.sources.kinds import ending_of
 from batchloom.sources.listing import STORE_MARK, input_labels, list_sources
 from batchloom.store.format import MANIFEST_NAME
@@ -292,3 +293,8 @@ def test_very_many_absolute_inputs_are_named_in_linear_time():
 @given(st.text(st.sampled_from("ab./ \u00e9")).filter(lambda name: "/." not in f"/{name}/"))
 def test_endings_are_those_of_pathlib(name):
     assert ending_of(name) == PurePosixPath(name).suffix
+
+
+@given(st.text(st.sampled_from("ab./ \u00e9")))
+def test_absolute_paths_are_those_of_the_standard_library(path):
+    assert absolute(path) == os.path.abspath(path)

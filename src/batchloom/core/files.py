@@ -106,6 +106,13 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
         return file.read()
 
 
+def absolute(path: str) -> str:
+    """What ``os.path.abspath`` gives, several times as fast for a path that has nothing to tidy."""
+    if not path or path[-1] == "/" or path[0] == "." or "//" in path or "/." in path:
+        return os.path.abspath(path)  # noqa: PTH100 - a string stays a string
+    return path if path[0] == "/" else f"{os.getcwd().rstrip('/')}/{path}"  # noqa: PTH109
+
+
 def printable(name: str) -> str:
     """A file's name as text: bytes of it that are no UTF-8 become U+FFFD."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "replace")

@@ -9,7 +9,7 @@ import msgspec
 import xxhash
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.files import NOT_JSON, printable, read_regular, refuse_url
+from batchloom.core.files import NOT_JSON, absolute, printable, read_regular, refuse_url
 from batchloom.preparation.recipe import (
     Recipe,
     recipe_differences,
@@ -348,7 +348,7 @@ def _reported_path(source: Source) -> str:
     """Where a source lay, without what it took to read it there."""
     if is_url(source.file):
         return printable(shown(source.file) + source.path[len(source.file) :])
-    return printable(os.path.abspath(source.path))  # noqa: PTH100
+    return printable(absolute(source.path))
 
 
 def _same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.dedup.near import read_bands
 from batchloom.preparation.cutter import ShardCutter
 from batchloom.preparation.settle import judged, row_stretches
 from batchloom.preparation.subsets import Membership
@@ -201,7 +200,8 @@ def _bands(order: WriteOrder, task: ShardTask) -> Bands | None:
     """The keys of a unit's documents, mapped; None where none are kept."""
     if task.banding is None:
         return None
-    return Bands(read_bands(order.folder / BANDS_NAME, task.banding.bands), task.banding)
+    keys = _mapped(order.folder / BANDS_NAME, np.dtype("<u8"))
+    return Bands(keys.reshape(-1, task.banding.bands), task.banding)
 
 
 def _mask_bits(path: Path) -> MaskBits:

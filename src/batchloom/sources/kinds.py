@@ -111,18 +111,21 @@ class Verdict:
 def ending_of(name: str) -> str:
     """The last ending of a name with its dot, as ``pathlib`` tells it; empty where it has none."""
     # A pathlib.PurePath a file would be a third of listing many.
-    last = name.rstrip("/").rpartition("/")[2]
+    return _ending(name.rstrip("/").rpartition("/")[2])
+
+
+def _ending(last: str) -> str:
     dot = last.rfind(".")
     return last[dot:] if 0 < dot < len(last) - 1 else ""
 
 
 def kind_by_name(name: str) -> Verdict | None:
     """What the file is by its name alone; None where its content must be looked at."""
-    last = name.lower().rstrip("/").rpartition("/")[2]
-    ending, inner = ending_of(last), ""
+    last = (name.rpartition("/")[2] or name.rstrip("/").rpartition("/")[2]).lower()
+    ending, inner = _ending(last), ""
     if ending in COMPRESSIONS:
         last = last[: -len(ending)]
-        inner = ending_of(last)
+        inner = _ending(last)
     return _kind_by_endings(ending, inner, last in _CODE_NAMES)
 
 

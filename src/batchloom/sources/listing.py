@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import final
 
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import because, nearest_path, printable
+from batchloom.core.files import absolute, because, nearest_path, printable
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES
 from batchloom.sources.addresses import (
@@ -539,7 +539,7 @@ class _Lister:
             return named
         if not self._seen or is_url(path):
             return None
-        seen = self._seen.get(os.path.abspath(path))  # noqa: PTH100 - a string stays a string
+        seen = self._seen.get(absolute(path))
         if seen is None or (seen.size, seen.mtime_ns) != (found.st_size, found.st_mtime_ns):
             return None
         return Verdict(seen.kind, seen.compression)
