@@ -210,7 +210,7 @@ def test_ctrl_c_ends_all_processes_and_the_job_goes_on_later(inputs, whole, tmp_
     began = time.monotonic()
     out, err = process.communicate(timeout=30)
     assert time.monotonic() - began < 2
-    assert (process.returncode, out, err) == (130, "", "")
+    assert (process.returncode, out, err) == (130, b"", b"")
     assert not psutil.wait_procs(workers, 0.5)[1]
     assert "error" not in carried_out(told)
     assert tree(tmp_path / "out") == whole
