@@ -27,7 +27,7 @@ class Mortal:
     Attributes:
         hand: makes what would be done.
         mark: the text they die of; empty for any.
-        step: where: ``clean``, ``encode`` or ``begin``, before any document is read.
+        step: where: ``clean``, ``encode``, ``begin`` (before a document is read) or ``make`` (at their first order).
         once: a file that is made by the first who dies, and spares all others; empty for none.
     """
 
@@ -38,6 +38,8 @@ class Mortal:
 
     def __call__(self):
         task = self.hand.task()
+        if self.step == "make":
+            return doing(lambda: self.look(["any"]) or task)
         if self.step == "begin":
             return doing(lambda: replace(task, bounds=_Bounds(self)))
         if self.step == "clean":

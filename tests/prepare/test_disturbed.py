@@ -187,13 +187,15 @@ def test_two_runs_and_a_lock_that_a_dead_one_left(inputs, whole, tmp_path):
     while not (tmp_path / "out" / ".work" / "job.json").exists():
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGSTOP)
-    other = job(inputs[:1], tmp_path / "out", tokens_per_shard=900)
-    for one in (told, other):
-        assert re.fullmatch(
-            rf"Another run is preparing into .* \(process {process.pid}\); wait for it, or choose another --out\.",
-            carried_out(one)["error"],
-        )
-    process.kill()
+    try:
+        other = job(inputs[:1], tmp_path / "out", tokens_per_shard=900)
+        for one in (told, other):
+            assert re.fullmatch(
+                rf"Another run is preparing into .* \(process {process.pid}\); wait for it, or choose another --out\.",
+                carried_out(one)["error"],
+            )
+    finally:
+        process.kill()
     assert end(process) is None
     assert (tmp_path / "out" / ".work" / "lock").read_text() == str(process.pid)
     assert "error" not in carried_out(told)

@@ -86,6 +86,20 @@ def test_a_worker_killed_once_leaves_no_trace(tmp_path):
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
+def test_a_worker_killed_where_parts_are_told_apart(tmp_path):
+    rows = "".join(f'{n},"line {n % 7}\nof {n}"\n' for n in range(3000))
+    (tmp_path / "a.csv").write_text("id,text\n" + rows)
+    how = {"dedup": "exact", "unit_bytes": 20_000}
+    once = mortal("", "make", once=tmp_path / "once")
+    told = carried_out(
+        job([tmp_path / "a.csv"], tmp_path / "out", execution=POOL, mortal=once, **how)
+    )
+    assert "error" not in told, told
+    assert (tmp_path / "once").exists()
+    carried_out(job([tmp_path / "a.csv"], tmp_path / "whole", **how))
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
 def test_documents_that_kill_count_as_bad(tmp_path):
     given, _ = write(tmp_path, [130])
     told = carried_out(job([given], tmp_path / "out", execution=POOL, mortal=mortal(), max_bad=0))
