@@ -157,17 +157,13 @@ COORDINATOR = """
     from execution.works import setup
 
     pool = Pool(setup, 2)
-    for number in range(2):
-        pool.give(number, eval(sys.argv[1]))
-    told = 0
-    while told < 2:
-        event = pool.next(20)
-        if event is not None:
-            print(event.message, flush=True)
-            told += 1
     try:
+        for number in range(2):
+            pool.give(number, eval(sys.argv[1]))
         while True:
             event = pool.next(20)
+            if event is not None:
+                print(event.message, flush=True)
     finally:
         pool.close()
         print("closed", flush=True)
