@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import batchloom
 import batchloom.compat
+from batchloom.preparation.recipe_values import steps_of
+from batchloom.text.registry import clean_problems
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,6 +46,13 @@ def test_every_block_says_what_it_is():
     for page in PAGES:
         for language, _ in blocks(page):
             assert language in {"python", "bash"} | SHOWN, f"{page.name}: block of {language!r}"
+
+
+def test_steps_of_cleaning_are_written_as_recipes_read_them():
+    shown = [text for page in PAGES for language, text in blocks(page) if language == "yaml"]
+    steps = [found["clean"] for found in map(yaml.safe_load, shown) if "clean" in found]
+    assert steps
+    assert [clean_problems(steps_of(one)) for one in steps] == [[] for _ in steps]
 
 
 def test_links_between_pages_lead_somewhere():

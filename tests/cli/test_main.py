@@ -55,6 +55,7 @@ def test_names_brought_along(typed, understood):
             "for --tokens-per-shard: '-5'",
         ),
         (["prepare", "a", "--out", "o", "--val_fraction=2"], "--val-fraction: 2.0 is not in"),
+        (["prepare", "a", "--out", "o", "--memory-per-worker=0"], "--memory-per-worker: 0 is no"),
         (["train", "--data", "s", "--max-iters", "-2"], "--max-iters: -2 is below 1"),
     ],
 )

@@ -120,3 +120,14 @@ def test_what_is_wrong_is_named_where_it_stands(folder, words, said, capsys):
     told = capsys.readouterr().err.replace("batchloom: ", "\n")
     assert said in told
     assert not (folder / "o").exists()
+
+
+def test_a_name_of_an_evaluation_set_cannot_write_to_the_terminal(folder, capsys):
+    words = "one two three four five six seven eight nine ten eleven twelve thirteen"
+    jsonl("set.jsonl", [{"q": words}])
+    jsonl("texts.jsonl", [{"text": words}, {"text": "another text"}])
+    (folder / "r.yaml").write_text(
+        'clean:\n- decontaminate: {sets: {"a\\nb\\e[31m": set.jsonl}}\ninputs: [texts.jsonl]\n'
+    )
+    assert run(["prepare", "--recipe", "r.yaml", "--tokenizer", "bytes", "--out", "o"]) == 0
+    assert "shares words with a\\nb\\x1b[31m  " in capsys.readouterr().out

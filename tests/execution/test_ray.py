@@ -263,7 +263,9 @@ def run(code, extra=(), **more):
 
 
 def test_a_ray_of_its_own_is_of_this_machine_alone_and_ends(tmp_path):
-    done = run("""
+    # Ray lays a token of its own into the home folder.
+    done = run(
+        """
         import psutil
         from batchloom.execution.ray_cluster import RayCluster, RayCrew
         from execution.contract import results
@@ -283,7 +285,9 @@ def test_a_ray_of_its_own_is_of_this_machine_alone_and_ends(tmp_path):
         gone, alive = psutil.wait_procs(family, timeout=10)
         assert not alive, alive
         print("right")
-    """)
+        """,
+        HOME=str(tmp_path),
+    )
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 

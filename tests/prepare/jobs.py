@@ -27,7 +27,7 @@ class Mortal:
     Attributes:
         hand: makes what would be done.
         mark: the text they die of; empty for any.
-        step: where: ``read`` (then the mark is in the name of the file), ``clean`` or ``encode``.
+        step: where: ``clean``, ``encode``, ``begin`` (before a document is read) or ``make`` (at their first order).
         once: a file that is made by the first who dies, and spares all others; empty for none.
     """
 
@@ -38,7 +38,9 @@ class Mortal:
 
     def __call__(self):
         task = self.hand.task()
-        if self.step == "read":
+        if self.step == "make":
+            return doing(lambda: self.look(["any"]) or task)
+        if self.step == "begin":
             return doing(lambda: replace(task, bounds=_Bounds(self)))
         if self.step == "clean":
             return doing(lambda: replace(task, cleaner=_Steps(task.cleaner, self)))
@@ -62,9 +64,8 @@ class _Bounds:
     def __init__(self, mortal):
         self._mortal = mortal
 
-    def at(self, source, place):
-        self._mortal.look([source.name])
-        return place
+    def tell(self, cuts):
+        self._mortal.look(["any"])
 
 
 class _Words:
@@ -144,24 +145,26 @@ def start(told, before=()):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        # Else what is read ahead of a line would be lost to whoever reads the rest.
+        bufsize=0,
         env={**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"},
         start_new_session=True,
     )
-    process.stdin.write(json.dumps(told))
+    process.stdin.write(json.dumps(told).encode())
     process.stdin.close()
     process.stdin = None
-    assert process.stdout.readline() == "begun\n", process.stderr.read()
+    assert process.stdout.readline() == b"begun\n", process.stderr.read()
     return process
 
 
-def end(process, seconds=120):
+def end(process, seconds=300):
     """What a job said at its end; None where it was killed."""
     out, err = process.communicate(timeout=seconds)
     if process.returncode < 0:
         return None
-    assert process.returncode in (0, REFUSED), err
-    return json.loads(out)
+    assert process.returncode in (0, REFUSED), err.decode()
+    # Ray, too, has its say on standard output.
+    return json.loads(out.splitlines()[-1])
 
 
 def carried_out(told):

@@ -23,11 +23,12 @@ def recipe_of(**settings):
     """A recipe whose settings of reading are named as ``prepare`` names them."""
     reading = {name: settings.pop(name) for name in READING if name in settings}
     chat = {name: settings.pop(name) for name in CHAT if name in settings}
+    settings.setdefault("chat", ChatRecipe(**chat))
     if "clean" in reading:
         reading["clean"] = steps_of(reading["clean"])
     if "dedup" in settings:
         settings["dedup"] = dedup_of(settings["dedup"])
-    return Recipe(reading=ReadRecipe(**reading), chat=ChatRecipe(**chat), **settings)
+    return Recipe(reading=ReadRecipe(**reading), **settings)
 
 
 def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **settings):
@@ -69,7 +70,7 @@ def tree(out):
     return {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(Path(out).rglob("*"))
-        if path.is_file() and path.stem != "report"
+        if path.is_file() and path.stem.partition(".")[0] != "report"
     }
 
 

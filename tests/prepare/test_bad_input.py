@@ -21,6 +21,7 @@ from batchloom.core.errors import (
     TokenizerError,
     TooManyBadRecordsError,
 )
+from batchloom.preparation import unit_files
 from batchloom.preparation.recipe import Recipe, allowed_bad
 from batchloom.store.opening import open_store
 from prepare.stores import jsonl, make, recipe_of, texts
@@ -356,3 +357,13 @@ def test_a_text_of_a_table_that_is_no_utf8_is_shown(tmp_path):
     bad = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
     assert (bad["row"], bad["snippet"]) == (31, r"caf\xe9 au lait")
     assert bad["reason"].startswith("column 'question': byte 0xe9 of a text is not valid UTF-8;")
+
+
+def test_more_documents_of_a_unit_than_can_be_numbered_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(unit_files, "_MOST_DOCUMENTS", 9)
+    jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(9)])
+    make(tmp_path / "a.jsonl", tmp_path / "nine")
+    jsonl(tmp_path / "b.jsonl", [{"text": f"document {n}"} for n in range(10)])
+    make(tmp_path / "b.jsonl", tmp_path / "all", dedup="none")
+    with pytest.raises(InputError, match="more than 9 documents"):
+        make(tmp_path / "b.jsonl", tmp_path / "ten")

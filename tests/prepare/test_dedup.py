@@ -348,8 +348,9 @@ def test_a_dry_run_shows_what_would_go_and_the_run_goes_on_from_it(corpus, tmp_p
 def test_a_dry_run_says_what_would_go_and_not_that_it_is_done(tmp_path, capsys):
     path = jsonl(tmp_path / "in.jsonl", [{"text": "one"}, {"text": "one"}, {"text": "two"}])
     words = ["prepare", str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
-    assert main([*words, "--dry-run"]) == 0
+    assert main([*words, "--dry-run", "--profile"]) == 0
     told = capsys.readouterr()
+    assert "encode" in told.out
     assert re.search(r"dropped: exact duplicate +1\n", told.out)
     assert "done in" not in told.out
     assert "Nothing was written" in told.err

@@ -187,13 +187,15 @@ def test_two_runs_and_a_lock_that_a_dead_one_left(inputs, whole, tmp_path):
     while not (tmp_path / "out" / ".work" / "job.json").exists():
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGSTOP)
-    other = job(inputs[:1], tmp_path / "out", tokens_per_shard=900)
-    for one in (told, other):
-        assert re.fullmatch(
-            rf"Another run is preparing into .* \(process {process.pid}\); wait for it, or choose another --out\.",
-            carried_out(one)["error"],
-        )
-    process.kill()
+    try:
+        other = job(inputs[:1], tmp_path / "out", tokens_per_shard=900)
+        for one in (told, other):
+            assert re.fullmatch(
+                rf"Another run is preparing into .* \(process {process.pid}\); wait for it, or choose another --out\.",
+                carried_out(one)["error"],
+            )
+    finally:
+        process.kill()
     assert end(process) is None
     assert (tmp_path / "out" / ".work" / "lock").read_text() == str(process.pid)
     assert "error" not in carried_out(told)
@@ -210,7 +212,7 @@ def test_ctrl_c_ends_all_processes_and_the_job_goes_on_later(inputs, whole, tmp_
     began = time.monotonic()
     out, err = process.communicate(timeout=30)
     assert time.monotonic() - began < 2
-    assert (process.returncode, out, err) == (130, "", "")
+    assert (process.returncode, out, err) == (130, b"", b"")
     assert not psutil.wait_procs(workers, 0.5)[1]
     assert "error" not in carried_out(told)
     assert tree(tmp_path / "out") == whole

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 
@@ -85,6 +86,20 @@ def test_a_worker_killed_once_leaves_no_trace(tmp_path):
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
+def test_a_worker_killed_where_parts_are_told_apart(tmp_path):
+    rows = "".join(f'{n},"line {n % 7}\nof {n}"\n' for n in range(3000))
+    (tmp_path / "a.csv").write_text("id,text\n" + rows)
+    how = {"dedup": "exact", "unit_bytes": 20_000}
+    once = mortal("", "make", once=tmp_path / "once")
+    told = carried_out(
+        job([tmp_path / "a.csv"], tmp_path / "out", execution=POOL, mortal=once, **how)
+    )
+    assert "error" not in told, told
+    assert (tmp_path / "once").exists()
+    carried_out(job([tmp_path / "a.csv"], tmp_path / "whole", **how))
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
 def test_documents_that_kill_count_as_bad(tmp_path):
     given, _ = write(tmp_path, [130])
     told = carried_out(job([given], tmp_path / "out", execution=POOL, mortal=mortal(), max_bad=0))
@@ -95,8 +110,11 @@ def test_documents_that_kill_count_as_bad(tmp_path):
 def test_workers_that_die_of_anything_end_the_job_in_a_sentence(tmp_path):
     given, _ = write(tmp_path, [])
     out, how = tmp_path / "out", {"unit_bytes": 20_000, "max_bad": 0}
-    told = carried_out(job([given], out, execution=POOL, mortal=mortal("", "read"), **how))
-    assert told["error"].startswith("13 workers died of unit 0 (in/a.jsonl), and no single record ")
+    told = carried_out(job([given], out, execution=POOL, mortal=mortal("", "begin"), **how))
+    assert re.match(
+        r"13 workers died of unit \d \(in/[ab].jsonl\), and no single record does it; the last",
+        told["error"],
+    )
     assert told["error"].endswith("then give the same command again: it goes on.")
     assert "error" not in carried_out(job([given], out, execution=POOL, **how))
     assert len(texts(out)) == 400

@@ -234,6 +234,15 @@ def test_a_bucket_that_refuses_is_told_at_once(far, s3, given, tmp_path, fault, 
     assert not list((tmp_path / "cache").rglob("*.*"))
 
 
+def test_a_dry_run_sends_nothing_and_the_run_goes_on_from_it(far, s3, given):
+    dry = prepare(given, out="s3://bucket/dry", dry_run=True, **OPTIONS)
+    assert not dry.subsets
+    assert keys(s3, "dry/") == ["dry/.work/job.json"]
+    real = prepare(given, out="s3://bucket/dry", **OPTIONS)
+    assert real.resumed_units == 1
+    assert real.counts == dry.counts
+
+
 def test_a_bucket_that_is_not_there_is_told_at_once(far, given, tmp_path):
     with pytest.raises(OutputError, match="Cannot write s3://no-such/x: there is no such bucket"):
         prepare(given, out="s3://no-such/x", **OPTIONS)

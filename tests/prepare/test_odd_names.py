@@ -50,6 +50,14 @@ def test_a_job_with_odd_names_goes_on(here):
     assert make(name, "out", unit_bytes=1000, split_on="line").counts.documents == 1
 
 
+def test_a_working_folder_that_was_deleted_is_not_needed(here, monkeypatch):
+    (here / "in.txt").write_text("text")
+    (here / "gone").mkdir()
+    monkeypatch.chdir(here / "gone")
+    (here / "gone").rmdir()
+    assert make(here / "in.txt", here / "out").counts.documents == 1
+
+
 def test_no_two_inputs_are_called_the_same():
     odd = [os.fsdecode(name) for name in (b"/a/\xff", b"/a/\xfe", b"/b/\xff")]
     assert input_labels([*odd, "/x", "x", odd[0]]) == [

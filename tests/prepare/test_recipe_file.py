@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import time
 from dataclasses import fields, replace
 
@@ -134,6 +135,29 @@ def test_a_store_is_made_again_from_its_manifest_and_from_its_printed_recipe(job
     batchloom.prepare(recipe="recipe.yaml", out="three")
     assert tree("three") == tree("one")
     assert first.counts.documents == read_manifest(first.path / "../three").counts.documents
+
+
+def test_a_dry_run_of_a_store_made_again_ends_well(folder):
+    write("a.jsonl", '{"text": "one"}\n')
+    batchloom.prepare("a.jsonl", out="one", tokenizer="bytes")
+    dry = batchloom.prepare(recipe="one", out="two", dry_run=True)
+    assert dry.counts.documents == 1
+    assert not dry.subsets
+
+
+@pytest.mark.parametrize(
+    ("clean", "words"),
+    [
+        ("control,length", "clean: control -> control,length"),
+        ([{"control": {"joiners": False}}], "clean: control: joiners: True -> False"),
+        ([], "clean: control -> none"),
+    ],
+)
+def test_steps_of_cleaning_that_differ_are_told_in_a_few_words(folder, clean, words):
+    write("a.jsonl", '{"text": "one"}\n')
+    batchloom.prepare("a.jsonl", out="one", tokenizer="bytes", clean="control")
+    with pytest.raises(StoreConflictError, match=re.escape(f"({words})")):
+        batchloom.prepare("a.jsonl", out="one", tokenizer="bytes", clean=clean)
 
 
 def test_the_manifest_and_the_tokenizer_beside_it_are_enough(folder, tmp_path_factory):

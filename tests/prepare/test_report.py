@@ -11,6 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import batchloom
+from batchloom.preparation.read_recipe import ReadRecipe
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.recipe_file import printable_settings
 from batchloom.preparation.report import (
     Content,
     ReportedSource,
@@ -40,6 +44,8 @@ from batchloom.preparation.unit_report import (
     UnitTally,
     merged,
 )
+from batchloom.text.steps import CleanStep
+from prepare.stores import jsonl
 
 HOSTILE = "</svg><script>alert(1)</script>\"'&<b onload=x>\x1b[31m\u202e\ud800\x00]]>"
 
@@ -311,3 +317,23 @@ def test_bars_are_as_long_as_their_numbers_say():
     heights = [float(bar.attrib["height"]) for bar in tree.iter("rect")]
     assert heights[1] == pytest.approx(4 * heights[0])
     assert "a: 1; b: 4" in ET.tostring(tree, "unicode")
+
+
+def test_the_page_says_what_was_asked_for_and_what_was_left_out(tmp_path):
+    rows = [{"text": "the same words"}] * 3 + [{"text": "other words"}, {"words": "no text"}]
+    jsonl(tmp_path / "a.jsonl", rows)
+    sets = {"far": "https://somewhere.example/sets.jsonl?token=secret"}
+    settings = {"out": tmp_path / "out", "tokenizer": "bytes", "clean": ["whitespace"]}
+    batchloom.prepare(tmp_path / "a.jsonl", **settings, dry_run=True)
+    page = (tmp_path / "out" / ".work" / "report.html").read_text()
+    assert "nothing was written" in page
+    batchloom.prepare(tmp_path / "a.jsonl", **settings)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "nothing was written" not in page
+    assert "2 exact duplicate" in page
+    assert re.search(r"kept aside as bad</th><td>1<", page)
+    assert re.search(r"clean</th><td>whitespace", page)
+    assert re.search(r"dedup</th><td>exact<", page)
+    step = CleanStep("decontaminate", {"sets": sets})
+    said = printable_settings(Recipe(inputs=("a",), reading=ReadRecipe(clean=(step,))))
+    assert "secret" not in str(said)

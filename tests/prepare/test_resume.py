@@ -1,5 +1,6 @@
 """Kill it anywhere: what was finished stays, what was not is redone, the bytes are the same."""
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from batchloom.core.errors import OutputError, StoreConflictError
+from batchloom.preparation import finding
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.tally import Note, Progress
+from batchloom.text.registry import parse_steps
 from prepare.stores import SMALL, jsonl, make, texts, tree
 
 RENAMES = {"os.rename", "os.link", "os.remove", "os.rmdir"}
@@ -205,7 +208,7 @@ def test_a_tokenizer_file_that_changed_is_another_job(tmp_path, inputs):
     assert make(inputs, tmp_path / "out", **settings).already_done
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "s310", folder)
-    with pytest.raises(StoreConflictError, match="tokenizer: .* is not what it was"):
+    with pytest.raises(StoreConflictError, match="tokenizer: .* is another than before"):
         make(inputs, tmp_path / "out", **settings)
 
 
@@ -393,3 +396,58 @@ def test_work_of_another_version_is_refused_in_a_sentence(tmp_path, inputs):
     path.write_text(json.dumps(job))
     with pytest.raises(StoreConflictError, match="another version of batchloom"):
         make(inputs, tmp_path / "out", **SETTINGS)
+
+
+def test_other_versions_of_packages_make_everything_anew(tmp_path, inputs, monkeypatch):
+    """What follows the units is not of units that other packages made."""
+    settings = SETTINGS | {"clean": parse_steps("mojibake")}
+    make(inputs, tmp_path / "whole", **settings)
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write" and event.documents > 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "out", listener=stop, **settings)
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata,
+        "version",
+        lambda name: "99" if name == "ftfy" else version(name),
+    )
+    events = []
+    result = make(inputs, tmp_path / "out", listener=events.append, **settings)
+    assert result.resumed_units == 0
+    assert max(one.bytes_found for one in events if isinstance(one, Progress)) == 0
+    assert any("of other versions" in note for note in result.notes)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_lines_that_were_looked_at_are_kept_though_no_unit_is_finished(
+    tmp_path, inputs, monkeypatch
+):
+    settings = SETTINGS | {"dedup": "lines"}
+    make(inputs, tmp_path / "whole", **settings)
+    real, failing = finding.find, True
+
+    def full(*args):
+        if failing:
+            raise OutputError("Cannot write: No space left on device.")
+        return real(*args)
+
+    monkeypatch.setattr(finding, "find", full)
+    with pytest.raises(OutputError):
+        make(inputs, tmp_path / "out", **settings)
+    pieces = tmp_path / "out" / ".work" / "pieces"
+    before = {path.name: path.stat().st_ino for path in pieces.iterdir()}
+    assert len(before) > 2
+    failing = False
+    seen = []
+    monkeypatch.setattr(
+        finding,
+        "find",
+        lambda *args: seen.extend(path.stat().st_ino for path in args[0]) or real(*args),
+    )
+    make(inputs, tmp_path / "out", **settings)
+    assert set(before.values()) <= set(seen)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from prepare.jobs import end, job, start
 from prepare.stores import jsonl, tree
 
-RUNS = int(os.environ.get("BATCHLOOM_TORTURE", "4"))
+RUNS = int(os.environ.get("BATCHLOOM_TORTURE", "3"))
 STEPS = ["control", "whitespace", "pii", {"length": {"least_words": 4}}]
 ENDLESS = "worker processes ended one after the other before they could do any work"
 JOBS = {
@@ -93,7 +94,7 @@ def undisturbed(inputs, tmp_path_factory):
     def of(name, execution):
         if name not in made:
             made[name] = tree(whole(name, {})[0])
-        if (key := (name, *execution)) not in lengths:
+        if (key := (name, execution.get("engine"))) not in lengths:
             out, lengths[key] = whole(name, execution)
             assert tree(out) == made[name]
         return made[name], lengths[key]
@@ -143,14 +144,13 @@ def kill(drawn, process, ray):
 
 
 def ray_workers():
-    return [one for one in psutil.process_iter() if is_ray_worker(one)]
-
-
-def is_ray_worker(process):
-    try:
-        return process.name().startswith("ray::do_order")
-    except psutil.NoSuchProcess:
-        return False
+    """Processes that do orders; those of Ray are named after what they do."""
+    found = []
+    for one in psutil.process_iter(["cmdline"]):
+        words = one.info["cmdline"] or [""]
+        if words[0].startswith("ray::do_order"):
+            found.append(one)
+    return found
 
 
 def moment(drawn, process, out, length):
@@ -220,3 +220,40 @@ def test_killed_in_a_pool_the_store_is_the_same(run, inputs, undisturbed, tmp_pa
     )
     assert tree(tmp_path / "out") == wanted
     assert not (tmp_path / "out" / ".work").exists()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head without processors, and three nodes of one processor each."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'batchloom[ray]'")
+    from ray.cluster_utils import Cluster
+
+    room = {"include_dashboard": False, "object_store_memory": 80 << 20}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **room})
+        try:
+            for _ in range(3):
+                made.add_node(num_cpus=1, object_store_memory=80 << 20)
+            yield made
+        finally:
+            made.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("run", range(max(1, RUNS // 2)))
+def test_killed_on_ray_the_store_is_the_same(run, cluster, inputs, undisturbed, tmp_path):
+    drawn = random.Random(1000 + run)
+    name = list(JOBS)[run % len(JOBS)]
+    execution = {"workers": 3, "engine": "ray", "address": cluster.address}
+    wanted, length = undisturbed(name, execution)
+    told = job(
+        chosen(inputs, name), tmp_path / "out", execution=execution, max_bad=60, **JOBS[name]
+    )
+    killed, said = tortured(drawn, told, length, ray=True)
+    print(
+        f"{run} {name}: {killed}, {said['resumed']} units found; {hash_of(tree(tmp_path / 'out'))}"
+    )
+    assert tree(tmp_path / "out") == wanted

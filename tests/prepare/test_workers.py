@@ -9,6 +9,7 @@ from batchloom.core.errors import WorkerError
 from batchloom.preparation import hand, making
 from batchloom.preparation.crews import Execution
 from batchloom.preparation.job import run_recipe
+from batchloom.preparation.orders import UnitOrder
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.sources.ordered import Cuts
 from prepare.stores import SMALL, jsonl, make, recipe_of, tree
@@ -74,3 +75,27 @@ def test_a_worker_without_a_package_says_so():
         WorkerError, match="no-such-package is missing where the coordinator has 1.2"
     ):
         replace(some)()
+
+
+def test_an_order_that_two_workers_do_comes_to_the_same(tmp_path, ordered, monkeypatch):
+    """One that was given up for lost may get to its end before the one that took its place."""
+    settings = {"unit_bytes": 4000, "limits": SMALL, "dedup": "near"}
+    make(ordered, tmp_path / "once", **settings)
+    real, kinds = hand.doing, set()
+
+    def doing_twice(task):
+        work = real(task)
+
+        def twice(order, tell):
+            kinds.add(type(order).__name__)
+            first = work(order, tell)
+            again = work(order, tell)
+            assert isinstance(order, UnitOrder) or again == first
+            return again
+
+        return twice
+
+    monkeypatch.setattr(making, "doing", doing_twice)
+    make(ordered, tmp_path / "twice", **settings)
+    assert {"UnitOrder", "SettleOrder", "WriteOrder", "FindOrder", "ComponentsOrder"} <= kinds
+    assert tree(tmp_path / "twice") == tree(tmp_path / "once")

@@ -28,7 +28,7 @@ from batchloom.core.errors import (
 )
 from batchloom.store.compact import compact_store
 from batchloom.store.format import MANIFEST_NAME, WORK_NAME
-from batchloom.store.generations import add_generation, changing, extended, stored_hashes
+from batchloom.store.generations import add_generation, changing, extended, stored_documents
 from batchloom.store.log import read_log
 from batchloom.store.manifest import PartEntry, manifest_bytes, read_manifest
 from batchloom.store.remove import remove_documents
@@ -205,9 +205,9 @@ def test_a_loader_on_an_older_generation_is_unaffected(tmp_path):
 
 def test_hashes_and_parts_of_what_is_there(grown):
     remove_documents(grown, documents_file=listed(grown, "train:1", "train:3"))
-    found = list(stored_hashes(grown))
-    hashes = np.concatenate([one for one, _ in found])
-    parts = np.concatenate([one for _, one in found])
+    found = list(stored_documents(grown))
+    hashes = np.concatenate([one.hashes for one in found])
+    parts = np.concatenate([one.parts for one in found])
     assert parts.tolist() == [0, 0, 1, 0, 1]
     kept = [("train", 0), ("train", 2), ("train", 4), ("val", 0), ("test", 0)]
     expected = [open_store(grown, name).origin(n).hash for name, n in kept]
@@ -315,6 +315,7 @@ def test_check_finds_what_is_damaged(grown, damage, words):
     [
         (lambda m: m.update(generation=3), "it is generation 3"),
         (lambda m: m.update(history=[]), "generation 2 and has no history"),
+        (lambda m: m.update(generation=1 << 62), r"has the generations \[1, 2\], and it is"),
         (lambda m: m["subsets"]["train"]["layers"][0].update(documents=1), "ends inside a shard"),
         (lambda m: m["subsets"]["train"]["layers"].pop(), "in its layers, and says"),
         (

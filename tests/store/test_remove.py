@@ -129,6 +129,8 @@ def test_what_is_asked_for_must_be_there(store, tmp_path):
         InputError, match=r"no source of the store is called 'givne'; did you mean 'given'\? batch"
     ):
         remove_documents(store, sources=["givne"])
+    with pytest.raises(InputError, match="no source of the store is called ''"):
+        remove_documents(store, sources=[""])
     with pytest.raises(InputMissingError, match="does not exist"):
         remove_documents(store, documents_file=tmp_path / "nothing")
     with pytest.raises(SettingsError, match="sources: missing"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.spec import from_plain, to_plain
 from batchloom.text import c4, fineweb, gopher, repetition
 from batchloom.text.c4 import C4
@@ -94,8 +94,10 @@ def test_a_list_of_bad_words_that_is_none(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(InputError, match="save it as UTF-8"):
         c4.make(C4(bad_words=str(tmp_path / "latin.txt")))
-    with pytest.raises(FileNotFoundError):
-        c4.make(C4(bad_words=str(tmp_path / "absent.txt")))
+    with pytest.raises(InputMissingError, match=r"bad_words: .*emty.txt does not.* 'empty.txt'\?"):
+        c4.make(C4(bad_words=str(tmp_path / "emty.txt")))
+    with pytest.raises(InputError, match="bad_words: .* cannot be read: it is a folder"):
+        c4.make(C4(bad_words=str(tmp_path)))
 
 
 def test_limits_that_are_none_are_off():

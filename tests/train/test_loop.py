@@ -212,6 +212,15 @@ def test_a_val_subset_with_nothing_to_predict_is_none(tmp_path):
     }
 
 
+def test_a_val_subset_of_documents_that_are_all_too_long_is_none(tmp_path):
+    long = [[*range(40), 99]]
+    store = write_store(tmp_path / "s", {"train": counting_documents(50, 0), "val": long})
+    sizes = {"seq_len": 16, "overlong": "drop", "steps": 2}
+    outcome, said = run_training(store, tmp_path / "run", sizes)
+    assert outcome.val_loss is None
+    assert any("val    none: No sequence can be made of 1 document" in line for line in said)
+
+
 @pytest.mark.parametrize("subset", ["train", "val"])
 def test_an_id_beyond_the_vocabulary_is_damage_of_the_store(tmp_path, subset):
     store = small_store(tmp_path / "s")

@@ -51,7 +51,12 @@ _ALIASES: dict[str, list[str]] = {
     "--output": ["--out"],
 }
 # Settings whose option has a name of its own.
-_OPTIONS = {"steps": "--max-iters", "optim.lr": "--lr", "model.init": "--init"}
+_OPTIONS = {
+    "memory": "--memory-per-worker",
+    "steps": "--max-iters",
+    "optim.lr": "--lr",
+    "model.init": "--init",
+}
 
 
 @app.callback(invoke_without_command=True)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Self, final
 
@@ -19,16 +20,16 @@ from batchloom.core.files import printable
 from batchloom.core.spec import shown
 from batchloom.core.values import counted, duration, megabytes, visible
 from batchloom.preparation.crews import Execution
-from batchloom.preparation.job import appended_to, run_chosen
+from batchloom.preparation.job import run_chosen
 from batchloom.preparation.recipe import Recipe
-from batchloom.preparation.recipe_choice import choose_recipe
+from batchloom.preparation.recipe_choice import choose_appended, choose_recipe
 from batchloom.preparation.recipe_file import recipe_settings, recipe_text
 from batchloom.preparation.recipe_values import SIZE, size_of
-from batchloom.preparation.report import read_facts
+from batchloom.preparation.report import last_facts
 from batchloom.preparation.result import PrepareResult
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.tally import Note, Progress
-from batchloom.store.format import QUARANTINE_NAME
+from batchloom.store.format import QUARANTINE_NAME, of_generation
 
 _CHAT = "Conversations"
 _RUN = "How the job is carried out"
@@ -136,7 +137,7 @@ def prepare(
     clean: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[,NAME...]",
+            metavar="NAMES",
             help="Steps of cleaning, in this order; none takes those of a recipe away.",
             show_default="none",
         ),
@@ -338,8 +339,8 @@ def prepare(
         "overlong": overlong,
         "prove": prove,
     }
-    place = appended_to(out, recipe) if append else recipe
-    chosen = choose_recipe(inputs or None, options, place)
+    choose = partial(choose_appended, out=out) if append else choose_recipe
+    chosen = choose(inputs or None, options, recipe)
     if print_recipe:
         for note in chosen.notes:
             plain_console(stderr=True).print(visible(note))
@@ -367,7 +368,7 @@ def prepare(
         result = run_chosen(chosen, out, display.show, settings)
     _tell(result, as_json=as_json)
     if profile:
-        print_profile(plain_console(stderr=as_json), read_facts(Path(out)))
+        print_profile(plain_console(stderr=as_json), last_facts(out))
     return 0
 
 
@@ -458,22 +459,29 @@ class Display:
 def print_result(console: Console, result: PrepareResult) -> None:
     """Print what came of a job: what was read, dropped and kept, and the subsets."""
     path = visible(str(result.path))
+    counts, grown = result.counts, result.generation > 1 and not result.already_done
+    if result.already_done and not counts.records:
+        console.print(f"{path} holds all of this already; nothing to append.")
+        console.print(_in_all(result))
+        return
     if result.already_done:
         console.print(f"{path} is finished already; nothing to do.")
-    counts = result.counts
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_row(
-        "input", f"{counted(result.input_files, 'file')}, {megabytes(result.input_bytes)}"
+        "new input" if grown else "input",
+        f"{counted(result.input_files, 'file')}, {megabytes(result.input_bytes)}",
     )
     table.add_row("records read", f"{counts.records:,}")
     for reason, count in counts.dropped.items():
-        table.add_row(f"dropped: {reason}", f"{count:,}")
-    where = f" (see {path}/{QUARANTINE_NAME})" if counts.quarantined else ""
+        table.add_row(f"dropped: {visible(reason)}", f"{count:,}")
+    name = of_generation(QUARANTINE_NAME, result.generation) if grown else QUARANTINE_NAME
+    # A dry run has made none.
+    where = f" (see {path}/{name})" if counts.quarantined and result.subsets else ""
     table.add_row(f"quarantined{where}", f"{counts.quarantined:,}")
-    table.add_row("documents kept", f"{counts.documents:,}")
-    table.add_row("tokens", f"{counts.tokens:,}")
+    table.add_row("documents added" if grown else "documents kept", f"{counts.documents:,}")
+    table.add_row("tokens added" if grown else "tokens", f"{counts.tokens:,}")
     console.print(table)
     if not result.subsets:
         # A dry run, which has said so.
@@ -493,3 +501,14 @@ def print_result(console: Console, result: PrepareResult) -> None:
         by = "" if engine.partition(" ")[0] == name else f", engine {engine}"
         done = f"{path}: done in {duration(result.seconds)}{speed}"
         console.print(f"{done}, tokenizer {name}{by}, {result.dtype}.")
+    if grown:
+        console.print(_in_all(result))
+
+
+def _in_all(result: PrepareResult) -> str:
+    documents, tokens = result.in_all
+    older = "; older ones stay readable (batchloom log)" if result.generation > 1 else ""
+    return (
+        f"{visible(str(result.path))} is generation {result.generation}, with {documents:,} documents and {tokens:,} "
+        f"tokens in all{older}."
+    )

@@ -12,10 +12,10 @@ def print_profile(console: Console, report: ReportFacts | None) -> None:
 
     Args:
         console: where to.
-        report: of the store; None where it has none that can be read.
+        report: of the job; None where it has none that can be read here.
     """
     if report is None:
-        console.print("The store has no report.json that says where the time went.")
+        console.print("Where the time went is in report.json beside the store.")
         return
     phases = ", ".join(f"{name} {duration(s)}" for name, s in report.seconds_by_phase.items())
     told = f"{duration(report.seconds)} in all" + (f": {phases}" if phases else "")

@@ -63,6 +63,7 @@ def write_band_keys(
     parts: NDArray[np.uint32],
     exact: Sequence[Path] = (),
     unit: int = 0,
+    gone: NDArray[np.int64] | None = None,
 ) -> None:
     """Write the keys of one unit as :func:`~batchloom.dedup.find.find` takes them, BAND_KEY.
 
@@ -72,6 +73,7 @@ def write_band_keys(
         parts: the place of each document's file part in the unit [D].
         exact: what was found of exact duplicates; they take no part.
         unit: the number of the unit.
+        gone: numbers of other documents that take no part.
 
     Raises:
         OutputError: a file cannot be read or written, or was cut.
@@ -83,6 +85,8 @@ def write_band_keys(
             piece = bands[start : start + stretch]
             keep = (piece != NO_KEY).any(axis=1)
             keep[gather(exact, unit, start, start + len(piece))["number"] - start] = False
+            if gone is not None:
+                keep[gone[(gone >= start) & (gone < start + len(piece))] - start] = False
             numbers = np.flatnonzero(keep)
             records = np.empty((len(numbers), count), BAND_KEY)
             records["high"] = piece[numbers]

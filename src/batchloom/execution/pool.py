@@ -201,10 +201,14 @@ class Pool:
         if not worker.ready:
             self._deaths += 1
             if self._deaths >= _MOST_DEATHS * self._most:
+                remedy = (
+                    "Give more (--memory-per-worker)."
+                    if worker.ended
+                    else "What they said stands above, on standard error; give --workers 1 to work without processes."
+                )
                 raise WorkerError(
                     f"{self._deaths} worker processes ended one after the other before they could do any "
-                    f"work; the last one {reason}. What they said stands above, on standard error; give "
-                    "--workers 1 to work without processes."
+                    f"work; the last one {reason}. {remedy}"
                 )
         return None
 
@@ -216,6 +220,8 @@ class Pool:
             status = worker.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             worker.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(_END_SECONDS)
             return worker.ended or "closed its pipe and did not end"
         return worker.ended or _said(status)
 

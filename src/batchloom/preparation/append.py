@@ -1,7 +1,7 @@
 """Appending: what a store holds already, and which of the inputs are new to it."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,25 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from batchloom.core.errors import StoreConflictError, StoreError
+from batchloom.core.errors import StoreError
 from batchloom.core.files import NOT_JSON, because, read_regular
 from batchloom.core.values import counted
 from batchloom.dedup.keys import write_keys
-from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.finding import StoredBands
 from batchloom.preparation.rerun import content_hash, report_of, report_sources
+from batchloom.preparation.unit_files import keys_of
 from batchloom.preparation.work import WorkFolder
 from batchloom.sources.listing import Listing
+from batchloom.store.bands import Banding, map_bands
 from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, TOKENIZER_NAME, of_generation
-from batchloom.store.generations import next_part, next_shards, stored_hashes
-from batchloom.store.manifest import Manifest, read_manifest
+from batchloom.store.generations import next_part, next_shards, stored_documents
+from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
+from batchloom.store.pairs import BAD
+from batchloom.store.removed import map_removed
 from batchloom.store.writer import make_folder, writing
+
+_LOW = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,9 @@ class Older:
         parts: how many parts its sources have.
         filled: subsets that hold documents.
         overrides: the subset of single hashes.
+        bands: the bands of each of these files' documents that new ones are compared with; None where the
+            store keeps none of this kind.
+        base: its newest generation.
     """
 
     generation: int = 0
@@ -42,6 +52,24 @@ class Older:
     parts: int = 0
     filled: frozenset[str] = frozenset()
     overrides: tuple[tuple[int, str], ...] = ()
+    bands: tuple[StoredBands | None, ...] = ()
+    base: Manifest | None = None
+
+    @property
+    def unsigned(self) -> int:
+        """How many of the files have no bands."""
+        return sum(one is None for one in self.bands)
+
+    def holding(self, out: Path, hashes: Collection[int]) -> frozenset[int]:
+        """Which of some hashes documents of the store have; ``out`` is its folder."""
+        if self.base is None or not hashes:
+            return frozenset()
+        lows = np.array([value & _LOW for value in hashes], np.uint64)
+        there: set[int] = set()
+        for found in stored_documents(out, self.base):
+            some = found.hashes[np.isin(found.hashes[:, 0], lows)]
+            there |= {(high << 64) | low for low, high in some.tolist()}
+        return frozenset(there.intersection(hashes))
 
 
 def base_of(out: Path) -> Manifest | None:
@@ -52,41 +80,57 @@ def base_of(out: Path) -> Manifest | None:
     return read_manifest(out)
 
 
-def older_of(work: WorkFolder, base: Manifest | None, *, keyed: bool) -> Older:
+def older_of(work: WorkFolder, base: Manifest | None, dedup: DedupRecipe) -> Older:
     """What stands before the documents of a job.
 
     Args:
         work: the job's folder, inside the store; keys go there.
         base: the newest generation; None where there is none.
-        keyed: whether new documents are compared with those that are there.
+        dedup: which new documents are left out for those that are there.
     """
     if base is None:
         return Older()
     return Older(
         generation=base.generation,
-        files=_keys(work, base) if keyed else (),
+        files=_keys(work, base) if dedup.mode != "none" else (),
         shards=next_shards(base),
         parts=next_part(base),
         filled=frozenset(name for name, subset in base.subsets.items() if subset.documents),
         overrides=tuple((int(value, 16), name) for value, name in base.subset_overrides.items()),
+        bands=_bands(work.out, base, dedup.banding) if dedup.mode == "near" else (),
+        base=base,
     )
 
 
 def _keys(work: WorkFolder, base: Manifest) -> tuple[Path, ...]:
     """The keys of all documents that are there, a file a shard."""
-    if base.preferences == "labels":
-        # Which label an answer has is not in its hash, and another label makes no duplicate.
-        return ()
     folder = work.path / "older"
     make_folder(folder)
     paths = []
-    for number, (hashes, parts) in enumerate(stored_hashes(work.out, base)):
+    for number, found in enumerate(stored_documents(work.out, base)):
         path = folder / f"{number:05d}.keys"
         if not path.exists():
-            numbers = np.arange(len(hashes), dtype=np.uint32)
-            write_keys(path, np.ascontiguousarray(hashes), numbers, np.ascontiguousarray(parts))
+            count = len(found.parts)
+            bad = np.zeros(count, bool) if found.sides is None else found.sides == BAD
+            numbers = np.arange(count, dtype=np.uint32)
+            write_keys(path, keys_of(found.hashes, bad), numbers, found.parts)
         paths.append(path)
     return tuple(paths)
+
+
+def _bands(out: Path, base: Manifest, banding: Banding) -> tuple[StoredBands | None, ...]:
+    """The bands of each shard that is there, where they are made as those of new documents are."""
+    found: list[StoredBands | None] = []
+    for name, subset in base.subsets.items():
+        removed, first = map_removed(out / name, subset), 0
+        for shard in subset.shards:
+            begin, end = removed.searchsorted([first, first + shard.documents])
+            places = tuple((removed[begin:end] - first).tolist())
+            first += shard.documents
+            path = out / name / f"{shard.name}.bands"
+            kept = shard.bands and map_bands(path, shard.documents).banding == banding
+            found.append(StoredBands(path, shard.documents, places) if kept else None)
+    return tuple(found)
 
 
 def kept_tokenizer(out: Path) -> dict[str, Any]:
@@ -103,40 +147,41 @@ def kept_tokenizer(out: Path) -> dict[str, Any]:
         raise StoreError(f"{path} cannot be read ({why}); restore it from a copy.") from error
 
 
-def refuse_unlike(recipe: Recipe, base: Manifest, out: Path) -> None:
-    """Refuse to append what would be divided among the subsets otherwise than the store is.
-
-    Raises:
-        StoreConflictError: names the setting.
-    """
-    for name in ("val_fraction", "test_fraction"):
-        then, now = base.recipe.get(name), getattr(recipe, name)
-        if then is not None and then != now:
-            raise StoreConflictError(
-                f"{out} was prepared with {name} {then:g}, and would be appended to with {now:g}: equal documents "
-                "could then be on two sides; leave the option out."
-            )
-
-
 def new_inputs(listing: Listing, base: Manifest, out: Path) -> Listing:
     """The inputs that the store does not hold yet, with a note on those it does.
 
-    A file is known by its place, size and time, or by its name, size and content.
+    A file is known by its place, size and time, or by its name, size and content. One that has changed
+    since is new as a whole.
     """
     known = _reported(out, base)
-    named = {(entry.name, entry.bytes): entry for entry in base.sources}
-    fresh = []
+    places = {place for place, _, _ in known}
+    named: dict[tuple[str, int], list[SourceEntry]] = {}
+    for one in base.sources:
+        named.setdefault((one.name, one.bytes), []).append(one)
+    fresh, changed = [], []
     for source, told in zip(listing.sources, report_sources(listing.sources), strict=True):
         if (told.path, told.bytes, told.mtime_ns) in known:
             continue
-        entry = named.get((source.name, source.size))
-        if entry is None or content_hash(source, entry) != entry.hash:
-            fresh.append(source)
-    found = len(listing.sources) - len(fresh)
-    if not found:
-        return listing
-    note = f"{counted(found, 'input')} of {len(listing.sources):,} are in {out} already."
-    return replace(listing, sources=tuple(fresh), notes=(*listing.notes, note))
+        if any(
+            content_hash(source, entry) == entry.hash
+            for entry in named.get((source.name, source.size), ())
+        ):
+            continue
+        fresh.append(source)
+        if told.path in places:
+            changed.append(source.name)
+    found, notes = len(listing.sources) - len(fresh), list(listing.notes)
+    if found:
+        notes.append(
+            f"{counted(found, 'input')} of {len(listing.sources):,} {'is' if found == 1 else 'are'} in {out} already."
+        )
+    if changed:
+        more = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
+        notes.append(
+            f"{changed[0]}{more} changed since it was read for {out}: the whole of it is looked at again, and of its "
+            "documents those that are there already are duplicates."
+        )
+    return replace(listing, sources=tuple(fresh), notes=tuple(notes))
 
 
 def _reported(out: Path, base: Manifest) -> set[tuple[str, int, int]]:

@@ -6,7 +6,8 @@ from typing import Literal
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import nearest, shown, whole
 from batchloom.dedup.lines import Pieces
-from batchloom.dedup.minhash import bands_for
+from batchloom.dedup.minhash import MINHASH_VERSION, bands_for
+from batchloom.store.bands import Banding
 
 Dedup = Literal["none", "exact", "lines", "paragraphs", "near"]
 
@@ -32,6 +33,8 @@ class DedupRecipe:
         shingle: neighbouring tokens that are hashed together.
         similarity: from which on nine of ten pairs are found; bands and rows follow from it
             (:func:`~batchloom.dedup.minhash.bands_for`). None: they say it themselves.
+        keep_signatures: whether the store keeps the keys of bands, so that what is appended to it is
+            compared with all that it has: 8 bytes a band and document.
     """
 
     mode: Dedup = "exact"
@@ -39,11 +42,21 @@ class DedupRecipe:
     rows: int = 8
     shingle: int = 5
     similarity: float | None = None
+    keep_signatures: bool = True
 
     @property
-    def banding(self) -> tuple[int, int]:
-        """Bands, and rows of each."""
-        return (self.bands, self.rows) if self.similarity is None else bands_for(self.similarity)
+    def banding(self) -> Banding:
+        """How keys of bands are made."""
+        near = self.similarity
+        bands, rows = (self.bands, self.rows) if near is None else bands_for(near)
+        return Banding(bands, rows, self.shingle, MINHASH_VERSION)
+
+    @property
+    def kept_banding(self) -> Banding | None:
+        """How the keys are made that a store keeps; None where it keeps none."""
+        if self.mode != "near" or not self.keep_signatures:
+            return None
+        return self.banding
 
     @property
     def pieces(self) -> Pieces | None:
@@ -73,6 +86,13 @@ class DedupRecipe:
             problems.append(
                 f"dedup.bands: {self.bands} of {self.rows} rows are {self.bands * self.rows:,} hashes a document; "
                 f"choose at most {_MOST_HASHES:,}"
+            )
+        keep: object = self.keep_signatures
+        if not isinstance(keep, bool):
+            problems.append(f"dedup.keep_signatures: {shown(keep)} is neither true nor false")
+        elif not keep and self.mode != "near":
+            problems.append(
+                f"dedup.keep_signatures: belongs to mode near, and mode is {shown(self.mode)}; leave it out"
             )
         return problems + self._similarity_problems()
 

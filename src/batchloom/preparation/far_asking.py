@@ -17,6 +17,8 @@ T = TypeVar("T")
 TRIES, SECONDS = 8, 300.0
 # Where the first word of a job is not heard, a person waits.
 FIRST_TRIES = 4
+# Said by threads that nobody listens to any longer.
+_STOPPED = "Stopped."
 
 
 def waiting(tries: int, name: str) -> float:
@@ -34,7 +36,7 @@ class Asking:
 
     Args:
         url: the place, for what is said of it.
-        ended: is set when the job ends, so that nothing is waited for any longer.
+        ended: is set when the job ends, so that nothing is asked or waited for any longer.
         first: whether this is the job's first word there: what cannot be reached is told at once.
     """
 
@@ -54,6 +56,8 @@ class Asking:
         most = FIRST_TRIES if self._first else TRIES
         tries = 0
         while True:
+            if self._ended.is_set():
+                raise OutputError(_STOPPED)
             found = outcome(work)
             if not isinstance(found, Fault):
                 return found
@@ -66,8 +70,7 @@ class Asking:
             late = tries == most or time.monotonic() - began > SECONDS
             if not passing or late or self._given_up.is_set():
                 raise not_written(found, self._url, tries)
-            if self._ended.wait(waiting(tries, self._url)):
-                raise OutputError("Stopped.")
+            self._ended.wait(waiting(tries, self._url))
 
     def give_up(self) -> None:
         """Try nothing again from now on."""

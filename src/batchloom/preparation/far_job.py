@@ -101,6 +101,8 @@ def run_far(
             listener(Note(note))
             far.end_uploads()
             made = task.make(make, spool, listener, began)
+        if settings.dry_run:
+            return replace(made, path=far.shown, notes=(note, *made.notes))
         _name_place(folder / _STORE_NAME, far.shown)
         # Hours may have passed, and not every store keeps two jobs apart that begin together.
         files = far.files()

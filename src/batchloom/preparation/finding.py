@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from batchloom.dedup.aside import mapped
 from batchloom.dedup.components import components
 from batchloom.dedup.find import find
@@ -10,6 +12,7 @@ from batchloom.dedup.keys import BAND_KEY, KEY
 from batchloom.dedup.near import read_bands, write_band_keys
 from batchloom.preparation.unit_files import BANDS_NAME, ROW, ROWS_NAME
 from batchloom.preparation.work import attempt_folder, claim, claimed_file
+from batchloom.store.bands import map_bands
 from batchloom.store.writer import make_folder, sync_folder
 
 EXACT, NEAR = "exact", "near"
@@ -58,6 +61,36 @@ class BandsOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredBands:
+    """The bands of a shard that is there.
+
+    Attributes:
+        path: its file.
+        documents: how many the shard has.
+        removed: places of those that were removed, which nothing is like.
+    """
+
+    path: Path
+    documents: int
+    removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBandsOrder:
+    """The bands of a shard that is there, to be sorted.
+
+    Attributes:
+        bands: of the shard.
+        place: file of the sorted keys.
+        attempt: sets the file of this attempt apart from that of another one.
+    """
+
+    bands: StoredBands
+    place: Path
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
 class ComponentsOrder:
     """All links between documents that agree in a band, to be followed to their ends.
 
@@ -89,6 +122,16 @@ def sort_bands(order: BandsOrder) -> None:
     bands = read_bands(order.folder / BANDS_NAME, order.count)
     with claimed_file(order.place, order.attempt) as aside:
         write_band_keys(aside, bands, rows["part"], order.exact, order.number)
+
+
+def sort_stored_bands(order: StoredBandsOrder) -> None:
+    """Write the sorted keys of the bands of a shard that is there."""
+    said = order.bands
+    keys = map_bands(said.path, said.documents).keys
+    # Which file part it came of is told of what goes alone.
+    parts = np.zeros(said.documents, np.uint32)
+    with claimed_file(order.place, order.attempt) as aside:
+        write_band_keys(aside, keys, parts, gone=np.array(said.removed, np.int64))
 
 
 def link_components(order: ComponentsOrder) -> tuple[Path, ...]:

@@ -80,7 +80,7 @@ def finish_store(work: WorkFolder, done: Finished, report: ReportFacts) -> Manif
     """Write everything but the shards into the growing store, its manifest last.
 
     Returns:
-        What the manifest would be if the job's documents were a store of their own.
+        That manifest.
 
     Raises:
         OutputError: it cannot be written.
@@ -99,7 +99,7 @@ def finish_store(work: WorkFolder, done: Finished, report: ReportFacts) -> Manif
     made = make_manifest(done, subsets)
     manifest = made if done.base is None else extended(done.base, made)
     write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
-    return made
+    return manifest
 
 
 def _gather_shards(work: WorkFolder, done: Finished) -> None:

@@ -16,9 +16,11 @@ from batchloom.preparation.finding import (
     BandsOrder,
     ComponentsOrder,
     FindOrder,
+    StoredBandsOrder,
     find_duplicates,
     link_components,
     sort_bands,
+    sort_stored_bands,
 )
 from batchloom.preparation.orders import PiecesOrder, UnitOrder
 from batchloom.preparation.part_cuts import CutsOrder, find_cuts
@@ -125,6 +127,7 @@ def doing(make: Callable[[], Task]) -> Work:
 _ALONE: dict[type, Callable[[Any], Any]] = {
     FindOrder: find_duplicates,
     BandsOrder: sort_bands,
+    StoredBandsOrder: sort_stored_bands,
     ComponentsOrder: link_components,
     SettleOrder: settle_unit,
     WriteOrder: write_unit,

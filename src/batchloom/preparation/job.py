@@ -9,27 +9,35 @@ from pathlib import Path
 from typing import Any, Literal
 
 from batchloom.chat.trained import TrainOn
-from batchloom.core.errors import SettingsError
+from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.spec import shown
-from batchloom.preparation.append import base_of, kept_tokenizer, new_inputs, refuse_unlike
+from batchloom.preparation.append import base_of, kept_tokenizer, new_inputs
+from batchloom.preparation.append_refusals import refuse_unlike
 from batchloom.preparation.crews import EngineName, Execution
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.far_job import run_far
 from batchloom.preparation.inputs import Given, list_inputs
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.recipe import Dtype, Recipe, is_path
-from batchloom.preparation.recipe_choice import Chosen, RecipePlace, choose_recipe, same_as
+from batchloom.preparation.recipe_choice import (
+    Chosen,
+    RecipePlace,
+    choose_appended,
+    choose_recipe,
+    same_as,
+)
 from batchloom.preparation.recipe_file import SETTINGS
 from batchloom.preparation.rerun import (
     Report,
     check_apart,
     check_folder,
+    clear_leftover,
     finished_store,
     read_report,
     remove_leftover,
     seen_before,
 )
-from batchloom.preparation.result import PrepareResult, result_of
+from batchloom.preparation.result import PrepareResult, beyond, result_of
 from batchloom.preparation.run import Job
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.synthetic import synthetic_input, write_synthetic
@@ -38,7 +46,7 @@ from batchloom.preparation.work import SPOOL_NAME, WorkFolder
 from batchloom.sources.addresses import is_url
 from batchloom.sources.listing import Listing
 from batchloom.sources.spool import Spool
-from batchloom.store.format import MANIFEST_NAME, WORK_NAME
+from batchloom.store.format import WORK_NAME
 from batchloom.store.manifest import Manifest
 from batchloom.text.steps import CleanStep
 
@@ -108,7 +116,8 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     """
     asked = locals()
     options = {name: asked[name] for name in SETTINGS}
-    chosen = choose_recipe(inputs, options, appended_to(out, recipe) if append else recipe)
+    choose = partial(choose_appended, out=out) if append else choose_recipe
+    chosen = choose(inputs, options, recipe)
     if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
     execution = Execution(workers=workers, engine=engine, address=address, memory=memory_per_worker)
@@ -122,15 +131,6 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         work=None if work is None else Path(work),
     )
     return run_chosen(chosen, folder, progress or log_notes, settings)
-
-
-def appended_to(
-    out: str | os.PathLike[str] | None, recipe: RecipePlace | None
-) -> RecipePlace | None:
-    """The recipe of a job that appends: that of the store, where there is one and no other is named."""
-    if recipe is not None or out is None or not (Path(out) / MANIFEST_NAME).exists():
-        return recipe
-    return out
 
 
 def run_chosen(
@@ -147,6 +147,8 @@ def run_chosen(
                     f"append: {shown(out)} lies elsewhere, and only a store of this machine is appended to"
                 ]
             )
+        if chosen.partial:
+            raise InputError(chosen.partial)
         make = partial(_make_listed, how=_How(settings, chosen.kept))
         return run_far(chosen, out, listener, make, settings)
     if settings.work is not None:
@@ -155,8 +157,11 @@ def run_chosen(
                 f"work: {shown(str(settings.work))} is for a store elsewhere (--out s3://...); leave it out"
             ]
         )
+    if chosen.partial and not settings.append:
+        raise InputError(chosen.partial)
     result = run_recipe(chosen.recipe, Path(out), listener, chosen=chosen, settings=settings)
-    told = same_as(Path(out), chosen.store)
+    # A dry run leaves no store to compare.
+    told = "" if settings.dry_run else same_as(Path(out), chosen.store)
     if not told:
         return result
     listener(Note(told))
@@ -217,7 +222,10 @@ def _make_listed(
     settings = how.settings
     base = base_of(out) if settings.append else None
     if base is not None:
-        return _append(*(recipe, out, listing, spool, listener, began), (settings, base))
+        return _append(*(recipe, out, listing, spool, listener, began), (how, base))
+    if settings.append:
+        note = f"There is no store at {out} yet: it is made."
+        listing = replace(listing, notes=(*listing.notes, note))
     done = _done_before(recipe, out, listing, began, how)
     if done is not None:
         return done
@@ -233,21 +241,24 @@ def _append(
     spool: Spool,
     listener: Listener,
     began: float,
-    how: tuple[RunSettings, Manifest],
+    asked: tuple[_How, Manifest],
 ) -> PrepareResult:
     """Make a new generation of a store of those inputs that it does not hold yet."""
-    settings, base = how
-    refuse_unlike(recipe, base, out)
+    how, base = asked
+    refuse_unlike(recipe, base, out, how.kept)
     listing = new_inputs(listing, base, out)
     if not listing.sources:
-        remove_leftover(out)
+        remove_leftover(out, base.generation)
         for note in listing.notes:
             listener(Note(note))
         seconds = time.perf_counter() - began
-        return result_of(out, base, seconds=seconds, already_done=True, notes=listing.notes)
+        result = result_of(out, base, seconds=seconds, already_done=True, notes=listing.notes)
+        return beyond(result, base)
     with WorkFolder(out) as work:
         spool.sweep()
-        return Job(work, recipe, listing, listener, settings, began, base).run(kept_tokenizer(out))
+        clear_leftover(work, base.generation)
+        job = Job(work, recipe, listing, listener, how.settings, began, base)
+        return job.run(kept_tokenizer(out))
 
 
 def _done_before(
@@ -259,7 +270,7 @@ def _done_before(
     if manifest is None:
         check_folder(out)
         return None
-    remove_leftover(out)
+    remove_leftover(out, manifest.generation)
     note = report.engine_note if report else ""
     seconds = time.perf_counter() - began
     return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)

@@ -134,7 +134,7 @@ class Making:
         self._seconds: dict[str, float] = {}
         self._pieces: list[Path] = []
         self._excluded: list[Excluded] = [()] * len(self._units)
-        self._before = ""
+        self._before, self._again = "", False
         # Two runs never use the same: what one left behind is in nobody's way.
         self._attempt = f"{time.time_ns():x}"
 
@@ -152,12 +152,19 @@ class Making:
             try:
                 return self._make(tokenizer, dtype, chat)
             except KeptAsideError as error:
+                self._again = True
                 self._work.exclude(self._names(tokenizer)[error.unit], error.excluded)
 
     def _make(self, tokenizer: Tokenizer, dtype: str, chat: ChatEncoder | None) -> Made:
         """Do what is left to do, with records that are known to be kept aside."""
         recipe = self._recipe
         folders = self._folders(tokenizer)
+        other = self._work.follow(fingerprint([folder.name for folder in folders]))
+        if other and not self._again:
+            self._note(
+                "Packages that decide documents are of other versions than when this job was stopped: all units are "
+                "done again."
+            )
         found = [self._work.unit_facts(folder.name) for folder in folders]
         resumed = sum(one is not None for one in found)
         if resumed:
@@ -200,7 +207,13 @@ class Making:
     def _settle_and_write(self, crew: Crew, units: list[UnitWork], task: Task) -> Made:
         """What follows when every unit is tokenized."""
         recipe, dtype = self._recipe, task.dtype
-        older = older_of(self._work, self._base, keyed=recipe.dedup.mode != "none")
+        older = older_of(self._work, self._base, recipe.dedup)
+        if older.unsigned:
+            self._note(
+                f"{self._work.out} keeps signatures of this kind for {len(older.bands) - older.unsigned:,} of its "
+                f"{len(older.bands):,} shards (prepare with --dedup near keeps them): near duplicates of documents in "
+                "the others stay."
+            )
         sharding = Sharding(
             membership=task.membership,
             most=recipe.tokens_per_shard,
@@ -367,7 +380,5 @@ def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:
     if tally.first:
         return f"{said} The first bad one: {tally.first}. Mend the input, or name another."
     if left_out:
-        return (
-            f"{said} Leave fewer out (--max-tokens, --overlong, --train-on), or name other inputs."
-        )
+        return f"{said} Leave fewer out (--clean, --max-tokens, --overlong, --train-on), or name other inputs."
     return f"{said} Name other inputs."

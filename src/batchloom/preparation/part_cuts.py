@@ -15,10 +15,12 @@ class CutsOrder:
     Attributes:
         source: it has several parts.
         nominal: the bytes at or after which its parts are to meet, ascending.
+        attempt: as that of every order, though this one writes nothing.
     """
 
     source: Source
     nominal: tuple[int, ...]
+    attempt: str = ""
 
 
 def find_cuts(order: CutsOrder, rules: ReadRules) -> tuple[Begin | None, ...]:

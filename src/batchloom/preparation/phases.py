@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -13,7 +14,14 @@ from batchloom.execution.retry import carry_out
 from batchloom.execution.seam import Crew, Told
 from batchloom.preparation.append import Older
 from batchloom.preparation.dedup_recipe import DedupRecipe
-from batchloom.preparation.finding import EXACT, NEAR, BandsOrder, ComponentsOrder, FindOrder
+from batchloom.preparation.finding import (
+    EXACT,
+    NEAR,
+    BandsOrder,
+    ComponentsOrder,
+    FindOrder,
+    StoredBandsOrder,
+)
 from batchloom.preparation.settle import SettleOrder, Sharding, decide, overrides_of
 from batchloom.preparation.shards import ShardTask, WriteOrder
 from batchloom.preparation.suspects import Losses
@@ -102,29 +110,45 @@ class Phases:
         exact = find_all(crew, files, folder / EXACT, self._attempt, first_new=len(older))
         if mode != "near" or not documents:
             return Duplicates(exact)
-        (count, _), place = self._dedup.banding, folder / "bands"
-        none, numbers = place / f"none{KEYS}", range(len(older), len(files))
-        bands = [place / f"{number:05d}{KEYS}" for number in numbers]
-        orders = {
-            number: BandsOrder(one.folder, number, exact, count, path, self._attempt)
-            for number, one, path in zip(numbers, units, bands, strict=True)
-            if not path.exists()
-        }
-        have_done(crew, orders)
-        if older:
+        bands = self._sorted_bands(crew, exact)
+        # What is there stays: only what is new need be linked to it.
+        first = len(older)
+        links = find_all(
+            crew, bands, folder / "links", self._attempt, first_new=first, kind=BAND_KEY
+        )
+        place = folder / NEAR
+        if place.exists():
+            return Duplicates(exact, tuple(sorted(place.iterdir())))
+        order = ComponentsOrder(links, folder / "scratch", place, first, self._attempt)
+        return Duplicates(exact, have_done(crew, {0: order})[0])
+
+    def _sorted_bands(self, crew: Crew, exact: tuple[Path, ...]) -> tuple[Path, ...]:
+        """The files of sorted keys of bands: of what is there, where signatures are kept, then of all units."""
+        count, first = self._dedup.banding.bands, len(self._older.files)
+        place = self._work.duplicates / "bands"
+        none = place / f"none{KEYS}"
+        orders: dict[int, BandsOrder | StoredBandsOrder] = {}
+        paths = []
+        for number, stored in enumerate(self._older.bands):
+            paths.append(none if stored is None else place / f"{number:05d}{KEYS}")
+            if stored is not None:
+                orders[number] = StoredBandsOrder(stored, paths[-1], self._attempt)
+        for number, one in enumerate(self._units, first):
+            paths.append(place / f"{number:05d}{KEYS}")
+            sources = one.folder, number, exact, count
+            orders[number] = BandsOrder(*sources, paths[-1], self._attempt)
+        have_done(crew, {n: one for n, one in orders.items() if not one.place.exists()})
+        if none in paths:
             write_file(none, b"")
-        every = (*[none] * len(older), *bands)
-        links = find_all(crew, every, folder / "links", self._attempt, kind=BAND_KEY)
-        order = ComponentsOrder(links, folder / "scratch", folder / NEAR, 0, self._attempt)
-        found = have_done(crew, {0: order})
-        return Duplicates(exact, found[0])
+        return tuple(paths)
 
     def decide(self, kept: Sequence[UnitKept]) -> Decision:
         """The subsets of single hashes and the numbers of all shards: decided once."""
         decision = self._work.decision()
         if decision is None:
             folders = [(one.folder, self._work.kept(one.unit.number)) for one in self._units]
-            decision = decide(kept, folders, self._sharding)
+            held = partial(self._older.holding, self._work.out)
+            decision = decide(kept, folders, self._sharding, held)
             self._work.decide(decision)
         return decision
 
@@ -147,6 +171,7 @@ class Phases:
         task = ShardTask(
             *(self._work.store, self._dtype, sharding.membership),
             *(sharding.decided(overrides_of(decision)), sharding.most),
+            self._dedup.kept_banding,
         )
         shards: dict[int, Shards] = {}
         orders: dict[int, WriteOrder] = {}

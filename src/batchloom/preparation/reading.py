@@ -154,6 +154,11 @@ class Readings:
         return found
 
 
+def called(kind: str) -> str:
+    """What documents of a kind of preferences are called; of none, too."""
+    return _KINDS[kind]
+
+
 def refuse_mixed(sources: Sequence[Source], readings: Readings) -> None:
     """Preferences stand alone: what reads a store of them reads nothing else, and the other way round.
 

@@ -192,10 +192,24 @@ def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The settings that decide bytes and differ, each as ``name: old -> new``."""
     then, now = flat_settings(old), flat_settings(new)
     return [
-        f"{name}: {shown(then.get(name))} -> {shown(now.get(name))}"
+        f"{name}: {_told(name, then.get(name), now.get(name))}"
         for name in {**now, **then}
         if name not in _BESIDE and then.get(name) != now.get(name)
     ]
+
+
+def _told(name: str, old: Any, new: Any) -> str:
+    """How one setting differs; of steps of cleaning their names, or the first that has other settings."""
+    if name != "clean":
+        return f"{shown(old)} -> {shown(new)}"
+    steps = [[next(iter(one.items())) for one in steps or ()] for steps in (old, new)]
+    names = [",".join(step for step, _ in one) or "none" for one in steps]
+    if names[0] != names[1]:
+        return f"{names[0]} -> {names[1]}"
+    pairs = zip(*steps, strict=True)
+    (step, then), (_, now) = next(pair for pair in pairs if pair[0] != pair[1])
+    setting = next(one for one in {**then, **now} if then.get(one) != now.get(one))
+    return f"{step}: {setting}: {shown(then.get(setting))} -> {shown(now.get(setting))}"
 
 
 def flat_settings(plain: dict[str, Any]) -> dict[str, Any]:

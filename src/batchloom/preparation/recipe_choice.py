@@ -9,14 +9,17 @@ from typing import Any
 
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.spec import raise_problems, shown
+from batchloom.preparation.append_refusals import refuse_without_recipe
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.inputs import Given, Inputs, as_given, lifted, read_inputs
-from batchloom.preparation.read_recipe import ReadRecipe
+from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe, is_path
 from batchloom.preparation.recipe_file import Stated, read_recipe_file, state_recipe
 from batchloom.preparation.recipe_store import is_store, read_store_recipe
 from batchloom.preparation.recipe_values import dedup_of, steps_of, tokens_of
+from batchloom.sources.listing import input_labels
 from batchloom.store.format import MANIFEST_NAME
+from batchloom.store.manifest import read_manifest
 
 RecipePlace = Recipe | str | os.PathLike[str]
 
@@ -37,7 +40,9 @@ class Chosen:
         notes: what is to be known of it.
         usual: what becomes of duplicates, told before work begins; empty where somebody said so himself.
         kept: the state of the tokenizer, where a store has kept it.
-        store: the store that is made again; None where something was said over its recipe.
+        store: the store that is made again, or the manifest of an older generation of it; None where
+            something was said over its recipe.
+        partial: why the recipe of a store makes a part of it alone, with what to do; else empty.
     """
 
     recipe: Recipe
@@ -45,6 +50,7 @@ class Chosen:
     usual: str = ""
     kept: Mapping[str, Any] | None = None
     store: Path | None = None
+    partial: str = ""
 
     @property
     def announced(self) -> tuple[str, ...]:
@@ -95,12 +101,51 @@ def choose_recipe(
         SettingsError: everything that is wrong with the settings; those of a file with its name.
         InputMissingError, InputError, RecordError, StoreError: see :func:`read_recipe`.
     """
+    return _choose(inputs, options, recipe, by_label=False)
+
+
+def choose_appended(
+    inputs: Given | Sequence[Given] | None,
+    options: Mapping[str, Any],
+    recipe: RecipePlace | None,
+    out: object,
+) -> Chosen:
+    """The job that appends to a store: by the recipe of its newest generation, where no other is named.
+
+    What that says of each of its inputs is said of those alone that are given again.
+
+    Args:
+        inputs: in place of the recipe's; None for those, of which new files are looked for.
+        options: as :func:`choose_recipe` takes them.
+        recipe: as :func:`choose_recipe` takes it; None for the store's.
+        out: where the store may be; without one the job is as any other.
+
+    Raises:
+        SettingsError, InputMissingError, InputError, RecordError, StoreError: see :func:`choose_recipe`.
+        StoreConflictError: nothing can be appended to this store.
+    """
+    place = os.fspath(out) if isinstance(out, os.PathLike) else out
+    if recipe is not None or not isinstance(place, str) or not is_path(place):
+        return _choose(inputs, options, recipe, by_label=False)
+    if not (Path(place) / MANIFEST_NAME).exists():
+        return _choose(inputs, options, recipe, by_label=False)
+    refuse_without_recipe(read_manifest(Path(place)), Path(place))
+    return _choose(inputs, options, Path(place), by_label=True)
+
+
+def _choose(
+    inputs: Given | Sequence[Given] | None,
+    options: Mapping[str, Any],
+    recipe: RecipePlace | None,
+    *,
+    by_label: bool,
+) -> Chosen:
     given = {name: value for name, value in options.items() if value is not None}
     said = () if inputs is None else as_given(inputs)
     stated = _stated(recipe, {*given, *(["inputs"] if said else [])})
     values, problems = _full(_over(stated.settings, given))
     reading = ReadRecipe(**{name: values[name] for name in _READING if name in values})
-    found = _inputs(said, stated, reading, values.get("tokenizer"))
+    found = _inputs(said, stated, reading, values.get("tokenizer"), by_label=by_label)
     chat = ChatRecipe()
     try:
         chat = ChatRecipe(**{name: values[name] for name in _CHAT if name in values})
@@ -124,7 +169,8 @@ def choose_recipe(
     over = {*given, *(["inputs"] if said else [])}
     raise_problems([_placed(problem, stated.where, over) for problem in problems])
     again = stated.store if not over else None
-    return Chosen(made, (*stated.notes, *found.notes), usual, stated.kept, again)
+    notes = (*stated.notes, *found.notes)
+    return Chosen(made, notes, usual, stated.kept, again, "" if said else stated.partial)
 
 
 def usual_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:
@@ -144,8 +190,8 @@ def same_as(out: Path, store: Path | None) -> str:
     """What to say of a store that was made by the recipe of another; empty where there is none."""
     if store is None or out.resolve() == store.resolve():
         return ""
-    manifests = [(one / MANIFEST_NAME).read_bytes() for one in (out, store)]
-    if manifests[0] == manifests[1]:
+    manifest = store if store.is_file() else store / MANIFEST_NAME
+    if manifest.read_bytes() == (out / MANIFEST_NAME).read_bytes():
         return f"{out} is the same as {store}, to the byte."
     return (
         f"{out} differs from {store}: its inputs, its tokenizer or batchloom itself are not what they were; compare "
@@ -187,16 +233,27 @@ def _full(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _inputs(
-    said: tuple[Any, ...], stated: Stated, reading: ReadRecipe, tokenizer: str | None
+    said: tuple[Any, ...],
+    stated: Stated,
+    reading: ReadRecipe,
+    tokenizer: str | None,
+    *,
+    by_label: bool,
 ) -> Inputs:
     """The inputs of a job: those that are said, else the recipe's."""
     if not said:
         sources, reading = lifted(stated.sources, reading)
-        own = read_inputs((), reading, tokenizer)
-        return replace(own, inputs=stated.inputs, sources=sources)
+        none = read_inputs((), reading, tokenizer)
+        return replace(none, inputs=stated.inputs, sources=sources)
     found = read_inputs(said, reading, tokenizer)
     if not stated.sources or found.sources:
         return found
+    if by_label:
+        known, reading = lifted(stated.sources, reading)
+        of = dict(zip(input_labels(stated.inputs), known, strict=True))
+        own = tuple(of.get(label, SourceRecipe()) for label in input_labels(found.inputs))
+        some = any(one != SourceRecipe() for one in own)
+        return replace(found, sources=own if some else (), reading=reading)
     if len(found.inputs) != len(stated.sources):
         raise InputError(
             f"{stated.where or 'The recipe'} says something of each of its {len(stated.sources)} inputs, and "

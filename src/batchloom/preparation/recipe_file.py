@@ -16,7 +16,8 @@ from batchloom.preparation.read_recipe import SourceRecipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_values import dedup_plain, size_text, steps_plain
 from batchloom.preparation.yaml_plain import EXPONENT, FLOAT_TAG, read_yaml
-from batchloom.sources.addresses import is_far
+from batchloom.sources.addresses import is_far, is_url
+from batchloom.sources.addresses import shown as shown_address
 from batchloom.store.format import MANIFEST_NAME
 
 # In the order in which people read them.
@@ -44,6 +45,7 @@ class Stated:
         notes: what is to be told before work begins.
         kept: the state of the tokenizer, where a store has kept it.
         store: the store that was made by it.
+        partial: why it made a part of that store alone; empty where it made all.
     """
 
     settings: Mapping[str, Any]
@@ -53,6 +55,7 @@ class Stated:
     notes: tuple[str, ...] = ()
     kept: Mapping[str, Any] | None = None
     store: Path | None = None
+    partial: str = ""
 
 
 def state_recipe(recipe: Recipe) -> Stated:
@@ -170,6 +173,20 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
         "dedup": dedup_plain(recipe.dedup),
         "tokens_per_shard": size_text(recipe.tokens_per_shard),
     }
+
+
+def printable_settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings of a recipe as a report holds them: names that are no Unicode are replaced."""
+    plain = recipe_settings(recipe)
+    return {name: _printable(value) for name, value in plain.items() if value not in (None, {}, [])}
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(shown_address(value) if is_url(value) else value)
+    if isinstance(value, dict):
+        return {printable(str(name)): _printable(one) for name, one in value.items()}
+    return [_printable(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def recipe_text(recipe: Recipe, note: str = "") -> str:

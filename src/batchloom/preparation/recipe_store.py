@@ -22,8 +22,15 @@ from batchloom.sources.forms import Form
 from batchloom.sources.hub import hub_name
 from batchloom.sources.kinds import kind_by_name
 from batchloom.sources.listing import fixed_part
-from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, TOKENIZER_NAME
-from batchloom.store.manifest import Manifest, read_manifest
+from batchloom.store.format import (
+    GENERATIONS_NAME,
+    MANIFEST_NAME,
+    REPORT_NAME,
+    TOKENIZER_NAME,
+    generation_name,
+    of_generation,
+)
+from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.tokens import parse_train_spec
 
 _TEXTS = ("text", "code")
@@ -49,16 +56,27 @@ class _Lay(msgspec.Struct, frozen=True):
 
 def inputs_lay(inputs: Sequence[str]) -> dict[str, Any]:
     """Where inputs lie, for ``report.json``: as they were given, and the folder that they were given in."""
+    try:
+        folder = os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        folder = ""  # it was deleted, and nothing relative can be found from it
     places = [shown(one) if is_far(one) else os.path.expanduser(local_path(one)) for one in inputs]  # noqa: PTH111
     return {
         "inputs": [printable(place) for place in places],
-        "folder": printable(os.getcwd()),  # noqa: PTH109
+        "folder": printable(folder),
     }
 
 
 def is_store(path: Path) -> bool:
-    """Whether a recipe is asked for by the store that it made: its folder, or its manifest."""
-    return path.is_dir() or path.name == MANIFEST_NAME
+    """Whether a recipe is asked for by the store that it made: its folder, or the manifest of a generation."""
+    return path.is_dir() or path.name == MANIFEST_NAME or _generation(path) is not None
+
+
+def _generation(path: Path) -> int | None:
+    """The number of the older generation of which this is the manifest; None for what is none."""
+    above = path.parent
+    older = above.name == GENERATIONS_NAME and path.suffix == ".json" and path.stem.isdecimal()
+    return int(path.stem) if older and (above.parent / MANIFEST_NAME).exists() else None
 
 
 def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
@@ -68,7 +86,7 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
     names alone, and the report beside it says where they lay.
 
     Args:
-        path: the store's folder, or its manifest.
+        path: the store's folder, its manifest, or that of an older generation.
         given: the names of what is overruled, which need not be there: settings, and ``inputs``.
 
     Raises:
@@ -78,10 +96,11 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
         InputMissingError: an input or the template is not there; says how to give it.
         InputError: it was imported, so that there is no recipe.
     """
-    folder = path if path.is_dir() else path.parent
-    manifest = read_manifest(folder)
+    generation = _generation(path)
+    folder = path if path.is_dir() else path.parent if generation is None else path.parent.parent
+    manifest = read_manifest(folder, generation)
     plain = manifest.recipe
-    where = str(folder / MANIFEST_NAME)
+    where = str(folder / MANIFEST_NAME) if generation is None else str(path)
     if plain.get("source") == SYNTHETIC:
         return _synthetic(plain, folder)
     if "reading" not in plain:
@@ -97,12 +116,18 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
     settings.pop("clean_files", None)
     if expected is not None and "template" not in given:
         _check_template(str(settings.get("template")), expected, folder)
-    said = _sources(manifest, where)
+    step = [entry for entry in manifest.all_history if entry.reads][-1]
+    sources = manifest.sources_of(step)
+    said = _sources(plain, sources, where)
     labels = [str(one) for one in plain.get("inputs", ())]
     inputs, notes = (
         (labels, ())
         if "inputs" in given
-        else _places(labels, folder, of_hub=any(one.revision for one in manifest.sources))
+        else _places(
+            labels,
+            folder / of_generation(REPORT_NAME, step.number),
+            of_hub=any(one.revision for one in sources),
+        )
     )
     overruled = {"tokenizer", "end_token"} & set(given)
     return Stated(
@@ -112,8 +137,22 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
         where,
         notes,
         None if overruled else _kept_tokenizer(manifest, folder),
-        folder,
+        folder if generation is None else path,
+        "" if generation is not None else _partial(manifest, folder),
     )
+
+
+def _partial(manifest: Manifest, folder: Path) -> str:
+    """Why the recipe of a manifest makes a part of its store alone, with what to do; empty where it makes all."""
+    steps = [entry.number for entry in manifest.all_history if entry.reads]
+    if len(steps) == 1:
+        return ""
+    told = f"{folder} was made by {len(steps)} jobs, and its recipe is that of the last alone: "
+    if not set(steps) <= set(manifest.readable):
+        return f"{told}the others were compacted away. Give the inputs of all as arguments."
+    first, *others = (folder / generation_name(number) for number in steps[:-1])
+    appended = " and ".join(f"--append --recipe {place}" for place in [*others, folder])
+    return f"{told}make them again one after the other into one --out, with --recipe {first}, then {appended}."
 
 
 def _settings(plain: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -183,13 +222,13 @@ def _kept_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any] | Non
     return state  # type: ignore[no-any-return]  # it has a fingerprint
 
 
-def _places(labels: list[str], folder: Path, *, of_hub: bool) -> tuple[list[str], tuple[str, ...]]:
-    """Where the inputs of a manifest lie now, and what is to be told of it.
+def _places(labels: list[str], report: Path, *, of_hub: bool) -> tuple[list[str], tuple[str, ...]]:
+    """Where the inputs of a manifest lie now, as the report beside it knows, and what is to be told of it.
 
     Raises:
         InputMissingError: some are not there.
     """
-    lay = _lay(folder)
+    lay, folder = _lay(report), report.parent
     places, found, missing = list(labels), [], []
     known = lay.inputs if lay is not None and len(lay.inputs) == len(labels) else labels
     for number, (label, place) in enumerate(zip(labels, known, strict=True)):
@@ -211,7 +250,7 @@ def _places(labels: list[str], folder: Path, *, of_hub: bool) -> tuple[list[str]
         )
     more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
     told = (
-        f"Inputs from where {REPORT_NAME} in {folder} says they lay: {found[0]}{more}."
+        f"Inputs from where {report.name} in {folder} says they lay: {found[0]}{more}."
         if found
         else ""
     )
@@ -225,18 +264,20 @@ def _is_there(place: str, *, of_hub: bool) -> bool:
     return of_hub and hub_name(place) is not None
 
 
-def _lay(folder: Path) -> _Lay | None:
+def _lay(report: Path) -> _Lay | None:
     try:
-        return msgspec.json.decode(read_regular(folder / REPORT_NAME), type=_Lay)
+        return msgspec.json.decode(read_regular(report), type=_Lay)
     except (OSError, *NOT_JSON):
         return None
 
 
-def _sources(manifest: Manifest, where: str) -> tuple[SourceRecipe, ...]:
+def _sources(
+    recipe: Mapping[str, Any], sources: Sequence[SourceEntry], where: str
+) -> tuple[SourceRecipe, ...]:
     """What is said of each input; empty where nothing is said of any."""
-    labels = [str(one) for one in manifest.recipe.get("inputs", ())]
-    plain = manifest.recipe.get("sources") or [{}] * len(labels)
-    forms = _forms(manifest, labels)
+    labels = [str(one) for one in recipe.get("inputs", ())]
+    plain = recipe.get("sources") or [{}] * len(labels)
+    forms = _forms(sources, labels)
     known = ("text_field", "mapping", "name", "weight")
     raise_problems(
         [
@@ -255,15 +296,15 @@ def _sources(manifest: Manifest, where: str) -> tuple[SourceRecipe, ...]:
     return said if any(one != SourceRecipe() for one in said) else ()
 
 
-def _forms(manifest: Manifest, labels: Sequence[str]) -> list[Form | None]:
+def _forms(sources: Sequence[SourceEntry], labels: Sequence[str]) -> list[Form | None]:
     """Of each input what its files were said to be: names that say text hold records only where somebody said so."""
-    if not any(_was_said(source.name, source.kind) for source in manifest.sources):
+    if not any(_was_said(source.name, source.kind) for source in sources):
         return [None] * len(labels)
     numbers = {label.rstrip("/"): number for number, label in enumerate(labels)}
     globs = [label for label in labels if glob.has_magic(label)]
     kinds: list[set[str]] = [set() for _ in labels]
     said: set[int] = set()
-    for source in manifest.sources:
+    for source in sources:
         number = _input_of(source.name, numbers, globs)
         if number is not None:
             kinds[number].add(source.kind)

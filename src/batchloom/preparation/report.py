@@ -6,7 +6,7 @@ bounded but for the list of inputs, by which a later run tells whether they chan
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -15,9 +15,11 @@ from batchloom.core.files import NOT_JSON, read_regular
 from batchloom.preparation.report_pairs import MOST_ROWS, DuplicatePair, Rest
 from batchloom.preparation.stopwatch import Spent
 from batchloom.preparation.unit_report import Dropped, Flow, SourceCounts, UnitReport
+from batchloom.sources.addresses import is_url
 from batchloom.sources.kinds import Kind
 from batchloom.sources.unpack import Compression
-from batchloom.store.format import REPORT_NAME
+from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, WORK_NAME, of_generation
+from batchloom.store.manifest import Counts, read_manifest
 
 _MOST_PEAKS = 64
 
@@ -96,6 +98,9 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
         notes: what was announced.
         workers: how many there were.
         crew: what they were: ``in-process``, ``pool`` or ``ray``.
+        dry_run: whether nothing was written.
+        settings: of the recipe, as a recipe file has them.
+        counts: as the manifest of these documents alone would have them.
         content: what became of the input.
     """
 
@@ -116,6 +121,9 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     workers: int = 1
     crew: str = "in-process"
+    dry_run: bool = False
+    settings: dict[str, Any] = {}
+    counts: Counts = Counts(0, 0, 0, 0, {})
     content: Content = Content()
 
 
@@ -191,9 +199,21 @@ def report_bytes(report: ReportFacts) -> bytes:
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
-def read_facts(out: Path) -> ReportFacts | None:
-    """The report of a finished store; None where it is missing, or is no such thing."""
+def read_facts(out: Path, generation: int = 1) -> ReportFacts | None:
+    """The report of a generation of a finished store; None where it is missing, or is no such thing."""
+    path = out / of_generation(REPORT_NAME, generation)
     try:
-        return msgspec.json.decode(read_regular(out / REPORT_NAME), type=ReportFacts)
+        return msgspec.json.decode(read_regular(path), type=ReportFacts)
     except (OSError, *NOT_JSON):
         return None
+
+
+def last_facts(out: str) -> ReportFacts | None:
+    """The report of the job that was carried out last, also of a dry run; None where it cannot be read here."""
+    folder = Path(out)
+    if is_url(out):
+        return None
+    if not (folder / MANIFEST_NAME).exists():
+        return read_facts(folder / WORK_NAME)
+    last = max(entry.number for entry in read_manifest(folder).all_history if entry.reads)
+    return read_facts(folder, last)

@@ -18,6 +18,8 @@ from batchloom.store.writer import write_file
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _MOST_BARS = 20
 _MOST_NOTES = 100
+# What of a recipe says most of a store.
+_TOLD = ("tokenizer", "clean", "dedup", "split_on", "val_fraction", "test_fraction", "template")
 
 
 def write_report_page(report: ReportFacts, path: Path) -> None:
@@ -95,23 +97,39 @@ def _length_label(digits: int) -> str:
 def _facts(report: ReportFacts) -> list[tuple[str, str]]:
     """The head of the page: names and values."""
     size = sum(source.bytes for source in report.sources)
-    found = [("input", f"{counted(len(report.sources), 'file')}, {megabytes(size)}")]
+    found = [("dry run", "nothing was written" if report.dry_run else "")]
+    found.append(("input", f"{counted(len(report.sources), 'file')}, {megabytes(size)}"))
     if flows := report.content.flows:
         last = flows[-1]
         found.append(
             ("store", f"{counted(last.documents_out, 'document')}, {last.tokens_out:,} tokens")
         )
+    counts = report.counts
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.items())
     found += [
+        ("records read", f"{counts.records:,}" if counts.records else ""),
+        ("left out", dropped),
+        ("kept aside as bad", f"{counts.quarantined:,}" if counts.quarantined else ""),
+        *((name, _setting(value)) for name, value in report.settings.items() if name in _TOLD),
         ("begun", report.started),
         ("took", f"{duration(report.seconds)} ({megabytes(report.bytes_per_second)}/s)"),
         ("workers", f"{report.workers:,} ({report.crew})"),
         ("units of work", _units(report)),
         ("peak memory", _peaks(report)),
-        ("recipe", report.recipe_fingerprint),
+        ("fingerprint of the recipe", report.recipe_fingerprint),
     ]
     if report.engine_note:
         found.append(("tokenizer engine", report.engine_note))
     return [(name, value) for name, value in found if value]
+
+
+def _setting(value: object) -> str:
+    """A setting in a few words: a step of cleaning by its name and what was said of it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_setting(one)}" for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return "; ".join(map(_setting, value))
+    return str(value)
 
 
 def _units(report: ReportFacts) -> str:

@@ -24,7 +24,8 @@ from batchloom.sources.listing import Listing, fixed_part
 from batchloom.sources.looks import Seen
 from batchloom.sources.rules import Source
 from batchloom.sources.streams import PartStream
-from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, WORK_NAME
+from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, WORK_NAME, of_generation
+from batchloom.store.history import GenerationEntry
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.store.writer import writing
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
@@ -66,8 +67,21 @@ def finished_store(
         if not (out / MANIFEST_NAME).exists():
             return None
     manifest = read_manifest(out)
-    refuse_other_job(f"{out}", manifest, report, recipe, listing, kept)
+    steps = [entry for entry in manifest.all_history if entry.reads] or [*manifest.all_history[:1]]
+    # What made it first may be given again when it has grown, and what made it grow, too.
+    for entry in steps[1:]:
+        told = report_of_generation(out, entry.number)
+        if not _differences(_as_made(manifest, entry), told, recipe, listing, kept):
+            return manifest
+    refuse_other_job(f"{out}", _as_made(manifest, steps[0]), report, recipe, listing, kept)
     return manifest
+
+
+def _as_made(manifest: Manifest, entry: GenerationEntry) -> Manifest:
+    """A manifest with the recipe and the sources of one of its generations alone."""
+    return msgspec.structs.replace(
+        manifest, recipe=entry.recipe, sources=manifest.sources_of(entry)
+    )
 
 
 def refuse_other_job(
@@ -91,6 +105,21 @@ def refuse_other_job(
     Raises:
         StoreConflictError: it is of another recipe or of other inputs; says what differs.
     """
+    if differences := _differences(manifest, report, recipe, listing, kept):
+        raise StoreConflictError(
+            f"{place} holds a finished store of another job ({_shown(differences)}); choose another --out, "
+            "or delete that folder; what is new can be added to it with --append."
+        )
+
+
+def _differences(
+    manifest: Manifest,
+    report: Report | None,
+    recipe: Recipe,
+    listing: Listing,
+    kept: Mapping[str, Any] | None,
+) -> list[str]:
+    """How a job differs from the one that a manifest is of, in a few words each."""
     differences = recipe_differences(manifest.recipe, recipe_plain(recipe))
     differences += _tokenizer_differences(recipe, manifest.tokenizer.fingerprint, kept)
     if report is None or not _same_files(report.sources, listing.sources):
@@ -103,17 +132,18 @@ def refuse_other_job(
             [one.kind for one in listing.sources],
             [one.name for one in listing.sources],
         )
-    if differences:
-        raise StoreConflictError(
-            f"{place} holds a finished store of another job ({_shown(differences)}); choose another --out, "
-            "or delete that folder."
-        )
+    return differences
 
 
 def read_report(out: Path) -> Report | None:
     """The sidecar of a finished store; None where it is missing or says nothing."""
+    return report_of_generation(out, 1)
+
+
+def report_of_generation(out: Path, number: int) -> Report | None:
+    """The sidecar of a generation; None where it is missing or says nothing."""
     try:
-        return report_of(read_regular(out / REPORT_NAME))
+        return report_of(read_regular(out / of_generation(REPORT_NAME, number)))
     except OSError:
         return None
 
@@ -223,9 +253,17 @@ def begin_or_go_on(
 
 
 def job_facts(
-    recipe: Recipe, listing: Listing, constants: list[int], content: list[str]
+    recipe: Recipe, listing: Listing, constants: list[int], content: list[str], base: int = 0
 ) -> JobFacts:
-    """What a job is known by while it is not finished; ``content``: the hashes of its sources, if they were made."""
+    """What a job is known by while it is not finished.
+
+    Args:
+        recipe: what it does.
+        listing: its inputs.
+        constants: the sizes that decide documents and units.
+        content: the hashes of its sources, if they were made.
+        base: the generation that it appends to; 0 for none.
+    """
     return JobFacts(
         work_version=WORK_VERSION,
         recipe=recipe_plain(recipe),
@@ -236,6 +274,7 @@ def job_facts(
         ],
         content=content,
         kinds=[source.kind for source in listing.sources],
+        base=base,
     )
 
 
@@ -268,14 +307,30 @@ def job_differences(
         differences += _kind_differences(found.kinds, job.kinds, [one[0] for one in job.sources])
     if (found.work_version, found.constants) != (job.work_version, job.constants):
         differences.append("it was begun by another version of batchloom")
+    if found.base != job.base:
+        differences.append(
+            f"it appends to generation {found.base}" if found.base else "it makes a new store"
+        )
     return _shown(differences)
 
 
-def remove_leftover(out: Path) -> None:
-    """Delete the work folder of a job that ended after its store was moved to its place."""
+def remove_leftover(out: Path, generation: int = 1) -> None:
+    """Delete the work folder of a job that ended after its store was moved to its place.
+
+    Args:
+        out: the store.
+        generation: its newest; a job that makes the next one is not finished, and stays.
+    """
     if (out / WORK_NAME).is_dir():
         with WorkFolder(out) as work:
-            work.remove()
+            clear_leftover(work, generation)
+
+
+def clear_leftover(work: WorkFolder, generation: int) -> None:
+    """Empty the work folder of a job whose generation the store has already."""
+    job = work.job()
+    if job is None or job.base < generation:
+        work.clear()
 
 
 def report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
@@ -318,7 +373,7 @@ def _tokenizer_differences(
         return [] if same else [f"tokenizer: another one is called {recipe.tokenizer}"]
     if file_fingerprint(recipe) in (None, fingerprint):
         return []
-    return [f"tokenizer: {recipe.tokenizer} is not what it was"]
+    return [f"tokenizer: {recipe.tokenizer} is another than before"]
 
 
 def _source_differences(then: Sequence[SourceEntry], now: Sequence[Source]) -> list[str]:

@@ -1,9 +1,10 @@
 """What ``prepare`` gives back."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from batchloom.store.manifest import Counts, Manifest
+from batchloom.store.manifest import Counts, Manifest, SubsetEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class SubsetResult:
 class PrepareResult:
     """A finished store, and what became of the input.
 
+    Where a store was appended to, ``counts``, ``subsets`` and ``input_*`` are of what was added.
+
     Attributes:
         path: the store's folder; its URL where it lies elsewhere.
         counts: records read, documents and tokens kept, records quarantined, documents dropped
@@ -33,6 +36,8 @@ class PrepareResult:
         already_done: the store was finished before, by the same recipe over the same inputs.
         resumed_units: units of work that an earlier, unfinished run had done.
         notes: what was announced on the way.
+        generation: the newest of the store; 1 for one that was made and never changed.
+        in_all: documents and tokens of the store, all generations together, without removed ones.
     """
 
     path: Path | str
@@ -47,6 +52,8 @@ class PrepareResult:
     already_done: bool
     resumed_units: int
     notes: tuple[str, ...]
+    generation: int = 1
+    in_all: tuple[int, int] = (0, 0)
 
 
 def result_of(
@@ -61,12 +68,13 @@ def result_of(
 ) -> PrepareResult:
     """The result that a manifest describes."""
     engine = f"{manifest.tokenizer.engine} {manifest.tokenizer.engine_version}".strip()
+    subsets = manifest.subsets
     return PrepareResult(
         path=out,
         counts=manifest.counts,
         subsets={
             name: SubsetResult(entry.documents, entry.tokens, len(entry.shards))
-            for name, entry in manifest.subsets.items()
+            for name, entry in subsets.items()
         },
         input_files=len(manifest.sources),
         input_bytes=sum(source.bytes for source in manifest.sources),
@@ -77,4 +85,42 @@ def result_of(
         already_done=already_done,
         resumed_units=resumed_units,
         notes=notes,
+        generation=manifest.generation,
+        in_all=(
+            sum(entry.kept[0] for entry in subsets.values()),
+            sum(entry.kept[1] for entry in subsets.values()),
+        ),
+    )
+
+
+def beyond(result: PrepareResult, base: Manifest) -> PrepareResult:
+    """The result of a store that was appended to, its counts without those of the generation before.
+
+    Args:
+        result: as :func:`result_of` gives it.
+        base: the generation before.
+    """
+    counts, old = result.counts, base.counts
+    subsets = {name: _beyond(one, base.subsets.get(name)) for name, one in result.subsets.items()}
+    return replace(
+        result,
+        counts=Counts(
+            records=counts.records - old.records,
+            documents=counts.documents - old.documents,
+            tokens=counts.tokens - old.tokens,
+            quarantined=counts.quarantined - old.quarantined,
+            dropped=dict(Counter(counts.dropped) - Counter(old.dropped)),
+            further=counts.further - old.further,
+        ),
+        subsets={name: one for name, one in subsets.items() if one.documents},
+        input_files=result.input_files - len(base.sources),
+        input_bytes=result.input_bytes - sum(source.bytes for source in base.sources),
+    )
+
+
+def _beyond(one: SubsetResult, old: SubsetEntry | None) -> SubsetResult:
+    if old is None:
+        return one
+    return SubsetResult(
+        one.documents - old.documents, one.tokens - old.tokens, one.shards - len(old.shards)
     )

@@ -4,17 +4,19 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.files import printable
+from batchloom.preparation.append_refusals import refuse_other_kind
 from batchloom.preparation.finish import Finished, finish_store, make_manifest, move_store
 from batchloom.preparation.making import Made, Making, Run
 from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.recipe_file import printable_settings
 from batchloom.preparation.recipe_store import inputs_lay
 from batchloom.preparation.report import ReportFacts, report_bytes
 from batchloom.preparation.report_page import write_report_page
@@ -24,7 +26,7 @@ from batchloom.preparation.rerun import (
     job_facts,
     report_sources,
 )
-from batchloom.preparation.result import PrepareResult, result_of
+from batchloom.preparation.result import PrepareResult, beyond, result_of
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.tally import Listener, Note, Progress
 from batchloom.preparation.tokenizer_of import dtype_name, job_tokenizer
@@ -34,6 +36,7 @@ from batchloom.preparation.work import (
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.listing import Listing
 from batchloom.store.format import PAGE_NAME, REPORT_NAME
+from batchloom.store.generations import extended
 from batchloom.store.manifest import Manifest, read_manifest
 from batchloom.store.writer import write_file
 from batchloom.tokens import Tokenizer, parse_train_spec
@@ -79,8 +82,10 @@ class Job:
             self._note(weights)
         self._tell_schemas()
         refuse_mixed(self._listing.sources, self._readings)
-        constants = [*self._settings.constants, self._base.generation if self._base else 0]
-        job = job_facts(self._recipe, self._listing, constants, list(self._content.values()))
+        refuse_other_kind(self._listing.sources, self._readings, self._base, self._work.out)
+        content = list(self._content.values())
+        base = self._base.generation if self._base else 0
+        job = job_facts(self._recipe, self._listing, self._settings.constants, content, base)
         begin_or_go_on(self._work, self._recipe, job, kept, restart=self._settings.restart)
         self._work.sweep()
         note = ""
@@ -93,20 +98,7 @@ class Job:
         else:
             manifest, note = self._make()
         move_store(self._work)
-        if self._base is not None:
-            whole = read_manifest(self._work.out)
-            self._note(
-                f"{self._work.out} is generation {whole.generation} now, with {whole.counts.documents:,} documents and "
-                f"{whole.counts.tokens:,} tokens; older ones stay readable (batchloom log)."
-            )
-        return result_of(
-            self._work.out,
-            manifest,
-            engine_note=note,
-            seconds=time.perf_counter() - self._began,
-            resumed_units=self._resumed,
-            notes=tuple(self._notes),
-        )
+        return self._result(manifest, note)
 
     def _dry(self) -> PrepareResult:
         """Find out what would be left out, and keep what was done for a later run."""
@@ -115,20 +107,30 @@ class Job:
         sources, rules = self._listing.sources, self._readings.rules
         done = Finished(self._recipe, rules, self._readings, sources, made, self._base)
         page = self._work.path / PAGE_NAME
-        write_file(self._work.path / REPORT_NAME, report_bytes(self._report(made)))
-        write_report_page(self._report(made), page)
+        report = self._report(made, done)
+        write_file(self._work.path / REPORT_NAME, report_bytes(report))
+        write_report_page(report, page)
         self._note(
             f"Nothing was written: this was a dry run. {page} shows what would be left out; the same command without "
             "--dry-run goes on from here."
         )
-        return result_of(
+        return self._result(self._whole(make_manifest(done, {})), made.tokenizer.engine.note)
+
+    def _result(self, manifest: Manifest, engine_note: str) -> PrepareResult:
+        """What is given back of a store with this manifest."""
+        result = result_of(
             self._work.out,
-            make_manifest(done, {}),
-            engine_note=made.tokenizer.engine.note,
+            manifest,
+            engine_note=engine_note,
             seconds=time.perf_counter() - self._began,
             resumed_units=self._resumed,
             notes=tuple(self._notes),
         )
+        return result if self._base is None else beyond(result, self._base)
+
+    def _whole(self, made: Manifest) -> Manifest:
+        """The manifest with what the store held before."""
+        return made if self._base is None else extended(self._base, made)
 
     def _make(self) -> tuple[Manifest, str]:
         began = time.perf_counter()
@@ -139,7 +141,7 @@ class Job:
         self._seconds |= made.seconds
         sources, rules = self._listing.sources, self._readings.rules
         done = Finished(self._recipe, rules, self._readings, sources, made, self._base)
-        manifest = finish_store(self._work, done, self._report(made))
+        manifest = finish_store(self._work, done, self._report(made, done))
         return manifest, tokenizer.engine.note
 
     def _tokenizer(self) -> Tokenizer:
@@ -159,16 +161,26 @@ class Job:
     def _tell_schemas(self) -> None:
         """Look at the first records of every source, and say what they are, before work begins."""
         names: dict[str, list[str]] = {}
+        reading_of, dedup = self._recipe.reading, self._recipe.dedup
+        others: list[str] = []
         for source in read_ahead(self._listing.sources, lambda one: one):
             reading = self._readings.of(source)
+            if reading.way != "text":
+                others.append(source.name)
             # A column called text is what everybody expects.
             if reading.detected and reading.detected != USUAL:
                 names.setdefault(reading.detected, []).append(source.name)
         for detected, found in names.items():
-            more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
-            self._note(f"Detected {detected} in {found[0]}{more}.")
+            self._note(f"Detected {detected} in {_and_more(found)}.")
+        if others and reading_of.clean:
+            self._note(f"Cleaning is for texts: what is in {_and_more(others)} stays as it is.")
+        if others and dedup.pieces:
+            self._note(
+                f"Repeated {dedup.pieces} are looked for in texts: of what is in {_and_more(others)} equal documents "
+                "alone are left out."
+            )
 
-    def _report(self, made: Made) -> ReportFacts:
+    def _report(self, made: Made, done: Finished) -> ReportFacts:
         """The sidecar: what may differ between two runs that write the same store."""
         seconds = time.perf_counter() - self._began
         lay = inputs_lay(self._recipe.inputs)
@@ -187,6 +199,9 @@ class Job:
             units=self._making.units,
             resumed_units=self._resumed,
             notes=self._notes,
+            dry_run=self._settings.dry_run,
+            settings=printable_settings(self._recipe),
+            counts=make_manifest(done, {}).counts,
             workers=made.workers,
             crew=made.crew,
             content=made.content,
@@ -206,3 +221,8 @@ def _peak_memory() -> int:
         # On Linux this would be the most of the process that started this one, too.
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
+
+
+def _and_more(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are besides."""
+    return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")

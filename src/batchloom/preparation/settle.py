@@ -1,7 +1,7 @@
 """Phase B: what is left of each unit when duplicates are gone, and which shards hold it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -145,7 +145,10 @@ def _drops(order: SettleOrder) -> NDArray[np.void]:
 
 
 def decide(
-    kept: Sequence[UnitKept], folders: Sequence[tuple[Path, Path]], sharding: Sharding
+    kept: Sequence[UnitKept],
+    folders: Sequence[tuple[Path, Path]],
+    sharding: Sharding,
+    held: Callable[[Collection[int]], Collection[int]] = lambda _: (),
 ) -> Decision:
     """Decide, once over all units, the subsets of single hashes and the numbers of the shards.
 
@@ -153,11 +156,13 @@ def decide(
         kept: what is left of each unit, in order.
         folders: of each unit the folders of its temporary files and of what is decided of it.
         sharding: the shares of the subsets, and the size of a shard.
+        held: which of some hashes older documents have, whose subset is settled.
     """
     smallest = Smallest()
     for unit in kept:
         smallest.merge(unit.smallest)
-    overrides = smallest.overrides(sharding.wanted)
+    settled = held(smallest.hashes()) if sharding.wanted else ()
+    overrides = smallest.overrides(sharding.wanted, settled)
     decided = sharding.decided(overrides)
     moved = {f"{value:032x}" for value, _ in overrides}
     shards, counts = [], {name: sharding.shards.get(name, 0) for name in SUBSETS}

@@ -15,6 +15,7 @@ from batchloom.preparation.cutter import ShardCutter
 from batchloom.preparation.settle import judged, row_stretches
 from batchloom.preparation.subsets import Membership
 from batchloom.preparation.unit_files import (
+    BANDS_NAME,
     ROWS_NAME,
     SHARDS_NAME,
     in_pieces,
@@ -22,6 +23,7 @@ from batchloom.preparation.unit_files import (
     trained_name,
 )
 from batchloom.preparation.work import attempt_folder, claim, read_shards, reading
+from batchloom.store.bands import Banding, Bands
 from batchloom.store.format import SUBSETS, shard_name
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
@@ -33,6 +35,7 @@ from batchloom.store.writer import (
     ShardWriter,
     make_folder,
     sync_folder,
+    write_bands,
     write_file,
     write_mask,
     write_sides,
@@ -52,6 +55,7 @@ class ShardTask:
         natural: the shares of the subsets, by which the temporary files are apart.
         decided: the subsets, overrides included.
         most: tokens of a shard at most.
+        banding: how the keys were made by which documents are found alike; None where none are kept.
     """
 
     store: Path
@@ -59,6 +63,7 @@ class ShardTask:
     natural: Membership
     decided: Membership
     most: int
+    banding: Banding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,12 @@ def _write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
 
 def _drop_temporary(folder: Path) -> None:
     with writing(folder):
-        for name in (ROWS_NAME, *map(tokens_name, SUBSETS), *map(trained_name, SUBSETS)):
+        for name in (
+            ROWS_NAME,
+            BANDS_NAME,
+            *map(tokens_name, SUBSETS),
+            *map(trained_name, SUBSETS),
+        ):
             (folder / name).unlink(missing_ok=True)
 
 
@@ -156,15 +166,19 @@ def _aside(stem: Path) -> Path:
 def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> ShardEntry:
     """Finish a shard whose tokens are linked: its index, its origins, its name."""
     code = SUBSETS.index(stem.parent.name)
+    mine = [task.decided.codes(rows["hash"]) == code for rows in row_stretches(order.folder)]
     taken = np.concatenate(
-        [rows[task.decided.codes(rows["hash"]) == code] for rows in row_stretches(order.folder)]
+        [rows[some] for rows, some in zip(row_stretches(order.folder), mine, strict=True)]
     )
+    bands = _bands(order, task)
+    bands = None if bands is None else bands.take(np.flatnonzero(np.concatenate(mine)))
     lengths, tokens = taken["length"].astype(np.uint32), int(taken["length"].sum(dtype=np.int64))
     idx = write_file(stem.with_suffix(".idx"), index_bytes(lengths, task.dtype))
     docs = write_file(stem.with_suffix(".docs"), _origins(taken, order.first_part).to_bytes())
     bits = _mask_bits(order.folder / trained_name(stem.parent.name))
     mask = write_mask(stem, bits)
     pairs = write_sides(stem, _sides(taken, order.first_part))
+    alike = write_bands(stem, bands)
     with writing(stem):
         _aside(stem).replace(stem.with_suffix(".bin"))
     return ShardEntry(
@@ -178,7 +192,16 @@ def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> Sha
         mask=mask,
         trained=bits.trained if mask else None,
         pairs=pairs,
+        bands=alike,
     )
+
+
+def _bands(order: WriteOrder, task: ShardTask) -> Bands | None:
+    """The keys of a unit's documents, mapped; None where none are kept."""
+    if task.banding is None:
+        return None
+    keys = _mapped(order.folder / BANDS_NAME, np.dtype("<u8"))
+    return Bands(keys.reshape(-1, task.banding.bands), task.banding)
 
 
 def _mask_bits(path: Path) -> MaskBits:
@@ -195,8 +218,9 @@ def _copy(
     order: WriteOrder, task: ShardTask, first_shards: dict[str, int]
 ) -> dict[str, list[ShardEntry]]:
     """Write the shards of these subsets document by document."""
+    bands = _bands(order, task)
     writers = {
-        name: SubsetWriter(task, name, first, order.first_part)
+        name: SubsetWriter(task, name, first, order.first_part, bands)
         for name, first in first_shards.items()
     }
     try:
@@ -206,7 +230,8 @@ def _copy(
                 mine = np.flatnonzero(found.kept & (codes == SUBSETS.index(name)))
                 for code, some in _runs(found.codes, mine):
                     writer.add(
-                        *(found.rows, found.tokens[code], found.starts, some), found.trained[code]
+                        *(found.rows, found.tokens[code], found.starts, some),
+                        *(found.trained[code], found.first),
                     )
         return {name: writer.finish() for name, writer in writers.items()}
     finally:
@@ -224,6 +249,7 @@ class _Stretch(NamedTuple):
         starts: where the tokens of each begin in those of its subset.
         tokens: of each subset.
         trained: of the tokens of each subset whether they are; None where all are.
+        first: the place of the first of the documents in the unit.
     """
 
     rows: NDArray[np.void]
@@ -232,6 +258,7 @@ class _Stretch(NamedTuple):
     starts: NDArray[np.int64]
     tokens: tuple[NDArray[np.generic], ...]
     trained: tuple[NDArray[np.bool_] | None, ...]
+    first: int
 
 
 def _runs(
@@ -250,7 +277,7 @@ def _stretches(order: WriteOrder, task: ShardTask) -> Iterator[_Stretch]:
     files = [_mapped(folder / tokens_name(name), task.dtype) for name in SUBSETS]
     flags = [folder / trained_name(name) for name in SUBSETS]
     masks = [_mapped(path, np.dtype(np.bool_)) if path.exists() else None for path in flags]
-    at = [0] * len(SUBSETS)
+    at, first = [0] * len(SUBSETS), 0
     for rows, why in judged(folder, order.place):
         kept = np.ones(len(rows), bool) if why is None else why == 0
         codes = task.natural.codes(rows["hash"])
@@ -268,7 +295,9 @@ def _stretches(order: WriteOrder, task: ShardTask) -> Iterator[_Stretch]:
         )
         for begin, end in _bounded(rows):
             some = slice(begin, end)
-            yield _Stretch(*(rows[some], kept[some], codes[some], starts[some]), tokens, trained)
+            mine = rows[some], kept[some], codes[some], starts[some]
+            yield _Stretch(*mine, tokens, trained, first + begin)
+        first += len(rows)
 
 
 def _bounded(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
@@ -305,14 +334,30 @@ def _sides(rows: NDArray[np.void], first_part: int) -> Sides | None:
 
 @final
 class SubsetWriter:
-    """Writes shards of one subset one after the other: those of a unit, or of copied ids."""
+    """Writes shards of one subset one after the other: those of a unit, or of copied ids.
 
-    def __init__(self, task: ShardTask, subset: str, first_shard: int, first_part: int) -> None:
+    Args:
+        task: the settings of the job.
+        subset: its name.
+        first_shard: number of the first shard.
+        first_part: number of the first part.
+        bands: of the documents among which those of the shards are; None where none are kept.
+    """
+
+    def __init__(
+        self,
+        task: ShardTask,
+        subset: str,
+        first_shard: int,
+        first_part: int,
+        bands: Bands | None = None,
+    ) -> None:
         self._task, self._folder = task, task.store / subset
         self._next, self._first_part = first_shard, first_part
         self._cutter = ShardCutter(task.most)
         self._shard: ShardWriter | None = None
         self._rows: list[NDArray[np.void]] = []
+        self._bands, self._places = bands, list[NDArray[np.int64]]()
         self._entries: list[ShardEntry] = []
 
     def add(
@@ -322,10 +367,12 @@ class SubsetWriter:
         starts: NDArray[np.int64],
         mine: NDArray[np.int64],
         trained: NDArray[np.bool_] | None = None,
+        first: int = 0,
     ) -> None:
         """Append the documents ``mine`` of a stretch, whose tokens begin at ``starts``.
 
-        ``trained`` says of each of ``tokens`` whether it is trained; None: every one.
+        ``trained`` says of each of ``tokens`` whether it is trained; None: every one. ``first`` is the place of
+        the stretch's first document among those that the bands are of.
         """
         for begin, end, fresh in self._cutter.cut(rows[mine]):
             if fresh:
@@ -341,6 +388,7 @@ class SubsetWriter:
             for piece, flags in zip(pieces, masks, strict=True):
                 self._shard.append(piece, flags)
             self._rows.append(taken)
+            self._places.append(first + chosen)
 
     def finish(self) -> list[ShardEntry]:
         """Close the last shard; the entries of all."""
@@ -364,5 +412,7 @@ class SubsetWriter:
             origins = _origins(rows, self._first_part)
             sides = _sides(rows, self._first_part)
             lengths = rows["length"].astype(np.uint32)
-            self._entries.append(self._shard.finish(lengths, origins, sides))
+            places, self._places = np.concatenate(self._places), []
+            bands = None if self._bands is None else self._bands.take(places)
+            self._entries.append(self._shard.finish(lengths, origins, sides, bands))
             self._shard = None

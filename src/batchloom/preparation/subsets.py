@@ -1,6 +1,6 @@
 """Which subset a document belongs to: a function of its hash, and of nothing else."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -113,18 +113,28 @@ class Smallest:
         """Subset to its smallest hashes, 32 hex digits each, in ascending order."""
         return {name: [f"{value:032x}" for value in values] for name, values in self._lists.items()}
 
-    def overrides(self, wanted: Iterable[str]) -> tuple[tuple[int, str], ...]:
+    def hashes(self) -> set[int]:
+        """All of them."""
+        return {value for values in self._lists.values() for value in values}
+
+    def overrides(
+        self, wanted: Iterable[str], settled: Collection[int] = ()
+    ) -> tuple[tuple[int, str], ...]:
         """The hashes that move so that no wanted subset is empty while another has two.
 
         In the order train, val, test an empty one takes the smallest hash of the subsets that
         hold at least two distinct ones; train also of one that holds a single hash.
+        A hash that is ``settled`` stays where older documents have it.
         """
-        lists = {name: list(values) for name, values in self._lists.items()}
+        lists = {
+            name: [value for value in values if value not in settled]
+            for name, values in self._lists.items()
+        }
         moved: list[tuple[int, str]] = []
         for name in wanted:
             least = 1 if name == "train" else 2
             donors = [values for values in lists.values() if len(values) >= least]
-            if lists[name] or not donors:
+            if lists[name] or self._lists[name] or not donors:
                 continue
             donor = min(donors)
             value = donor.pop(0)

@@ -69,7 +69,7 @@ def job_tokenizer(
         tokenizer = train_tokenizer(learning_texts(sample(TRAIN_BYTES, TRAIN_PROBE)), size)
     else:
         tokenizer = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
-    if size is not None and tokenizer.vocab_size < size:
+    if size is not None and state is None and tokenizer.vocab_size < size:
         tell(
             f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that are seen twice. "
             "More text, or a smaller number, gives as many as asked."

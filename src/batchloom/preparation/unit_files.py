@@ -13,6 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
+from batchloom.core.errors import InputError
 from batchloom.dedup.keys import key_file, key_records
 from batchloom.dedup.minhash import NO_KEY, band_keys
 from batchloom.preparation.dedup_recipe import DedupRecipe
@@ -35,6 +36,8 @@ SHARDS_NAME = "shards.json"
 _STRETCH = 1 << 20
 # Tokens from which on a piece is worth a call of its own.
 _SMALL = 2048
+# What a number of 32 bits can tell apart.
+_MOST_DOCUMENTS = 1 << 32
 
 # One document; `part` counts inside the unit, `side` is 0 where it is no preference.
 ROW = np.dtype(
@@ -234,6 +237,11 @@ class UnitFiles:
             fresh = first_of_records(rows, self._last)
             self._last = int(rows["part"][-1]), int(rows["record"][-1])
             first = rows[fresh]
+            if self._rows + len(rows) > _MOST_DOCUMENTS:
+                raise InputError(
+                    f"A file that cannot be cut holds more than {_MOST_DOCUMENTS:,} documents, too many to number; "
+                    "unpack it, split it into several, or say --dedup none."
+                )
             numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
             keys = keys_of(first["hash"], first["side"] == BAD)
             self._key(key_records(keys, numbers, first["part"].astype(np.uint32)))
@@ -249,14 +257,14 @@ class UnitFiles:
         added: tuple[int, int],
     ) -> None:
         """Keep what says which documents are alike; those of one record are looked at as one."""
-        count, depth = self._dedup.banding
+        how = self._dedup.banding
         first = np.flatnonzero(fresh)
-        keys = np.full((len(rows), count), NO_KEY)
+        keys = np.full((len(rows), how.bands), NO_KEY)
         if len(first):
             lengths = np.add.reduceat(rows["length"], first, dtype=np.int64)
             skipped = int(rows["length"][: first[0]].sum(dtype=np.int64))
             ids, lengths = without_control(tokens[skipped:], lengths, added)
-            found = band_keys(ids, lengths, bands=count, rows=depth, shingle=self._dedup.shingle)
+            found = band_keys(ids, lengths, bands=how.bands, rows=how.rows, shingle=how.shingle)
             # Of one text with two labels neither is a copy of the other.
             other = (rows["side"][first] == BAD)[:, None] & (found != NO_KEY)
             keys[first] = np.where(other, np.maximum(found ^ _BAD_LABEL, 1), found)

@@ -127,7 +127,7 @@ class JobFacts(msgspec.Struct, frozen=True):
     """``job.json``: what the work folder is for.
 
     Sources are (name, bytes, mtime in ns), ``kinds`` what each of them is read as, ``content`` the hash of
-    each where they are told apart by it: then the times are 0.
+    each where they are told apart by it: then the times are 0. ``base`` is the generation that is appended to.
     """
 
     work_version: int
@@ -136,6 +136,7 @@ class JobFacts(msgspec.Struct, frozen=True):
     sources: list[tuple[str, int, int]]
     kinds: list[str] = []
     content: list[str] = []
+    base: int = 0
 
 
 @contextlib.contextmanager
@@ -298,6 +299,29 @@ class WorkFolder:
     def duplicates(self) -> Path:
         """The folder of what was found to stand twice."""
         return self.path / "duplicates"
+
+    def follow(self, units: str) -> bool:
+        """Delete what was found, decided and written of other units than these; whether any was decided.
+
+        Units are named by all that decides their documents, what follows by their numbers alone.
+
+        Args:
+            units: the fingerprint of their names.
+
+        Raises:
+            OutputError: it cannot be deleted, or the units cannot be noted.
+        """
+        note = self.path / "followed"
+        with writing(self.path):
+            if note.exists() and read_regular(note) == units.encode():
+                return False
+            decided = any((self.path / "kept").glob("*"))
+            for name in ("store", "shards", "kept", "duplicates"):
+                if (self.path / name).exists():
+                    shutil.rmtree(self.path / name)
+            (self.path / "decision.json").unlink(missing_ok=True)
+        write_file(note, units.encode())
+        return decided
 
     def sweep(self) -> None:
         """Delete what attempts have left that nobody finished."""

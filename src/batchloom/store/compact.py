@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.files import refuse_url
+from batchloom.store.bands import map_bands
 from batchloom.store.format import shard_name
 from batchloom.store.generations import (
     changing,
@@ -130,7 +131,7 @@ def _compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) -> tup
             lost.count(store, shard, gone)
             if gone.size < old.documents:
                 stem = folder / name / shard_name(numbers[name])
-                shards.append(_written(store, shard, gone, stem, tick))
+                shards.append(_written(store, entry, shard, gone, stem, tick))
                 numbers[name] += 1
                 rewritten += 1
         if shards:
@@ -153,10 +154,16 @@ def _kept_lengths(store: Store, shard: int) -> NDArray[np.uint32]:
 
 
 def _written(
-    store: Store, shard: int, gone: NDArray[np.int64], stem: Path, tick: Callable[[int], None]
+    store: Store,
+    entry: SubsetEntry,
+    shard: int,
+    gone: NDArray[np.int64],
+    stem: Path,
+    tick: Callable[[int], None],
 ) -> ShardEntry:
     """A shard without these documents, under a new name."""
     writer = ShardWriter(stem, store.dtype)
+    old, folder = entry.shards[shard], store.path / store.split
     try:
         for stretch in walk(store, shard):
             writer.append(stretch.ids, stretch.trained)
@@ -168,6 +175,9 @@ def _written(
             _kept_lengths(store, shard),
             origins.take(kept),
             Sides(sides.pairs[kept], sides.sides[kept]) if sides else None,
+            map_bands(folder / f"{old.name}.bands", old.documents).take(kept)
+            if old.bands
+            else None,
         )
     finally:
         writer.abandon()

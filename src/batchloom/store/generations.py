@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -45,6 +45,7 @@ from batchloom.store.manifest import (
     read_manifest,
 )
 from batchloom.store.origins import map_origins
+from batchloom.store.pairs import map_sides
 from batchloom.store.removed import map_removed
 from batchloom.store.writer import make_folder, sync_folder, write_file, writing
 
@@ -55,7 +56,7 @@ _OURS = {
     **dict.fromkeys(
         SUBSETS,
         re.compile(
-            r"(shard_\d{5,9}\.(bin|idx|docs|mask|pairs)|(lengths|removed)(\.\d{5,})?\.u(32|64))(\.partial)?"
+            r"(shard_\d{5,9}\.(bin|idx|docs|mask|pairs|bands)|(lengths|removed)(\.\d{5,})?\.u(32|64))(\.partial)?"
         ),
     ),
 }
@@ -169,6 +170,7 @@ def files_of(manifest: Manifest) -> set[str]:
             endings = ["bin", "idx", "docs"]
             endings += ["mask"] if shard.mask else []
             endings += ["pairs"] if shard.pairs else []
+            endings += ["bands"] if shard.bands else []
             found |= {f"{name}/{shard.name}.{ending}" for ending in endings}
     return found
 
@@ -346,18 +348,26 @@ def clear_leftovers(folder: Path, newest: Manifest) -> int:
     return count
 
 
-def stored_hashes(
-    folder: Path, manifest: Manifest | None = None
-) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
-    """Hashes and parts of all documents of a store that are not removed, a shard at a time, in store order.
+class StoredDocuments(NamedTuple):
+    """Documents of one shard that are not removed.
+
+    Attributes:
+        hashes: XXH3-128 of their texts as (low, high) halves, uint64 [D, 2].
+        parts: the number of each one's part, uint32 [D].
+        sides: the side of each preference, uint8 [D]; None where they are none.
+    """
+
+    hashes: NDArray[np.uint64]
+    parts: NDArray[np.uint32]
+    sides: NDArray[np.uint8] | None
+
+
+def stored_documents(folder: Path, manifest: Manifest | None = None) -> Iterator[StoredDocuments]:
+    """All documents of a store that are not removed, a shard at a time, in store order.
 
     Args:
         folder: the store.
         manifest: of one of its generations; None for the newest.
-
-    Yields:
-        XXH3-128 of the documents' texts as (low, high) halves, uint64 [D, 2], and the number of each
-        document's part, uint32 [D].
 
     Raises:
         StoreError: a file is missing or damaged.
@@ -374,12 +384,10 @@ def stored_hashes(
                     "run batchloom check on it."
                 )
             begin, end = removed.searchsorted([first, first + shard.documents])
-            kept = np.ones(shard.documents, bool)
-            kept[removed[begin:end] - first] = False
+            kept = np.delete(np.arange(shard.documents), removed[begin:end] - first)
             first += shard.documents
-            whole = begin == end
-            yield (
-                (origins.hashes, origins.parts)
-                if whole
-                else (origins.hashes[kept], origins.parts[kept])
-            )
+            sides = None
+            if manifest.preferences:
+                pairs = path.with_suffix(".pairs")
+                sides = map_sides(pairs, shard.documents, manifest.preferences).sides[kept]
+            yield StoredDocuments(origins.hashes[kept], origins.parts[kept], sides)

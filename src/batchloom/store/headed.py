@@ -1,4 +1,4 @@
-"""The header that the files beside a shard share: ``.docs``, ``.mask`` and ``.pairs``."""
+"""The header that the files beside a shard share: ``.docs``, ``.mask``, ``.pairs`` and ``.bands``."""
 
 import struct
 from pathlib import Path

@@ -46,7 +46,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """One shard: its name without ending, its counts and the XXH3-128 of each of its files.
 
     ``mask`` and ``trained`` (tokens) are there only where some token is not trained, ``pairs`` only
-    in stores of preferences.
+    in stores of preferences, ``bands`` only where documents that are alike were looked for.
     """
 
     name: str
@@ -59,6 +59,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     mask: str | None = None
     trained: int | None = None
     pairs: str | None = None
+    bands: str | None = None
 
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -191,6 +192,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def readable(self) -> tuple[int, ...]:
         """Numbers of the generations that can be opened; the last one is this."""
         return readable(self.all_history)
+
+    def sources_of(self, entry: GenerationEntry) -> tuple[SourceEntry, ...]:
+        """The sources that a generation of the history added."""
+        before = [one.sources for one in self.all_history if one.number < entry.number]
+        return self.sources[before[-1] if before else 0 : entry.sources]
 
     @property
     def preferences(self) -> Preferences:

@@ -58,16 +58,15 @@ def name_sources(named: Named, patterns: Sequence[str], manifest: Manifest) -> N
     Raises:
         InputError: a pattern fits none; names what is near.
     """
-    known = [(source.name, source.dataset) for source in manifest.sources]
+    # Most sources are of no data set, and an empty name must not mean all of these.
+    known = [[one for one in (source.name, source.dataset) if one] for source in manifest.sources]
     for pattern in patterns:
         found = {n for n, names in enumerate(known) if pattern in names}
         found = found or {
-            n
-            for n, names in enumerate(known)
-            if any(fnmatchcase(one, pattern) for one in names if one)
+            n for n, names in enumerate(known) if any(fnmatchcase(one, pattern) for one in names)
         }
         if not found:
-            hint = nearest(pattern, [one for names in known for one in names if one])
+            hint = nearest(pattern, [one for names in known for one in names])
             raise InputError(
                 f"sources: no source of the store is called {shown(pattern)}{hint or '.'} batchloom log --json lists "
                 "them; * and ? stand for any characters."
@@ -134,14 +133,14 @@ class Selection:
 
     def __init__(self, named: Named, manifest: Manifest) -> None:
         self._named = named
-        self._whole: list[bool] = []
+        whole: list[bool] = []
         records: dict[int, Line] = {}
         places: dict[str, list[tuple[int, int, int]]] = {}
         part = 0
         for number, source in enumerate(manifest.sources):
             before = 0
             for entry in source.parts:
-                self._whole.append(number in named.sources)
+                whole.append(number in named.sources)
                 places.setdefault(source.name, []).append((part, before, entry.records))
                 before += entry.records
                 part += 1
@@ -149,6 +148,11 @@ class Selection:
             for place, before, count in places.get(name, ()):
                 if before <= record < before + count:
                     records[place << _RECORD_BITS | record - before] = line
+        # Parts that no source of the manifest has count as the last.
+        self._whole = np.array([*whole, False])
+        self._numbers = {
+            subset: np.array(sorted(numbers), np.int64) for subset, numbers in named.numbers.items()
+        }
         self._records = records
         self._keys = np.array(sorted(records), np.uint64)
         self._high = np.array(sorted({high for high, _ in named.hashes}), np.uint64)
@@ -163,8 +167,7 @@ class Selection:
             origins: of its documents.
         """
         parts = origins.parts.astype(np.int64)
-        whole = np.array([*self._whole, False])
-        chosen = whole[np.minimum(parts, len(self._whole))]
+        chosen = self._whole[np.minimum(parts, len(self._whole) - 1)]
         if self._keys.size:
             keys = (parts.astype(np.uint64) << np.uint64(_RECORD_BITS)) | origins.records
             for place in np.flatnonzero(np.isin(keys, self._keys)).tolist():
@@ -176,9 +179,9 @@ class Selection:
                 if line := self._named.hashes.get((high, low)):
                     chosen[place] = True
                     self._found.add(line)
-        numbers = self._named.numbers.get(subset, {})
-        inside = [n - first for n in numbers if first <= n < first + len(origins)]
-        chosen[inside] = True
+        numbers = self._numbers.get(subset, np.zeros(0, np.int64))
+        begin, end = numbers.searchsorted([first, first + len(origins)])
+        chosen[numbers[begin:end] - first] = True
         return np.flatnonzero(chosen) + first
 
     def absent(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, GenerationError, StoreError
 from batchloom.core.values import counted
+from batchloom.store.bands import map_bands
 from batchloom.store.counts import count_faults
 from batchloom.store.format import LENGTHS_NAME, TOKEN_DTYPES
 from batchloom.store.index import map_file, map_index
@@ -247,7 +248,7 @@ def _shard_faults(
     for suffix, expected in ((".idx", shard.idx), (".docs", shard.docs)):
         if xxhash.xxh3_128_hexdigest(map_file(stem.with_suffix(suffix))) != expected:
             faults.append(f"{stem}{suffix}: checksum differs from the manifest's.")
-    faults += _mask_faults(stem, shard)
+    faults += _mask_faults(stem, shard) + _bands_faults(stem, shard)
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
@@ -296,6 +297,16 @@ def _mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
             f"the manifest {shard.trained:,}."
         )
     return faults
+
+
+def _bands_faults(stem: Path, shard: ShardEntry) -> list[str]:
+    path = stem.with_suffix(".bands")
+    if shard.bands is None:
+        return [f"{path}: the manifest knows of no bands of this shard."] if path.exists() else []
+    map_bands(path, shard.documents)
+    if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.bands:
+        return [f"{path}: checksum differs from the manifest's."]
+    return []
 
 
 def _side_faults(

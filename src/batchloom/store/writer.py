@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
 from batchloom.core.files import WRITING, because, refuse_url
+from batchloom.store.bands import Bands
 from batchloom.store.format import LENGTHS_NAME, of_generation
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
@@ -171,6 +172,11 @@ def write_sides(stem: Path, sides: Sides | None) -> str | None:
     return None if sides is None else write_file(stem.with_suffix(".pairs"), sides.to_bytes())
 
 
+def write_bands(stem: Path, bands: Bands | None) -> str | None:
+    """Write a shard's ``.bands``; its checksum, None where nobody looks for documents that are alike."""
+    return None if bands is None else write_pieces(stem.with_suffix(".bands"), bands.pieces())
+
+
 class ShardWriter:
     """Writes one shard: tokens as they come, index and origins at the end.
 
@@ -205,7 +211,11 @@ class ShardWriter:
         self._tokens += data.size
 
     def finish(
-        self, lengths: NDArray[np.uint32], origins: Origins, sides: Sides | None = None
+        self,
+        lengths: NDArray[np.uint32],
+        origins: Origins,
+        sides: Sides | None = None,
+        bands: Bands | None = None,
     ) -> ShardEntry:
         """Close the shard; it exists under its names only after this.
 
@@ -213,6 +223,7 @@ class ShardWriter:
             lengths: tokens of each document [D]; their sum is what was appended.
             origins: origin and hash of each document [D].
             sides: pair and side of each document [D]; None where they are no preferences.
+            bands: by which later documents are found to be like them; None where nobody asks.
         """
         if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(origins):
             raise AssertionError(f"{self._stem}: lengths do not add up to the tokens appended")
@@ -224,6 +235,7 @@ class ShardWriter:
         docs = write_file(self._stem.with_suffix(".docs"), origins.to_bytes())
         mask = write_mask(self._stem, self._mask) if self._mask else None
         pairs = write_sides(self._stem, sides)
+        alike = write_bands(self._stem, bands)
         with writing(self._stem):
             self._aside.replace(self._stem.with_suffix(".bin"))
         return ShardEntry(
@@ -237,6 +249,7 @@ class ShardWriter:
             mask=mask,
             trained=self._mask.trained if mask and self._mask else None,
             pairs=pairs,
+            bands=alike,
         )
 
     def abandon(self) -> None:

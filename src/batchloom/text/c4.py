@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from batchloom.core.errors import InputError
-from batchloom.core.files import read_regular
+from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.files import because, nearest_path, read_regular
 from batchloom.core.spec import is_text, raise_problems, shown
 from batchloom.text.limits import limit_problems
 from batchloom.text.steps import Clean, Drop
@@ -100,6 +100,10 @@ def bad_words(path: str) -> tuple[str, ...]:
         text = read_regular(path, _MOST_LIST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"bad_words: {path} is not UTF-8; save it as UTF-8 text") from error
+    except FileNotFoundError as error:
+        raise InputMissingError(f"bad_words: {path} does not exist{nearest_path(path)}") from error
+    except OSError as error:
+        raise InputError(f"bad_words: {path} cannot be read: {because(error)}") from error
     found = tuple(dict.fromkeys(filter(None, map(str.strip, text.splitlines()))))
     if not found:
         raise InputError(f"bad_words: {path} holds no word; give one a line")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from batchloom import Loader, Store, open_store
-from batchloom.core.errors import StateError, TrainError
+from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.spec import to_plain
 from batchloom.core.values import counted
 from batchloom.train.build import Model, build, outline
@@ -161,7 +161,12 @@ def _val_loader(store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog
         open_store(store.path, "val", generation=store.generation), settings, ranks, None
     )
     # Not its length: a large subset is counted beside the training, and not waited for here.
-    if not has_targets(loader, settings.eval_batches or MOST_STEPS):
+    try:
+        seen = has_targets(loader, settings.eval_batches or MOST_STEPS)
+    except PlanError as error:
+        log.say(f"val    none: {error}")
+        return None
+    if not seen:
         log.say(
             "val    none: what would be looked at of the val subset has nothing to predict, no two "
             "tokens of one document (raise --eval-batches, or prepare with more --val-fraction)"
