@@ -1,6 +1,7 @@
 """Near duplicates from token ids to drops: against the same in memory, and on a planted corpus."""
 
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from batchloom.core.errors import OutputError
 from batchloom.dedup import components as grouping
 from batchloom.dedup import near as nearing
+from batchloom.dedup.aside import let_go
 from batchloom.dedup.components import components
 from batchloom.dedup.find import find, gather
 from batchloom.dedup.keys import BAND_KEY, partitions_of, write_keys
@@ -182,3 +184,18 @@ def test_bands_that_were_cut_are_told(tmp_path):
 
 def test_keys_of_bands_have_partitions_too():
     assert partitions_of(14 * 10**6) == 7
+
+
+def test_mapped_memory_is_let_go_and_comes_back(tmp_path):
+    def resident():
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    path = tmp_path / "bands"
+    write_bands(path, [np.ones((1 << 20, 8), np.uint64)])
+    bands = read_bands(path, 8)
+    assert bands.sum() == bands.size
+    before = resident()
+    let_go(bands[:10])
+    assert before - resident() > bands.nbytes // 2
+    assert bands.sum() == bands.size

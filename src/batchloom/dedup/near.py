@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
-from batchloom.dedup.aside import touching, written
+from batchloom.dedup.aside import let_go, touching, written
 from batchloom.dedup.find import gather
 from batchloom.dedup.keys import BAND_KEY, key_file
 from batchloom.dedup.minhash import NO_KEY
@@ -93,3 +93,5 @@ def write_band_keys(
             records["number"] = (numbers + start)[:, None]
             records["part"] = parts[start : start + len(piece)][numbers, None]
             add(records.reshape(-1))
+            let_go(bands)
+            let_go(parts)

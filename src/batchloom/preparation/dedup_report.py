@@ -7,6 +7,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.dedup.aside import let_go
 from batchloom.dedup.find import DUPLICATE
 from batchloom.preparation.report_pairs import (
     DuplicateExample,
@@ -103,6 +104,7 @@ class DuplicateReader:
             before = rows[begin : min(begin + _STRETCH, number)]
             mine = self._membership.codes(before["hash"]) == code
             start += int(before["length"][mine].sum(dtype=np.int64))
+            let_go(rows)
         count = min(int(rows["length"][number]), _WORDS_TOKENS)
         path = unit.folder / tokens_name(SUBSETS[code])
         with reading(path):

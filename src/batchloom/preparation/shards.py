@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
+from batchloom.dedup.aside import let_go
 from batchloom.preparation.cutter import ShardCutter
 from batchloom.preparation.settle import judged, row_stretches
 from batchloom.preparation.subsets import Membership
@@ -233,6 +234,8 @@ def _copy(
                         *(found.rows, found.tokens[code], found.starts, some),
                         *(found.trained[code], found.first),
                     )
+            if bands is not None:
+                let_go(bands.keys)
         return {name: writer.finish() for name, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -297,6 +300,8 @@ def _stretches(order: WriteOrder, task: ShardTask) -> Iterator[_Stretch]:
             some = slice(begin, end)
             mine = rows[some], kept[some], codes[some], starts[some]
             yield _Stretch(*mine, tokens, trained, first + begin)
+            for file in files:
+                let_go(file)
         first += len(rows)
 
 
