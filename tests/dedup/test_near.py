@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchloom.core.errors import OutputError
+from batchloom.core.files import let_go
 from batchloom.dedup import components as grouping
 from batchloom.dedup import near as nearing
-from batchloom.dedup.aside import let_go
 from batchloom.dedup.components import components
 from batchloom.dedup.find import find, gather
 from batchloom.dedup.keys import BAND_KEY, partitions_of, write_keys

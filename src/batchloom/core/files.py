@@ -1,12 +1,13 @@
 """Files that may be anything: only regular ones are read, and a refusal says what to do."""
 
 import errno
+import mmap
 import os
 import re
 import stat
 from collections.abc import Mapping
 from itertools import islice
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -104,6 +105,18 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
             fact = f"it has {size:,} bytes, and at most {most:,} are read; check the path"
             raise OSError(errno.EINVAL, fact, os.fspath(path))
         return file.read()
+
+
+def let_go(array: Any) -> None:
+    """Take the memory of a mapped numpy array out of the process; what is touched again is mapped again.
+
+    Where a large file is read from front to back, all of it would count as the process's memory.
+    """
+    base = array
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = getattr(base, "base", None)
+    if base is not None:
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def absolute(path: str) -> str:

@@ -1,11 +1,10 @@
 """Files of keys and duplicates: written aside and renamed, so that one that exists is whole."""
 
 import contextlib
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,15 +86,3 @@ def mapped(path: Path, kind: np.dtype[np.void]) -> NDArray[np.void]:
         return np.zeros(0, kind)
     with touching(path):
         return np.memmap(path, kind, "r").view(np.ndarray)
-
-
-def let_go(array: NDArray[Any]) -> None:
-    """Take the memory of a mapped array out of the process; what is touched again is mapped again.
-
-    Where a large file is read from front to back, all of it would count as the process's memory.
-    """
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, mmap.mmap):
-        base.madvise(mmap.MADV_DONTNEED)

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
-from batchloom.dedup.aside import let_go, touching, written
+from batchloom.core.files import let_go
+from batchloom.dedup.aside import touching, written
 from batchloom.dedup.find import gather
 from batchloom.dedup.keys import BAND_KEY, key_file
 from batchloom.dedup.minhash import NO_KEY

@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.dedup.aside import let_go
+from batchloom.core.files import let_go
 from batchloom.dedup.find import DUPLICATE
 from batchloom.preparation.report_pairs import (
     DuplicateExample,

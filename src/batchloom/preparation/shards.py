@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.dedup.aside import let_go
+from batchloom.core.files import let_go
 from batchloom.preparation.cutter import ShardCutter
 from batchloom.preparation.settle import judged, row_stretches
 from batchloom.preparation.subsets import Membership

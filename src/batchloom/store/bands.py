@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.core.files import let_go
 from batchloom.store.headed import CHECK, HEADER, map_headed
 
 MAGIC = b"BLMBAND\x00"
 _BITS = 16
 _MOST = (1 << _BITS) - 1
 _PIECE = 8 << 20
+# Pieces lie in so many times their own memory at most.
+_REACH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,19 @@ class Bands:
         """The bytes of the ``.bands`` file, a bounded piece at a time."""
         yield HEADER.pack(MAGIC, 1, len(self), self.banding.packed())
         stretch = max(1, _PIECE // max(1, 8 * self.banding.bands))
-        for start in range(0, len(self), stretch):
-            some = slice(start, start + stretch)
-            keys = self.keys[some] if self.chosen is None else self.keys[self.chosen[some]]
+        start = 0
+        while start < len(self):
+            stop = min(start + stretch, len(self))
+            if self.chosen is None:
+                keys = self.keys[start:stop]
+            else:
+                # Few documents among very many would have all of the others mapped between them.
+                reach = self.chosen[start] + _REACH * stretch
+                stop = min(stop, int(np.searchsorted(self.chosen, reach)))
+                keys = self.keys[self.chosen[start:stop]]
             yield np.ascontiguousarray(keys, "<u8").tobytes()
+            start = stop
+            let_go(self.keys)
 
 
 def map_bands(path: Path, documents: int) -> Bands:
