@@ -39,7 +39,7 @@ def test_a_profile_names_stages_with_their_share_and_speed():
     assert "4.0 s in all: tokenize 3.5 s; 2 at work (pool)" in words
     assert "read 1.00 25% 100.0 MB/s 500" in words
     assert r"\x1b[31m 3.00 75%" in words
-    assert "no report.json" in printed(None)
+    assert "in report.json beside the store" in printed(None)
 
 
 def test_prepare_says_where_the_time_went(corpus, capsys):

@@ -421,7 +421,7 @@ def test_real_files_are_as_they_are_prepared(real_data, name, detected, document
     (source,) = found.sources
     assert (found.sound, source.detected, source.documents) == (True, detected, documents)
     subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m {found.commands[0]} --val-fraction 0"],
+        ["bash", "-c", f"{sys.executable} -m {found.commands[0]} --val-fraction 0 --no-dedup"],
         check=True,
         cwd=tmp_path,
         capture_output=True,

@@ -204,7 +204,8 @@ def _told(name: str, old: Any, new: Any) -> str:
         return f"{shown(old)} -> {shown(new)}"
     steps = [[next(iter(one.items())) for one in steps or ()] for steps in (old, new)]
     names = [",".join(step for step, _ in one) or "none" for one in steps]
-    if names[0] != names[1]:
+    if names[0] != names[1] or steps[0] == steps[1]:
+        # Where an import says nothing of cleaning there is none either.
         return f"{names[0]} -> {names[1]}"
     pairs = zip(*steps, strict=True)
     (step, then), (_, now) = next(pair for pair in pairs if pair[0] != pair[1])
