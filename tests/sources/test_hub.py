@@ -226,10 +226,8 @@ def test_a_data_set_gives_its_train_split_at_one_commit(hub, elsewhere, tmp_path
     (source,) = manifest(tmp_path / "far" / "0")["sources"]
     assert (source["name"], source["revision"]) == ("org/plain/train.jsonl", COMMIT)
     assert source["documents"] == 4000
-    assert (
-        f"org/plain: configuration default, split train (not test), 1 files, 0.9 MB, commit {COMMIT}"
-        in notes[0]
-    )
+    said = f"org/plain: configuration default, split train (not test), 1 files, 0.9 MB, commit {COMMIT}"
+    assert any(said in note for note in notes)
     assert not list((tmp_path / "hf" / "hub").rglob("train.jsonl"))
     # Downloaded first it is read from the copy, also when it is given again, and is the same store.
     hub.asked.clear()
