@@ -1,6 +1,5 @@
 """Units: the pieces of work, decided by listing alone before anything is read."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,6 @@ import xxhash
 
 from batchloom.core.files import printable
 from batchloom.core.fingerprint import fingerprint
-from batchloom.sources.addresses import is_url
 from batchloom.sources.parts import parts_of
 from batchloom.sources.rules import Part, ReadRules, Source
 
@@ -52,8 +50,7 @@ def unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Mapping[st
             **decided_by,
             "parts": [
                 [
-                    *(printable(part.source.name), _place(part.source), part.source.kind),
-                    part.source.size,
+                    *(printable(part.source.name), part.source.kind, part.source.size),
                     content.get(part.source.path, part.source.mtime_ns),
                     *(part.start, part.stop),
                 ]
@@ -61,11 +58,6 @@ def unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Mapping[st
             ],
         }
     )
-
-
-def _place(source: Source) -> str:
-    """Where a source lies, from wherever it is named."""
-    return source.path if is_url(source.file) else printable(os.path.abspath(source.path))  # noqa: PTH100
 
 
 def plan_units(
