@@ -3,7 +3,7 @@
 import http.client
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -78,12 +78,12 @@ class Handler(BaseHTTPRequestHandler):
             data = f"<Error><Code>{fault.code}</Code><Message>k3yphrase</Message></Error>".encode()
             self.answer(fault.status, {"Content-Type": "application/xml"}, data)
             return
-        connection = http.client.HTTPConnection(*relay.behind, timeout=30)
         kept = {name: value for name, value in self.headers.items() if name != "Expect"}
-        connection.request(self.command, self.path, body, kept)
-        answer = connection.getresponse()
-        data = answer.read()
-        connection.close()
+        # Also where the server is gone already: a socket left open is told of in another test.
+        with closing(http.client.HTTPConnection(*relay.behind, timeout=30)) as connection:
+            connection.request(self.command, self.path, body, kept)
+            answer = connection.getresponse()
+            data = answer.read()
         if does == "cut answer":
             self.close_connection = True
             return

@@ -236,7 +236,6 @@ def full_report(name):
         engine_note=name,
         notes=[name] * 300,
         seconds_by_phase={name: 1.0},
-        worker_peaks=[5, 4],
         crew=name,
         content=content,
     )
@@ -270,7 +269,6 @@ def test_a_page_says_what_the_report_says():
         "gopher: few",
         "And 200 more, in report.json.",
         "0.333",
-        "5 bytes the largest worker",
         "1 document",
         "512-1023",
         "6.7",

@@ -1,6 +1,5 @@
 """Appending: what a store holds already, and which of the inputs are new to it."""
 
-import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,12 +14,13 @@ from batchloom.core.values import counted
 from batchloom.dedup.keys import write_keys
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.finding import StoredBands
-from batchloom.preparation.rerun import content_hash, report_of, report_sources
+from batchloom.preparation.report import read_facts
+from batchloom.preparation.rerun import content_hash, report_sources
 from batchloom.preparation.unit_files import keys_of
 from batchloom.preparation.work import WorkFolder
 from batchloom.sources.listing import Listing
 from batchloom.store.bands import Banding, map_bands
-from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, TOKENIZER_NAME, of_generation
+from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME
 from batchloom.store.generations import next_part, next_shards, stored_documents
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.store.pairs import BAD
@@ -189,8 +189,7 @@ def _reported(out: Path, base: Manifest) -> set[tuple[str, int, int]]:
     found: set[tuple[str, int, int]] = set()
     for entry in base.all_history:
         # Without the report inputs are told by their content.
-        with contextlib.suppress(OSError):
-            report = report_of(read_regular(out / of_generation(REPORT_NAME, entry.number)))
-            sources = report.sources if report else []
-            found |= {(one.path, one.bytes, one.mtime_ns) for one in sources}
+        report = read_facts(out, entry.number)
+        sources = report.sources if report else []
+        found |= {(one.path, one.bytes, one.mtime_ns) for one in sources}
     return found

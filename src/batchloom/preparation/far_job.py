@@ -30,13 +30,12 @@ from batchloom.preparation.far_output import (
 from batchloom.preparation.inputs import list_inputs
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_choice import Chosen
-from batchloom.preparation.report import read_facts
+from batchloom.preparation.report import facts_of, read_facts
 from batchloom.preparation.report_page import write_report_page
 from batchloom.preparation.rerun import (
     file_fingerprint,
     job_facts,
     refuse_other_job,
-    report_of,
 )
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.run_settings import RunSettings
@@ -162,7 +161,7 @@ class _Task:
         if isinstance(self.of, SyntheticSpec):
             refuse_other_data(far.shown, manifest, self.owner.job.recipe)
             return
-        report = report_of(far.read(REPORT_NAME) or b"")
+        report = facts_of(far.read(REPORT_NAME) or b"")
         refuse_other_job(far.shown, manifest, report, self.recipe, self.of, self.kept)
 
     def make(self, make: Make, spool: Spool, listener: Listener, began: float) -> PrepareResult:

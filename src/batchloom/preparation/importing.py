@@ -21,8 +21,8 @@ from batchloom.preparation.import_shards import (
 )
 from batchloom.preparation.import_spec import How, ImportSpec, import_plain
 from batchloom.preparation.recipe import make_inputs
-from batchloom.preparation.report import ReportedSource
-from batchloom.preparation.rerun import check_folder, read_report, remove_leftover
+from batchloom.preparation.report import ReportedSource, read_facts
+from batchloom.preparation.rerun import check_folder, remove_leftover
 from batchloom.preparation.result import PrepareResult, result_of
 from batchloom.preparation.tally import Listener, Note, Progress, log_notes
 from batchloom.preparation.token_files import Cutting, Found, find_inputs, open_tokens
@@ -167,7 +167,7 @@ def _finished(
     """The manifest of the finished store at ``out`` when this import would write the same."""
     if not (out / MANIFEST_NAME).exists():
         return None
-    manifest, report = read_manifest(out), read_report(out)
+    manifest, report = read_manifest(out), read_facts(out)
     differences = [
         f"{name}: {manifest.recipe.get(name)!r} -> {value!r}"
         for name, value in import_plain(spec).items()

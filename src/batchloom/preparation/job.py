@@ -27,13 +27,12 @@ from batchloom.preparation.recipe_choice import (
     same_as,
 )
 from batchloom.preparation.recipe_file import SETTINGS
+from batchloom.preparation.report import ReportFacts, read_facts
 from batchloom.preparation.rerun import (
-    Report,
     check_apart,
     check_folder,
     clear_leftover,
     finished_store,
-    read_report,
     remove_leftover,
     seen_before,
 )
@@ -191,7 +190,7 @@ def run_recipe(
     check_apart(recipe.inputs, out)
     told, kept = (chosen.announced, chosen.kept) if chosen is not None else ((), None)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
-        report = read_report(out)
+        report = read_facts(out)
         seen = seen_before(report, recipe)
         streaming = settings.streaming
         listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
@@ -206,7 +205,7 @@ class _How:
 
     settings: RunSettings
     kept: Mapping[str, Any] | None = None
-    report: Report | None = None
+    report: ReportFacts | None = None
 
 
 def _make_listed(

@@ -21,8 +21,6 @@ from batchloom.sources.unpack import Compression
 from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, WORK_NAME, of_generation
 from batchloom.store.manifest import Counts, read_manifest
 
-_MOST_PEAKS = 64
-
 
 class ReportedSource(msgspec.Struct, frozen=True, gc=False):
     """An input: where it lay, its size and time when it was read, and what it was found to be.
@@ -92,7 +90,6 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
         seconds_by_phase: of its phases.
         bytes_per_second: of listed input.
         peak_memory_bytes: of the process that led the run.
-        worker_peaks: of each worker, bytes, largest first, at most 64; empty where that process did all.
         units: units of work.
         resumed_units: units that earlier runs did.
         notes: what was announced.
@@ -115,7 +112,6 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
     seconds_by_phase: dict[str, float] = {}
     bytes_per_second: int = 0
     peak_memory_bytes: int = 0
-    worker_peaks: list[int] = []
     units: int = 0
     resumed_units: int = 0
     notes: list[str] = []
@@ -189,22 +185,24 @@ def _most(counts: Mapping[str, int]) -> tuple[list[str], Rest]:
     return names[:MOST_ROWS], Rest(len(left), sum(counts[name] for name in left))
 
 
-def largest_first(peaks: Iterable[int]) -> list[int]:
-    """Peaks of memory of workers as a report lists them."""
-    return sorted(peaks, reverse=True)[:_MOST_PEAKS]
-
-
 def report_bytes(report: ReportFacts) -> bytes:
     """The bytes of ``report.json``."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
+def facts_of(data: bytes) -> ReportFacts | None:
+    """The report that the bytes of a file are; None where they are no such thing."""
+    try:
+        return msgspec.json.decode(data, type=ReportFacts)
+    except NOT_JSON:
+        return None
+
+
 def read_facts(out: Path, generation: int = 1) -> ReportFacts | None:
     """The report of a generation of a finished store; None where it is missing, or is no such thing."""
-    path = out / of_generation(REPORT_NAME, generation)
     try:
-        return msgspec.json.decode(read_regular(path), type=ReportFacts)
-    except (OSError, *NOT_JSON):
+        return facts_of(read_regular(out / of_generation(REPORT_NAME, generation)))
+    except OSError:
         return None
 
 

@@ -115,7 +115,7 @@ def _facts(report: ReportFacts) -> list[tuple[str, str]]:
         ("took", f"{duration(report.seconds)} ({megabytes(report.bytes_per_second)}/s)"),
         ("workers", f"{report.workers:,} ({report.crew})"),
         ("units of work", _units(report)),
-        ("peak memory", _peaks(report)),
+        ("peak memory", megabytes(report.peak_memory_bytes)),
         ("fingerprint of the recipe", report.recipe_fingerprint),
     ]
     if report.engine_note:
@@ -135,13 +135,6 @@ def _setting(value: object) -> str:
 def _units(report: ReportFacts) -> str:
     earlier = f", {report.resumed_units:,} of them done by earlier runs"
     return f"{report.units:,}{earlier if report.resumed_units else ''}"
-
-
-def _peaks(report: ReportFacts) -> str:
-    leader = megabytes(report.peak_memory_bytes)
-    if not report.worker_peaks:
-        return leader
-    return f"{megabytes(report.worker_peaks[0])} the largest worker, {leader} the leading process"
 
 
 def _pictures(content: Content, lengths: list[Bar]) -> dict[str, str]:

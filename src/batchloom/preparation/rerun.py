@@ -9,14 +9,14 @@ import msgspec
 import xxhash
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.files import NOT_JSON, absolute, printable, read_regular, refuse_url
+from batchloom.core.files import absolute, printable, refuse_url
 from batchloom.preparation.recipe import (
     Recipe,
     recipe_differences,
     recipe_fingerprint,
     recipe_plain,
 )
-from batchloom.preparation.report import ReportedSource
+from batchloom.preparation.report import ReportedSource, ReportFacts, read_facts
 from batchloom.preparation.units import source_hash
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
 from batchloom.sources.addresses import is_far, is_url, shown
@@ -24,7 +24,7 @@ from batchloom.sources.listing import Listing, fixed_part
 from batchloom.sources.looks import Seen
 from batchloom.sources.rules import Source
 from batchloom.sources.streams import PartStream
-from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, WORK_NAME, of_generation
+from batchloom.store.format import MANIFEST_NAME, WORK_NAME
 from batchloom.store.history import GenerationEntry
 from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
 from batchloom.store.writer import writing
@@ -33,19 +33,11 @@ from batchloom.tokens import parse_train_spec, resolve_tokenizer
 _SHOWN = 3
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What a later run reads of ``report.json``."""
-
-    sources: list[ReportedSource]
-    engine_note: str = ""
-    recipe_fingerprint: str = ""
-
-
 def finished_store(
     out: Path,
     recipe: Recipe,
     listing: Listing,
-    report: Report | None,
+    report: ReportFacts | None,
     kept: Mapping[str, Any] | None = None,
 ) -> Manifest | None:
     """The manifest of the finished store at ``out`` when this job would write the same.
@@ -70,7 +62,7 @@ def finished_store(
     steps = [entry for entry in manifest.all_history if entry.reads] or [*manifest.all_history[:1]]
     # What made it first may be given again when it has grown, and what made it grow, too.
     for entry in steps[1:]:
-        told = report_of_generation(out, entry.number)
+        told = read_facts(out, entry.number)
         if not _differences(_as_made(manifest, entry), told, recipe, listing, kept):
             return manifest
     refuse_other_job(f"{out}", _as_made(manifest, steps[0]), report, recipe, listing, kept)
@@ -87,7 +79,7 @@ def _as_made(manifest: Manifest, entry: GenerationEntry) -> Manifest:
 def refuse_other_job(
     place: str,
     manifest: Manifest,
-    report: Report | None,
+    report: ReportFacts | None,
     recipe: Recipe,
     listing: Listing,
     kept: Mapping[str, Any] | None = None,
@@ -114,7 +106,7 @@ def refuse_other_job(
 
 def _differences(
     manifest: Manifest,
-    report: Report | None,
+    report: ReportFacts | None,
     recipe: Recipe,
     listing: Listing,
     kept: Mapping[str, Any] | None,
@@ -135,28 +127,7 @@ def _differences(
     return differences
 
 
-def read_report(out: Path) -> Report | None:
-    """The sidecar of a finished store; None where it is missing or says nothing."""
-    return report_of_generation(out, 1)
-
-
-def report_of_generation(out: Path, number: int) -> Report | None:
-    """The sidecar of a generation; None where it is missing or says nothing."""
-    try:
-        return report_of(read_regular(out / of_generation(REPORT_NAME, number)))
-    except OSError:
-        return None
-
-
-def report_of(data: bytes) -> Report | None:
-    """The same, of the bytes of the sidecar."""
-    try:
-        return msgspec.json.decode(data, type=Report)
-    except NOT_JSON:
-        return None
-
-
-def seen_before(report: Report | None, recipe: Recipe) -> dict[str, Seen]:
+def seen_before(report: ReportFacts | None, recipe: Recipe) -> dict[str, Seen]:
     """What inputs were found to be, by absolute path, when this recipe made the store of a report.
 
     With it a hundred thousand files are listed anew in a second, without opening one.
@@ -420,7 +391,7 @@ def _compared(then: list[tuple[str, int]], now: list[tuple[str, int]]) -> list[s
 
 
 def _content_differences(
-    manifest: Manifest, report: Report | None, sources: Sequence[Source]
+    manifest: Manifest, report: ReportFacts | None, sources: Sequence[Source]
 ) -> list[str]:
     """Files of the right names and sizes with another time: only their bytes can tell."""
     times = {source.name: source.mtime_ns for source in report.sources} if report else {}

@@ -24,7 +24,7 @@ from batchloom.preparation.stopwatch import Stopwatch
 from batchloom.preparation.suspects import Suspects
 from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles
 from batchloom.preparation.unit_report import Flow, Sample, SourceCounts, UnitTally
-from batchloom.preparation.work import PartCounts, UnitFacts, attempt_folder, claim, read_facts
+from batchloom.preparation.work import PartCounts, UnitFacts, attempt_folder, claim, read_unit
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Part
@@ -69,7 +69,7 @@ def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
     if claim(folder, order.folder):
         return facts
     # Another attempt was first; where a record was kept aside, the two are not the same.
-    return read_facts(order.folder) or facts
+    return read_unit(order.folder) or facts
 
 
 @dataclass(slots=True)

@@ -196,7 +196,7 @@ def claimed_file(place: Path, attempt: str) -> Iterator[Path]:
         aside.replace(place)
 
 
-def read_facts(folder: Path) -> UnitFacts | None:
+def read_unit(folder: Path) -> UnitFacts | None:
     """What came of a unit; None where its first phase is not finished."""
     return _read(folder / FACTS_NAME, UnitFacts)
 
@@ -367,7 +367,7 @@ class WorkFolder:
 
     def unit_facts(self, identity: str) -> UnitFacts | None:
         """What came of a unit; None where its first phase is not finished."""
-        return read_facts(self.unit(identity))
+        return read_unit(self.unit(identity))
 
     def bad_records(self, identity: str) -> Iterator[tuple[int, BadRecord]]:
         """What a unit kept aside, as its temporary files say it, each with the number of its part."""
