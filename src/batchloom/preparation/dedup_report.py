@@ -17,7 +17,7 @@ from batchloom.preparation.report_pairs import (
     source_groups,
 )
 from batchloom.preparation.subsets import Membership
-from batchloom.preparation.unit_files import ROW, ROWS_NAME, tokens_name
+from batchloom.preparation.unit_files import ROW, ROWS_NAME, tokens_name, written_lengths
 from batchloom.preparation.work import UnitWork, reading
 from batchloom.store.format import SUBSETS
 from batchloom.tokens import Tokenizer
@@ -85,10 +85,11 @@ class DuplicateReader:
 
     def _example(self, row: np.void) -> DuplicateExample:
         unit, number = self._units[int(row["unit"]) - self._older], int(row["number"])
-        first, kept = int(row["first_unit"]) - self._older, -1
+        first, kept, words = int(row["first_unit"]) - self._older, -1, self._words(unit, number)
         if first >= 0:
             kept = self._record(self._units[first], int(row["first_number"]))
-        return DuplicateExample(self._record(unit, number), kept, self._words(unit, number))
+            words = words or self._words(self._units[first], int(row["first_number"]))
+        return DuplicateExample(self._record(unit, number), kept, words)
 
     def _record(self, unit: UnitWork, number: int) -> int:
         """The record of a document inside its part; -1 where its temporary files are gone."""
@@ -97,13 +98,13 @@ class DuplicateReader:
 
     def _words(self, unit: UnitWork, number: int) -> str:
         rows = _rows(unit)
-        if not len(rows):
+        if not len(rows) or rows["seen"][number]:
             return ""
         code, start = self._membership.codes(rows["hash"][number : number + 1])[0], 0
         for begin in range(0, number, _STRETCH):
             before = rows[begin : min(begin + _STRETCH, number)]
             mine = self._membership.codes(before["hash"]) == code
-            start += int(before["length"][mine].sum(dtype=np.int64))
+            start += int(written_lengths(before[mine]).sum())
             let_go(rows)
         count = min(int(rows["length"][number]), _WORDS_TOKENS)
         path = unit.folder / tokens_name(SUBSETS[code])

@@ -1,7 +1,7 @@
 """Documents to tokens: texts, conversations, and rows that are tokens already."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,12 @@ from batchloom.chat.token_rows import TokenRow
 from batchloom.core.conversation import Conversation, Labelled, Pair
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import ChatRules, LeftOut, encode_conversations
-from batchloom.preparation.unit_files import keys_of, with_control
+from batchloom.preparation.unit_files import keys_of, put_with_control
 from batchloom.sources.faults import snippet
 from batchloom.tokens import Tokenizer
+
+# Characters that are encoded at once: with 256 thousand the whole is 5 to 8 % faster than with a million.
+_CACHED = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,30 @@ class Encoded:
 
 def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> Encoded:
     """Tokenize ``texts``, which are let go of as soon as they are not needed."""
-    ids, bounds = tokenizer.encode_batch(texts)
+    found = [tokenizer.encode_batch(texts[a:b]) for a, b in _at_once(texts)]
     texts.clear()
     added = (0 if tokenizer.bos_id is None else 1, 1)
-    lengths = (np.diff(bounds) + sum(added)).astype(np.uint32)
-    return Encoded(with_control(ids, bounds, tokenizer, dtype), lengths, added=added)
+    lengths = [np.diff(bounds) + sum(added) for _, bounds in found]
+    made = np.empty(sum(int(some.sum()) for some in lengths), dtype)
+    at = 0
+    for ids, bounds in found:
+        size = len(ids) + sum(added) * (len(bounds) - 1)
+        put_with_control(ids, bounds, tokenizer, made[at : at + size])
+        at += size
+    every = np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.uint32)
+    return Encoded(made, every, added=added)
+
+
+def _at_once(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Neighbours of a few hundred thousand characters, which with their ids stay in a core's own cache."""
+    start = size = 0
+    for stop, text in enumerate(texts, 1):
+        size += len(text)
+        if size >= _CACHED:
+            yield start, stop
+            start, size = stop, 0
+    if start < len(texts):
+        yield start, len(texts)
 
 
 def encode_chats(
@@ -107,7 +129,7 @@ def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
     XXH3-128 of the UTF-8 of a text; of the JSON of a conversation's messages, tools and flags, of a
     pair of both conversations or texts, of a labelled conversation without its label; of ids as u32.
     """
-    return hashes_and_sizes(documents)[0]
+    return halves_of(digests_and_sizes(documents)[0])
 
 
 def document_keys(documents: Sequence[Any]) -> NDArray[np.uint64]:
@@ -116,17 +138,22 @@ def document_keys(documents: Sequence[Any]) -> NDArray[np.uint64]:
     return keys_of(hash_documents(documents), np.array(bad, bool))
 
 
-def hashes_and_sizes(documents: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """The hash of each document as :func:`hash_documents` has it, and the bytes it is made of, int64 [D]."""
+def digests_and_sizes(documents: Sequence[Any]) -> tuple[list[bytes], NDArray[np.int64]]:
+    """The hash of each document as 16 bytes, and the bytes it is made of, int64 [D]."""
     content = str.encode if documents and isinstance(documents[0], str) else _content
     sizes, digests = [], []
     for document in documents:
         data = content(document)
         sizes.append(len(data))
         digests.append(xxhash.xxh3_128_digest(data))
+    return digests, np.array(sizes, np.int64)
+
+
+def halves_of(digests: Sequence[bytes]) -> NDArray[np.uint64]:
+    """Hashes of 16 bytes as :func:`hash_documents` has them."""
     # A digest is big-endian, its high half first.
     halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
-    return halves[:, ::-1].astype(np.uint64), np.array(sizes, np.int64)
+    return halves[:, ::-1].astype(np.uint64)
 
 
 def _content(document: Conversation | Pair | Labelled | TokenRow) -> bytes:

@@ -190,7 +190,7 @@ class Phases:
                 shards=self._work.shards(number),
                 attempt=self._attempt,
                 checksums=one.facts.checksums,
-                whole=not (left.dropped or left.moved or moved),
+                whole=not (left.dropped > left.seen or left.moved or moved),
                 numbers=numbers,
                 task=task,
             )

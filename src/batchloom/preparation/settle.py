@@ -94,10 +94,13 @@ def settle_unit(order: SettleOrder) -> UnitKept:
     parts = [[0, 0] for _ in range(order.parts)]
     dropped: list[Counter[str]] = [Counter() for _ in range(order.parts)]
     cutters = {name: ShardCutter(sharding.most) for name in SUBSETS}
-    smallest, moved = Smallest(), False
+    smallest, moved, seen = Smallest(), False, 0
     settled = sharding.decided(())
     for rows, why in _judged(order.folder, drops):
         kept = rows if why is None else rows[why == 0]
+        seen += int(np.count_nonzero(rows["seen"]))
+        if kept["seen"].any():
+            raise AssertionError("a text that stood before is a duplicate")
         codes = sharding.membership.codes(kept["hash"])
         moved |= bool(sharding.settled) and bool((settled.codes(kept["hash"]) != codes).any())
         smallest.add(kept["hash"], codes)
@@ -123,6 +126,7 @@ def settle_unit(order: SettleOrder) -> UnitKept:
         smallest=smallest.to_hex(),
         shards={name: cutters[name].shards for name in SUBSETS},
         moved=moved,
+        seen=seen,
     )
     folder = attempt_folder(order.place, order.attempt)
     make_folder(folder)

@@ -22,6 +22,7 @@ from batchloom.preparation.unit_files import (
     in_pieces,
     tokens_name,
     trained_name,
+    written_lengths,
 )
 from batchloom.preparation.work import attempt_folder, claim, read_shards, reading
 from batchloom.store.bands import Banding, Bands
@@ -78,7 +79,7 @@ class WriteOrder:
         shards: folder of its shards when they are whole.
         attempt: sets the files of this attempt apart from those of another one.
         checksums: of its token files.
-        whole: whether every document stays, in the subset that the shares say.
+        whole: whether every document that has tokens stays, in the subset that the shares say.
         numbers: of each subset the number of the unit's first shard, and how many it has.
         task: the settings of the job; its folder is not used.
     """
@@ -167,7 +168,10 @@ def _aside(stem: Path) -> Path:
 def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> ShardEntry:
     """Finish a shard whose tokens are linked: its index, its origins, its name."""
     code = SUBSETS.index(stem.parent.name)
-    mine = [task.decided.codes(rows["hash"]) == code for rows in row_stretches(order.folder)]
+    mine = [
+        (task.decided.codes(rows["hash"]) == code) & (rows["seen"] == 0)
+        for rows in row_stretches(order.folder)
+    ]
     taken = np.concatenate(
         [rows[some] for rows, some in zip(row_stretches(order.folder), mine, strict=True)]
     )
@@ -287,7 +291,7 @@ def _stretches(order: WriteOrder, task: ShardTask) -> Iterator[_Stretch]:
         starts, begins = np.zeros(len(rows), np.int64), tuple(at)
         for code in range(len(SUBSETS)):
             mine = codes == code
-            lengths = rows["length"][mine].astype(np.int64)
+            lengths = written_lengths(rows[mine])
             stops = np.cumsum(lengths)
             starts[mine] = stops - lengths
             at[code] += int(lengths.sum())

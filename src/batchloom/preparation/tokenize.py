@@ -1,6 +1,7 @@
 """Phase A, per unit: parse, normalise, hash and tokenize into temporary files."""
 
 import contextlib
+import itertools
 from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,12 +15,13 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.dedup.lines import Removal
 from batchloom.execution.seam import Tell
 from batchloom.preparation.conversations import LeftOut
-from batchloom.preparation.encode import Encoded, hashes_and_sizes, size_of
+from batchloom.preparation.encode import Encoded, digests_and_sizes, halves_of, size_of
 from batchloom.preparation.encoding import Task, encode_documents, rule_of
 from batchloom.preparation.intake import Intake
 from batchloom.preparation.orders import At, Heard, Place, UnitOrder, UnusableError
 from batchloom.preparation.overlong import OverlongError
 from batchloom.preparation.reading import Reading
+from batchloom.preparation.seen_texts import Seen, SeenTexts
 from batchloom.preparation.stopwatch import Stopwatch
 from batchloom.preparation.suspects import Suspects
 from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles
@@ -31,10 +33,10 @@ from batchloom.sources.rules import Part
 from batchloom.store.writer import make_folder, sync_folder, write_file
 
 # Handed to the tokenizer at once, in characters and in documents; decides nothing.
-_BATCH_CHARACTERS = 1 << 20
+_BATCH_CHARACTERS = 4 << 20
 _BATCH_DOCUMENTS = 1 << 15
 # A batch above this is encoded with no other in memory.
-_LARGE_BATCH = 4 << 20
+_LARGE_BATCH = 16 << 20
 
 
 def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
@@ -136,6 +138,7 @@ class _UnitRun:
         self._parts = [_PartRun() for _ in order.unit.parts]
         self._batch = _Batch()
         self._encoding: _Encoding | None = None
+        self._seen = SeenTexts() if task.dedup.mode != "none" else None
         self._heard = Heard()
         self._altered: dict[str, str] = {}
 
@@ -236,21 +239,29 @@ class _UnitRun:
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
-        rows["side"] = 0
+        rows["side"] = rows["seen"] = 0
         before = self._encoding
         # The batch before is not written yet, and may be what its worker dies of.
         first = before[0] if before else rows
         self._tell(At("encode", (_place(first[0]), _place(rows[-1]))))
         with self._watch.time("hash", documents=len(documents)):
-            rows["hash"], sizes = hashes_and_sizes(documents)
+            digests, sizes = digests_and_sizes(documents)
+            rows["hash"] = halves_of(digests)
+            seen = self._look(batch.reading, digests)
+        if seen is not None:
+            documents = list(itertools.compress(documents, seen.fresh))
         future = self._submit(batch.reading, documents)
         del documents
-        self._encoding = rows, sizes, future
+        self._encoding = rows, sizes, seen, future
         if before:
             self._write(*before)
             self._tell(At("encode", (_place(rows[0]), _place(rows[-1]))))
         if large or self._encoder is None:
             self.settle()
+
+    def _look(self, reading: Reading, digests: list[bytes]) -> Seen | None:
+        """Which texts of a batch the unit has had already; None where nobody asks."""
+        return self._seen.look(digests) if self._seen and reading.way == "text" else None
 
     def _submit(self, reading: Reading, documents: list[Any]) -> "Future[Encoded]":
         if self._encoder is not None:
@@ -273,7 +284,11 @@ class _UnitRun:
             self._write(*before)
 
     def _write(
-        self, rows: NDArray[np.void], sizes: NDArray[np.int64], future: Future[Encoded]
+        self,
+        rows: NDArray[np.void],
+        sizes: NDArray[np.int64],
+        seen: Seen | None,
+        future: Future[Encoded],
     ) -> None:
         try:
             made = future.result()
@@ -295,10 +310,14 @@ class _UnitRun:
             rows, sizes = rows[made.numbers], sizes[made.numbers]
         if made.sides is not None:
             rows["side"] = made.sides
-        rows["length"] = made.lengths
+        if seen is None or self._seen is None:
+            rows["length"] = made.lengths
+        else:
+            rows["length"] = self._seen.lengths(seen, made.lengths)
+            rows["seen"] = ~seen.fresh
         self._count(rows, sizes)
         self._tally.lengths(rows["length"])
-        tokens = len(made.tokens)
+        tokens = int(rows["length"].sum(dtype=np.int64))
         self._tally.flow(
             Flow(
                 step="tokenize",
@@ -312,7 +331,7 @@ class _UnitRun:
         codes = self._task.membership.codes(rows["hash"])
         with self._watch.time("write temporary files", made.tokens.nbytes, len(rows)):
             self._files.add(made.tokens, rows, codes, made.trained, added=made.added)
-        self._hear(documents=len(rows), tokens=len(made.tokens))
+        self._hear(documents=len(rows), tokens=tokens)
 
     def _count_further(
         self, rows: NDArray[np.void], kept: NDArray[np.int64], left: list[LeftOut]
@@ -375,7 +394,7 @@ class _UnitRun:
         )
 
 
-_Encoding = tuple[NDArray[np.void], NDArray[np.int64], "Future[Encoded]"]
+_Encoding = tuple[NDArray[np.void], NDArray[np.int64], Seen | None, "Future[Encoded]"]
 
 
 def _place(row: np.void) -> Place:

@@ -39,7 +39,8 @@ _SMALL = 2048
 # What a number of 32 bits can tell apart.
 _MOST_DOCUMENTS = 1 << 32
 
-# One document; `part` counts inside the unit, `side` is 0 where it is no preference.
+# One document; `part` counts inside the unit, `side` is 0 where it is no preference. A text that is `seen` stood
+# before in its unit: it has the length of the first, and no tokens in the files.
 ROW = np.dtype(
     [
         ("hash", "<u8", (2,)),
@@ -48,12 +49,18 @@ ROW = np.dtype(
         ("part", "<u4"),
         ("length", "<u4"),
         ("side", "u1"),
+        ("seen", "u1"),
     ]
 )
 
 
 # Two answers of one text with other labels are no duplicates: the lesser label is folded into the key.
 _BAD_LABEL = np.uint64(0x9E3779B97F4A7C15)
+
+
+def written_lengths(rows: NDArray[np.void]) -> NDArray[np.int64]:
+    """Tokens that documents have in the files of their unit [D]."""
+    return np.where(rows["seen"], 0, rows["length"].astype(np.int64))
 
 
 def first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray[np.bool_]:
@@ -96,9 +103,21 @@ def with_control(
         dtype: of a token on disk.
     """
     extra = 1 if tokenizer.bos_id is None else 2
+    made = np.empty(len(ids) + extra * (len(bounds) - 1), dtype)
+    put_with_control(ids, bounds, tokenizer, made)
+    return made
+
+
+def put_with_control(
+    ids: NDArray[np.generic],
+    bounds: NDArray[np.int64],
+    tokenizer: Tokenizer,
+    made: NDArray[np.generic],
+) -> None:
+    """What :func:`with_control` gives, put into ``made``."""
+    extra = 1 if tokenizer.bos_id is None else 2
     numbers = np.arange(len(bounds) - 1)
     ends = bounds[1:] + extra * numbers + (extra - 1)
-    made = np.empty(len(ids) + extra * len(numbers), dtype)
     plain = np.ones(len(made), bool)
     plain[ends] = False
     if tokenizer.bos_id is not None:
@@ -107,7 +126,6 @@ def with_control(
         made[begins] = tokenizer.bos_id
     made[ends] = tokenizer.end_id
     made[plain] = ids
-    return made
 
 
 def without_control(
@@ -211,15 +229,16 @@ class UnitFiles:
         *,
         added: tuple[int, int] = (0, 0),
     ) -> None:
-        """Append documents: their tokens back to back, their rows and their subset codes.
+        """Append documents: the tokens of those that are not seen back to back, their rows and their subset codes.
 
         ``trained`` says of each token whether it is trained; None: every one. ``added``: how many
         control tokens stand before and behind the text of each document.
         """
-        stops = np.cumsum(rows["length"], dtype=np.int64)
-        starts = stops - rows["length"]
+        lengths = written_lengths(rows)
+        stops = np.cumsum(lengths)
+        starts = stops - lengths
         for code, name in enumerate(SUBSETS):
-            mine = codes == code
+            mine = (codes == code) & (rows["seen"] == 0)
             if mine.any():
                 taken = in_pieces(tokens, starts[mine], stops[mine])
                 for piece in taken:
@@ -258,11 +277,13 @@ class UnitFiles:
     ) -> None:
         """Keep what says which documents are alike; those of one record are looked at as one."""
         how = self._dedup.banding
-        first = np.flatnonzero(fresh)
+        # What is seen is a duplicate already, whatever it is like.
+        first = np.flatnonzero(fresh & (rows["seen"] == 0))
         keys = np.full((len(rows), how.bands), NO_KEY)
         if len(first):
-            lengths = np.add.reduceat(rows["length"], first, dtype=np.int64)
-            skipped = int(rows["length"][: first[0]].sum(dtype=np.int64))
+            written = written_lengths(rows)
+            lengths = np.add.reduceat(written, first)
+            skipped = int(written[: first[0]].sum())
             ids, lengths = without_control(tokens[skipped:], lengths, added)
             found = band_keys(ids, lengths, bands=how.bands, rows=how.rows, shingle=how.shingle)
             # Of one text with two labels neither is a copy of the other.

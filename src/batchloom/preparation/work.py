@@ -39,7 +39,7 @@ SPOOL_NAME = "spool"
 # Suffixes of keys, of what was found to stand twice, and of documents that go for being alike.
 KEYS, FOUND, DROPS = ".keys", ".rows", ".drops"
 # Of the temporary files; a job begun by another version is begun anew.
-WORK_VERSION = 5
+WORK_VERSION = 6
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -89,6 +89,7 @@ class Kept(msgspec.Struct, frozen=True):
 class UnitKept(msgspec.Struct, frozen=True):
     """``kept.json``: what is left of a unit when duplicates are gone.
 
+    ``seen`` is how many of the documents that went have no tokens in the unit's files.
     ``smallest`` holds the few smallest distinct hashes of each subset, ``shards`` how many shards each
     subset fills as the shares of the subsets say; ``dropped`` is the number of documents that went; ``moved``
     whether some stand in another subset than the shares say, as older generations decided.
@@ -101,6 +102,7 @@ class UnitKept(msgspec.Struct, frozen=True):
     smallest: dict[str, list[str]]
     shards: dict[str, int]
     moved: bool = False
+    seen: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def _pieces(text: str) -> Iterator[str]:
 def _has_long_run(text: str) -> bool:
     """Whether somewhere at least ``_LONG_RUN`` combining marks follow each other."""
     step = _LONG_RUN // 2
-    return any(
+    return any(map(unicodedata.combining, text[::step])) and any(
         unicodedata.combining(text[at]) and all(map(unicodedata.combining, text[at : at + step]))
         for at in range(0, len(text), step)
     )

@@ -1,0 +1,70 @@
+"""Texts that their unit has had already: they are neither tokenized nor written a second time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Texts that are remembered; the repeats of others are tokenized, and left out with all other duplicates. About 40 MB.
+_MOST = 1 << 18
+_UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of a batch of texts before they are tokenized.
+
+    Attributes:
+        numbers: of each text among those that are remembered; -1 where it is not [D].
+        fresh: which have not been there [D].
+    """
+
+    numbers: NDArray[np.int64]
+    fresh: NDArray[np.bool_]
+
+
+@final
+class SeenTexts:
+    """The hashes of a unit's texts, each with the tokens it became.
+
+    Duplicates are found over all units later, these again with them: what is decided here is only that nobody
+    makes tokens that nobody will read.
+
+    Args:
+        most: how many texts are remembered.
+    """
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._lengths = np.zeros(most, np.uint32)
+
+    def look(self, digests: Sequence[bytes]) -> Seen:
+        """Which of the next texts have been there; the others are remembered while there is room.
+
+        Args:
+            digests: of the texts, 16 bytes each [D].
+        """
+        known, before = self._numbers, len(self._numbers)
+        if before + len(digests) > len(self._lengths):
+            numbers = np.array([known.get(one, _UNKNOWN) for one in digests], np.int64)
+            return Seen(numbers, numbers == _UNKNOWN)
+        numbers = np.array([known.setdefault(one, len(known)) for one in digests], np.int64)
+        # Numbers are given in order, so that a new one is above all before it.
+        highest = np.maximum.accumulate(np.concatenate([[before - 1], numbers[:-1]]))
+        return Seen(numbers, numbers > highest)
+
+    def lengths(self, seen: Seen, made: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """The tokens of each text of a batch, those of its first for one that had been there, uint32 [D].
+
+        Args:
+            seen: what was known of the batch; batches come in the order in which they were looked at.
+            made: the tokens of each of the fresh.
+        """
+        lengths = np.empty(len(seen.fresh), np.uint32)
+        lengths[seen.fresh] = made
+        new = seen.fresh & (seen.numbers != _UNKNOWN)
+        self._lengths[seen.numbers[new]] = lengths[new]
+        lengths[~seen.fresh] = self._lengths[seen.numbers[~seen.fresh]]
+        return lengths
