@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from batchloom.core.errors import RecordError, SettingsError, WorkerError
-from batchloom.execution.pool import Pool
+from batchloom.execution.pool import Pool, Ready
 from batchloom.execution.retry import carry_out
 from batchloom.execution.seam import Done, Lost, Told
 from execution.contract import results, until
@@ -47,6 +47,32 @@ def test_a_dead_worker_takes_its_own_order_with_it(order, reason):
             number: number**2 for number in range(1, 10)
         }
         assert results(pool, [("square", 5)] * 4) == dict.fromkeys(range(4), 25)
+
+
+def test_processes_that_began_before_their_work_was_known_do_it():
+    with Ready(2, "execution.works") as ready:
+        begun = {one.process.pid for one in ready._workers}
+        with Pool(setup, 2, ready=ready) as pool:
+            assert results(pool, [("pid", None)] * 8).keys() == set(range(8))
+            assert {one.process.pid for one in pool._workers} == begun
+    assert not any(psutil.pid_exists(pid) for pid in begun)
+
+
+def test_processes_that_nobody_took_are_ended():
+    with Ready(2, "execution.works") as ready:
+        processes = [one.process for one in ready._workers]
+    assert [one.poll() for one in processes] == [-signal.SIGKILL] * 2
+    assert not ready.take()
+
+
+def test_a_process_that_cannot_import_its_work_is_told(capfd):
+    with (
+        Ready(1, "execution.nowhere") as ready,
+        Pool(setup, 1, ready=ready) as pool,
+    ):
+        # The pool starts another one, which imports what its setup needs.
+        assert results(pool, [("square", 3)]) == {0: 9}
+    assert "No module named 'execution.nowhere'" in capfd.readouterr().err
 
 
 def test_a_lost_order_is_given_again_or_left(tmp_path):
@@ -153,7 +179,7 @@ def test_workers_compute_on_one_thread_each(monkeypatch):
 
 COORDINATOR = """
     import sys
-    from batchloom.execution.pool import Pool
+    from batchloom.execution.pool import Pool, Ready
     from execution.works import setup
 
     pool = Pool(setup, 2)
@@ -230,7 +256,7 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
     """No guard around the main module: workers do not run it again."""
     program = """
         print("main runs")
-        from batchloom.execution.pool import Pool
+        from batchloom.execution.pool import Pool, Ready
         from execution.works import setup
         with Pool(setup, 2) as pool:
             pool.give(0, ("square", 12))
@@ -255,7 +281,7 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
 
 def test_standard_streams_that_are_closed_do_not_become_pipes(tmp_path):
     program = """
-        from batchloom.execution.pool import Pool
+        from batchloom.execution.pool import Pool, Ready
         from execution.works import setup
         with Pool(setup, 1) as pool:
             pool.give(0, ("print", "said"))

@@ -9,25 +9,17 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import BatchloomError, OutputError
-from batchloom.core.files import WRITING, because
-
-ASIDE = ".partial"
+from batchloom.core.aside import ASIDE, refused
+from batchloom.core.errors import OutputError
 
 
-@contextlib.contextmanager
-def touching(path: Path) -> Iterator[None]:
+def touching(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turn the system's refusal to write or read back ``path`` into one sentence with its remedy.
 
     Raises:
         OutputError: in place of any OSError of the system raised inside.
     """
-    try:
-        yield
-    except BatchloomError:
-        raise
-    except OSError as error:
-        raise OutputError(f"Cannot use {path}: {because(error, WRITING)}.") from error
+    return refused("use", path)
 
 
 @contextlib.contextmanager

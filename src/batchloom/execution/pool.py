@@ -33,8 +33,8 @@ _LOOK_SECONDS = 0.2
 _END_SECONDS = 5.0
 # The search path stands before anything of batchloom is imported.
 _START = (
-    "import sys; sys.path[:] = sys.argv[3:]; from batchloom.execution.worker import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys; sys.path[:] = sys.argv[4:]; from batchloom.execution.worker import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 )
 # There are as many workers as cores; threads of libraries inside them would only hinder each other.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
@@ -60,6 +60,34 @@ class _Worker:
 
 
 @final
+class Ready:
+    """Processes that begin before it is known what they will do; a context manager that ends those nobody took.
+
+    A worker needs half a second to import what it works with, which its coordinator has something better to do with.
+
+    Args:
+        workers: how many.
+        module: what they import.
+    """
+
+    def __init__(self, workers: int, module: str) -> None:
+        self._workers = [_started(module) for _ in range(workers)]
+
+    def take(self) -> list[_Worker]:
+        """Those that are there, which now are another's to end."""
+        taken, self._workers = self._workers, []
+        return taken
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for one in self.take():
+            one.process.kill()
+            _end(one)
+
+
+@final
 class Pool:
     """Does orders in processes of this machine; see ``execution.seam.Crew``.
 
@@ -71,19 +99,22 @@ class Pool:
         workers: processes, at most.
         memory: bytes that a worker may hold, looked at while ``next`` is called; one that holds
             more is killed, and its order is lost. Mapped files do not count.
+        ready: processes that have begun.
 
     Raises:
         SettingsError: there is no such number of workers.
         WorkerError: by ``next``, when workers die before they have made their work.
     """
 
-    def __init__(self, setup: Setup, workers: int, memory: int | None = None) -> None:
+    def __init__(
+        self, setup: Setup, workers: int, memory: int | None = None, ready: Ready | None = None
+    ) -> None:
         if workers < 1:
             raise SettingsError([f"workers: {workers} is too few; give 1 or more"])
         self._setup = pickle.dumps(setup, protocol=5)
         self._most, self._memory = workers, memory
         self._waiting: deque[tuple[int, Any]] = deque()
-        self._workers: list[_Worker] = []
+        self._workers = ready.take() if ready else []
         self._speaking: deque[_Worker] = deque()
         self._deaths = 0
         self._looked = 0.0
@@ -215,15 +246,20 @@ class Pool:
     def _forget(self, worker: _Worker) -> str:
         """Take a worker that ends off the list; what became of it."""
         self._workers.remove(worker)
-        worker.pipe.close()
-        try:
-            status = worker.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(_END_SECONDS)
-            return worker.ended or "closed its pipe and did not end"
-        return worker.ended or _said(status)
+        return _end(worker)
+
+
+def _end(worker: _Worker) -> str:
+    """Close the pipe of a worker that ends; what became of it."""
+    worker.pipe.close()
+    try:
+        status = worker.process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        worker.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(_END_SECONDS)
+        return worker.ended or "closed its pipe and did not end"
+    return worker.ended or _said(status)
 
 
 def _said(status: int) -> str:
@@ -235,8 +271,11 @@ def _said(status: int) -> str:
     return f"ended by itself with exit code {status}"
 
 
-def _started() -> _Worker:
-    """A new process, which knows of this one only its search path, its environment and a pipe."""
+def _started(module: str = "") -> _Worker:
+    """A new process, which knows of this one only its search path, its environment and a pipe.
+
+    It imports the module before it asks for anything, where one is named.
+    """
     executable = get_executable()
     if not executable:
         raise WorkerError(
@@ -255,6 +294,7 @@ def _started() -> _Worker:
             _START,
             str(its),
             str(os.getpid()),
+            module,
             *(one for one in sys.path if isinstance(one, str)),
         ),
     ]

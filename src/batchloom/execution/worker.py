@@ -4,6 +4,7 @@ It is started by name (``pool.py``), not by a copy of the coordinator, and impor
 coordinator's main module.
 """
 
+import importlib
 import os
 import pickle
 import select
@@ -27,18 +28,21 @@ class Asks:
     setup: bool
 
 
-def main(pipe: int, coordinator: int) -> None:
+def main(pipe: int, coordinator: int, module: str = "") -> None:
     """Do what comes through a socket until it closes.
 
     Args:
         pipe: the descriptor of the worker's end.
         coordinator: the process that started this one.
+        module: is imported before anything is asked for; empty for none.
     """
     # The terminal sends Ctrl-C to all; it is the coordinator's to end its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.set_inheritable(pipe, False)  # noqa: FBT003 - positional only
     _end_with(pipe, coordinator)
+    if module:
+        importlib.import_module(module)
     try:
         _serve(Connection(pipe))
     except (EOFError, OSError):

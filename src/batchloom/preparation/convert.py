@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from batchloom.chat.mapping import as_found
+from batchloom.core.aside import ASIDE
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import (
     InputError,
@@ -43,7 +44,7 @@ from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits, Part, ReadRules, Source
 from batchloom.sources.unpack import Compression
-from batchloom.store.writer import ASIDE, AsideFile
+from batchloom.store.writer import AsideFile
 
 Form = Literal["jsonl", "json", "parquet"]
 

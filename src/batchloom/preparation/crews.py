@@ -7,7 +7,7 @@ from typing import Literal
 from batchloom.core.spec import nearest, raise_problems, shown, whole
 from batchloom.execution.here import Here
 from batchloom.execution.machine import cores, free_memory, workers_for
-from batchloom.execution.pool import Pool
+from batchloom.execution.pool import Pool, Ready
 from batchloom.execution.seam import Crew, Setup, Tell
 
 EngineName = Literal["pool", "ray"]
@@ -51,10 +51,17 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Crewed:
-    """A job that wants a crew: how it is carried out, and the folder that every worker must see."""
+    """A job that wants a crew.
+
+    Attributes:
+        execution: how it is carried out.
+        folder: every worker must see it.
+        ready: processes that have begun.
+    """
 
     execution: Execution
     folder: Path
+    ready: Ready | None = None
 
 
 def workers_of(execution: Execution, units: int) -> int:
@@ -65,6 +72,18 @@ def workers_of(execution: Execution, units: int) -> int:
         return max(1, units)
     free = free_memory() if units > 1 else None
     return workers_for("auto", units, cores=cores(), free=free, memory=execution.memory)
+
+
+def alone(execution: Execution, workers: int) -> bool:
+    """Whether the process that leads a job does all of it."""
+    return execution.engine == "pool" and workers == 1 and execution.memory is None
+
+
+def ready_for(execution: Execution, workers: int) -> Ready:
+    """Processes that begin while it is found out what they will need; none where no pool does the work."""
+    if execution.engine != "pool" or alone(execution, workers):
+        workers = 0
+    return Ready(workers, "batchloom.preparation.hand")
 
 
 def crew_for(job: Crewed, setup: Setup, here: Setup, workers: int, listener: Tell) -> Crew:
@@ -85,6 +104,6 @@ def crew_for(job: Crewed, setup: Setup, here: Setup, workers: int, listener: Tel
         asked = None if execution.workers == "auto" else execution.workers
         memory, shared = execution.memory, job.folder
         return RayCrew(setup, RayCluster(execution.address, asked, memory, shared=shared))
-    if workers == 1 and execution.memory is None:
+    if alone(execution, workers):
         return Here(here, listener)
-    return Pool(setup, workers, execution.memory)
+    return Pool(setup, workers, execution.memory, job.ready)

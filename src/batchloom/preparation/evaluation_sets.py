@@ -33,12 +33,15 @@ def with_index(
         InputError: a file of a set cannot be read, a record of it cannot be used, or no field of
             a set has ``min_words`` words.
     """
-    path = folder / f"evaluation_sets.{_key(settings)}.index"
+    key = _key(settings)
+    path = folder / f"evaluation_sets.{key}.index"
     if not path.exists():
-        index = index_of(settings)
+        index = _index(key, *_decisive(settings))
         write_pieces(path, index.pieces())
         if tell:
             tell(_told(settings, index))
+    # Workers read it from the file, and its name is kept; it may be large.
+    _index.cache_clear()
     return replace(settings, index=str(path))
 
 
@@ -84,8 +87,7 @@ def files_identity(steps: Sequence[CleanStep]) -> str | None:
     for step in steps:
         settings = settings_of(step)
         if isinstance(settings, Decontaminate):
-            sets = (*settings.sets.items(),)
-            found.append(_identity(_key(settings), sets, settings.words, settings.min_words))
+            found.append(_identity(_key(settings), *_decisive(settings)))
         elif words := getattr(settings, BAD_WORDS, None):
             found.append(sorted(bad_words(words)))
     return fingerprint(found) if found else None
@@ -95,15 +97,28 @@ def _label(place: str) -> str:
     return PurePath(place).name if PurePath(place).is_absolute() else place
 
 
+_Sets = tuple[tuple[str, str], ...]
+
+
+def _decisive(settings: Decontaminate) -> tuple[_Sets, int, int]:
+    return (*settings.sets.items(),), settings.words, settings.min_words
+
+
 @lru_cache(maxsize=8)
-def _identity(
+def _identity(key: str, sets: _Sets, words: int, min_words: int) -> str:
+    """The fingerprint of an index."""
+    return _index(key, sets, words, min_words).fingerprint
+
+
+@lru_cache(maxsize=1)
+def _index(
     key: str,  # noqa: ARG001 - it changes with the files
-    sets: tuple[tuple[str, str], ...],
+    sets: _Sets,
     words: int,
     min_words: int,
-) -> str:
-    """The fingerprint of an index."""
-    return index_of(Decontaminate(sets=dict(sets), words=words, min_words=min_words)).fingerprint
+) -> Overlap:
+    """The index itself, which a job names before it is written."""
+    return index_of(Decontaminate(sets=dict(sets), words=words, min_words=min_words))
 
 
 def records_of(place: str) -> Iterator[tuple[str, ...]]:

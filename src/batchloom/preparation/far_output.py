@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 
 import msgspec
 
+from batchloom.core.aside import ASIDE
 from batchloom.core.errors import StoreConflictError, StoreError
 from batchloom.core.files import NOT_JSON
 from batchloom.preparation.far import FarFile, FarFolder
@@ -20,7 +21,7 @@ from batchloom.preparation.rerun import job_differences
 from batchloom.preparation.work import JobFacts
 from batchloom.store.format import MANIFEST_NAME, SUBSETS, WORK_NAME
 from batchloom.store.manifest import Manifest, decode_manifest
-from batchloom.store.writer import ASIDE, make_folder, writing
+from batchloom.store.writer import make_folder, writing
 
 OWNER_NAME = f"{WORK_NAME}/job.json"
 _SHOWN = 3

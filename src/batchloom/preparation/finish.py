@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from batchloom.core.aside import ASIDE
 from batchloom.preparation.making import Made
 from batchloom.preparation.quarantine import quarantine_line
 from batchloom.preparation.reading import Readings
@@ -41,7 +42,6 @@ from batchloom.store.manifest import (
     tokenizer_entry,
 )
 from batchloom.store.writer import (
-    ASIDE,
     LengthsWriter,
     make_folder,
     sync_folder,

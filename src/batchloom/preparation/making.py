@@ -13,10 +13,11 @@ from batchloom.core.errors import InputMissingError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.values import counted
 from batchloom.execution.machine import cores
+from batchloom.execution.pool import Ready
 from batchloom.execution.seam import Crew
 from batchloom.preparation.append import older_of
 from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.crews import Crewed, Execution, crew_for, workers_of
+from batchloom.preparation.crews import Crewed, alone, crew_for, ready_for, workers_of
 from batchloom.preparation.dedup_report import DuplicateReader
 from batchloom.preparation.encoding import Task
 from batchloom.preparation.evaluation_sets import steps_with_index
@@ -135,6 +136,9 @@ class Making:
         self._pieces: list[Path] = []
         self._excluded: list[Excluded] = [()] * len(self._units)
         self._before, self._again = "", False
+        self._ready: Ready | None = None
+        # Found once: what it depends on is the memory that is free, which workers that begin take.
+        self._at_once = workers_of(self._settings.execution, len(self._units))
         # Two runs never use the same: what one left behind is in nobody's way.
         self._attempt = f"{time.time_ns():x}"
 
@@ -142,6 +146,11 @@ class Making:
     def units(self) -> int:
         """How many units there are."""
         return len(self._units)
+
+    def workers(self) -> Ready:
+        """Have workers begin, while the tokenizer is still found or learned; end those that are not used."""
+        self._ready = ready_for(self._settings.execution, self._at_once)
+        return self._ready
 
     def make(self, tokenizer: Tokenizer) -> Made:
         """Do what is left to do, up to the last shard."""
@@ -175,7 +184,7 @@ class Making:
         losses = Losses(self._units, self._note, together=bool(self._pieces))
         rules = self._readings.rules
         tokenizing = Tokenizing(self._units, found, rules, tally, losses, self._note)
-        workers = workers_of(self._settings.execution, len(found))
+        workers = self._at_once
         hand = Hand(
             recipe,
             self._settings.limits,
@@ -190,7 +199,7 @@ class Making:
         task = hand.task_of(tokenizer, self._readings, chat)
         here = doing(lambda: task)
         execution = self._settings.execution
-        crewed = Crewed(execution, self._work.path)
+        crewed = Crewed(execution, self._work.path, self._ready)
         with crew_for(crewed, hand, lambda: here, workers, tokenizing.hear) as crew:
             facts = self._timed("tokenize", lambda: self._tokenize(crew, tokenizing, folders))
             tally.first = tokenizing.first_bad()
@@ -200,8 +209,7 @@ class Making:
                 raise InputMissingError(_no_documents(tally, facts))
             units = [UnitWork(*one) for one in zip(self._units, folders, facts, strict=True)]
             made = self._settle_and_write(crew, units, task)
-        alone = workers == 1 and execution == Execution(workers=execution.workers)
-        name = "in-process" if alone else execution.engine
+        name = "in-process" if alone(execution, workers) else execution.engine
         return replace(made, resumed=resumed, workers=workers, crew=name, seconds=self._seconds)
 
     def _settle_and_write(self, crew: Crew, units: list[UnitWork], task: Task) -> Made:

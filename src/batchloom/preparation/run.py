@@ -102,7 +102,8 @@ class Job:
 
     def _dry(self) -> PrepareResult:
         """Find out what would be left out, and keep what was done for a later run."""
-        made = self._making.make(self._tokenizer())
+        with self._making.workers():
+            made = self._making.make(self._tokenizer())
         self._resumed = made.resumed
         sources, rules = self._listing.sources, self._readings.rules
         done = Finished(self._recipe, rules, self._readings, sources, made, self._base)
@@ -134,9 +135,10 @@ class Job:
 
     def _make(self) -> tuple[Manifest, str]:
         began = time.perf_counter()
-        tokenizer = self._tokenizer()
-        self._seconds["sample"] = time.perf_counter() - began
-        made = self._making.make(tokenizer)
+        with self._making.workers():
+            tokenizer = self._tokenizer()
+            self._seconds["sample"] = time.perf_counter() - began
+            made = self._making.make(tokenizer)
         self._resumed = made.resumed
         self._seconds |= made.seconds
         sources, rules = self._listing.sources, self._readings.rules

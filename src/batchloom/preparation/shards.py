@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.aside import ASIDE
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import let_go
 from batchloom.preparation.cutter import ShardCutter
@@ -33,7 +34,6 @@ from batchloom.store.mask import MaskBits
 from batchloom.store.origins import Origins
 from batchloom.store.pairs import CHOSEN, Sides, pair_numbers
 from batchloom.store.writer import (
-    ASIDE,
     ShardWriter,
     make_folder,
     sync_folder,

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from batchloom.core.aside import ASIDE
 from batchloom.core.errors import InputError, StoreConflictError
 from batchloom.core.spec import nearest, raise_problems
 from batchloom.store.export_mds import export_mds
 from batchloom.store.export_tokens import export_flat, export_merged, export_shards
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
-from batchloom.store.writer import ASIDE, make_folder, sync_folder, writing
+from batchloom.store.writer import make_folder, sync_folder, writing
 
 Target = Literal["megatron", "flat", "parquet", "hf", "mds"]
 TARGETS = ("megatron", "flat", "parquet", "hf", "mds")

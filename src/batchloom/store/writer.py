@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, final
 
@@ -12,8 +12,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
-from batchloom.core.files import WRITING, because, refuse_url
+from batchloom.core.aside import ASIDE, refused
+from batchloom.core.errors import StoreConflictError
+from batchloom.core.files import refuse_url
 from batchloom.store.bands import Bands
 from batchloom.store.format import LENGTHS_NAME, of_generation
 from batchloom.store.index import index_bytes
@@ -22,23 +23,14 @@ from batchloom.store.mask import MaskBits
 from batchloom.store.origins import Origins
 from batchloom.store.pairs import Sides
 
-ASIDE = ".partial"
 
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turn the system's refusal to write ``path`` into one sentence with its remedy.
 
     Raises:
         OutputError: in place of any OSError of the system raised inside.
     """
-    try:
-        yield
-    except BatchloomError:
-        # Some of ours are OSErrors too, and say already what is wrong.
-        raise
-    except OSError as error:
-        raise OutputError(f"Cannot write {path}: {because(error, WRITING)}.") from error
+    return refused("write", path)
 
 
 def make_folder(path: Path) -> None:

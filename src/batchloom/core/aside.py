@@ -1,0 +1,30 @@
+"""Writing aside: the name of a file that is not finished, and what is said when the system refuses it."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from batchloom.core.errors import BatchloomError, OutputError
+from batchloom.core.files import WRITING, because
+
+ASIDE = ".partial"
+
+
+@contextlib.contextmanager
+def refused(doing: str, path: Path) -> Iterator[None]:
+    """Turn the system's refusal of ``path`` into one sentence with its remedy.
+
+    Args:
+        doing: what is tried, as in "Cannot write".
+        path: the file or folder.
+
+    Raises:
+        OutputError: in place of any OSError of the system raised inside.
+    """
+    try:
+        yield
+    except BatchloomError:
+        # Some of ours are OSErrors too, and say already what is wrong.
+        raise
+    except OSError as error:
+        raise OutputError(f"Cannot {doing} {path}: {because(error, WRITING)}.") from error
