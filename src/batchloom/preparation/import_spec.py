@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from batchloom.core.spec import nearest, raise_problems, to_plain
 from batchloom.preparation.token_files import FLAT_DTYPES
-from batchloom.sources.listing import input_labels
+from batchloom.sources.labels import input_labels
 
 How = Literal["link", "symlink", "copy"]
 _HOWS = ("link", "symlink", "copy")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from batchloom.chat.trained import TrainOn
+from batchloom.core.cycles import uncollected
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.spec import shown
 from batchloom.preparation.append import base_of, kept_tokenizer, new_inputs
@@ -190,10 +191,11 @@ def run_recipe(
     check_apart(recipe.inputs, out)
     told, kept = (chosen.announced, chosen.kept) if chosen is not None else ((), None)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
-        report = read_facts(out)
-        seen = seen_before(report, recipe)
         streaming = settings.streaming
-        listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
+        with uncollected():
+            report = read_facts(out)
+            seen = seen_before(report, recipe)
+            listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
         listing = replace(listing, notes=(*told, *listing.notes))
         how = _How(settings, kept, report)
         return _make_listed(recipe, out, listing, spool, listener, began, how)
@@ -265,7 +267,8 @@ def _done_before(
 ) -> PrepareResult | None:
     """The result of a job that is finished already; None where there is work to do."""
     report = how.report
-    manifest = finished_store(out, recipe, listing, report, how.kept)
+    with uncollected():
+        manifest = finished_store(out, recipe, listing, report, how.kept)
     if manifest is None:
         check_folder(out)
         return None

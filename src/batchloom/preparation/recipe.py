@@ -27,7 +27,7 @@ from batchloom.preparation.read_recipe import (
     sources_plain,
 )
 from batchloom.preparation.recipe_values import dedup_plain, steps_plain
-from batchloom.sources.listing import input_labels
+from batchloom.sources.labels import input_labels
 
 Dtype = Literal["auto", "uint16", "int32"]
 

@@ -17,7 +17,7 @@ from batchloom.preparation.recipe import ChatRecipe, Recipe, is_path
 from batchloom.preparation.recipe_file import Stated, read_recipe_file, state_recipe
 from batchloom.preparation.recipe_store import is_store, read_store_recipe
 from batchloom.preparation.recipe_values import dedup_of, steps_of, tokens_of
-from batchloom.sources.listing import input_labels
+from batchloom.sources.labels import input_labels
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.manifest import read_manifest
 

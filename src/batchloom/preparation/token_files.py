@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, InputMissingError, StoreError
 from batchloom.core.files import refuse_url
-from batchloom.sources.listing import STORE_MARK, input_labels
+from batchloom.sources.labels import input_labels
+from batchloom.sources.listing import STORE_MARK
 from batchloom.store.index import map_file
 from batchloom.store.lone import refuse_lone_shard
 from batchloom.store.mask import Mask, map_mask

@@ -83,7 +83,8 @@ def hub_name(place: str) -> HubName | None:
 
 def revision_of(url: str) -> str:
     """The commit that a URL of the Hub is pinned to; empty where it is not."""
-    match = _PINNED.fullmatch(url)
+    # Most places are paths.
+    match = _PINNED.fullmatch(url) if "://" in url else None
     return match[2] if match else ""
 
 

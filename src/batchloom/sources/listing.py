@@ -19,7 +19,6 @@ from batchloom.sources.addresses import (
     has_wildcard,
     is_far,
     is_url,
-    label_of,
     local_path,
     shown,
 )
@@ -37,6 +36,7 @@ from batchloom.sources.hub import (
 )
 from batchloom.sources.kept import KEPT
 from batchloom.sources.kinds import Verdict, archive_by_name, kind_by_name, must_look
+from batchloom.sources.labels import Names, paths_and_labels
 from batchloom.sources.looks import Seen, archive_sources, judge_as, judge_file
 from batchloom.sources.presets import preset_names
 from batchloom.sources.remote import (
@@ -111,7 +111,7 @@ def list_sources(
     KEPT.forget()
     forget_looks()
     lister = _Lister(exclude, spool, seen or {}, streaming=streaming)
-    named = list(enumerate(zip(inputs, _labels(inputs), strict=True)))
+    named = list(enumerate(zip(inputs, paths_and_labels(inputs), strict=True)))
     for number, (given, (_, label)) in inputs_ahead(named, lambda one: one[1][0]):
         said = asked_of(asked, number)
         try:
@@ -120,21 +120,6 @@ def list_sources(
         except InputError as error:
             retold(error, said.place)
     return Listing(tuple(lister.sources), tuple(lister.notes), tuple(lister.shared))
-
-
-def input_labels(inputs: Sequence[str]) -> list[str]:
-    """What the inputs are called where no absolute path may stand.
-
-    A relative input as it was given; of an absolute one the last part of its path (of a glob,
-    from the first part with a wildcard), with the parts before it where two would be alike. A URL
-    without credentials and query. Bytes that are no UTF-8 are replaced, and no two different
-    inputs are called the same.
-    """
-    names, known = _Names(), dict[str, str]()
-    for path, label in _labels(inputs):
-        if path not in known:
-            known[path] = names.fresh(label)
-    return [known[path] for path, _ in _labels(inputs)]
 
 
 def fixed_part(given: str) -> str:
@@ -147,54 +132,6 @@ def fixed_part(given: str) -> str:
     return "/".join(parts[:first]) or ("/" if path.startswith("/") else ".")
 
 
-def _labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
-    """The normal path or URL of each input and what it is called, in the bytes it has."""
-    paths = [given if is_far(given) else _normal(given) for given in inputs]
-    alike = Counter(tail for path in set(paths) if not is_far(path) for tail in _tails(path))
-    return [(path, label_of(path) if is_far(path) else _label(path, alike)) for path in paths]
-
-
-def _normal(given: str) -> str:
-    path = os.path.normpath(os.path.expanduser(local_path(given)))  # noqa: PTH111
-    # A file of this name stays one.
-    return f"./{path}" if path == STANDARD_INPUT else path
-
-
-def _tails(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[start:]) for start in range(len(parts))]
-
-
-def _label(path: str, alike: Counter[str]) -> str:
-    if not os.path.isabs(path):  # noqa: PTH117
-        return path
-    parts = path.strip("/").split("/")
-    first = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-    for start in range(first, 0, -1):
-        tail = "/".join(parts[start:])
-        if alike[tail] == 1:
-            return tail
-    return "/".join(parts)
-
-
-@final
-class _Names:
-    """Names as text, never the same one twice: the manifest is JSON, and tells files by them."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._alike: Counter[str] = Counter()
-
-    def fresh(self, name: str) -> str:
-        """The name, its bytes that are no UTF-8 replaced, numbered where it is taken."""
-        plain = found = printable(name)
-        while found in self._taken:
-            self._alike[plain] += 1
-            found = f"{plain} ({self._alike[plain] + 1})"
-        self._taken.add(found)
-        return found
-
-
 @final
 class _Lister:
     def __init__(
@@ -205,7 +142,7 @@ class _Lister:
         *,
         streaming: bool | None,
     ) -> None:
-        self._names, self._seen = _Names(), seen
+        self._names, self._seen = Names(), seen
         self._spool, self._streaming = spool, streaming
         self.sources: list[Source] = []
         self.notes: list[str] = []
@@ -430,16 +367,17 @@ class _Lister:
             self._left["special files"] += 1
         elif found.st_size == 0:
             self._left["empty"] += 1
-        elif archive_by_name(shown(path)):
+        elif archive_by_name(place := shown(path)):
             self._add_archive(path, name, found)
         else:
-            verdict = self._verdict(path, name, found)
+            named = kind_by_name(place)
+            verdict = self._verdict(path, name, found, named)
             if verdict.kind is None or not verdict.sure:
                 self._left[verdict.label] += 1
             elif not fits(self._said.form, verdict.kind):
                 self._left[f"not {self._said.form}"] += 1
             else:
-                self._append(path, name, found, verdict)
+                self._append(path, name, found, verdict, named)
 
     def _add_named(self, path: str, name: str, found: os.stat_result) -> None:
         """A file named by itself: an error where it is of no use."""
@@ -461,12 +399,13 @@ class _Lister:
         if archive_by_name(shown(path)):
             self._add_archive(path, name, found)
             return
-        verdict = self._verdict(path, name, found)
+        verdict = self._verdict(path, name, found, kind_by_name(shown(path)))
         if verdict.kind is None:
             raise InputError(f"{place} is not read yet ({verdict.label}): {verdict.remedy}.")
         if form is not None and not fits(form, verdict.kind):
             raise InputError(f"{place} {disagreement(form, verdict.kind)}.")
-        self._append(path, name, found, verdict)
+        # Where it was put may be called otherwise than what was put there.
+        self._append(path, name, found, verdict, kind_by_name(name))
 
     def _spooled(self) -> Spool:
         if self._spool is None:
@@ -489,7 +428,9 @@ class _Lister:
 
     def _tell_kind(self, name: str, verdict: Verdict) -> None:
         """Remember a file that is read as another kind than its name says."""
-        named = kind_by_name(name)
+        self._tell_other(name, kind_by_name(name), verdict)
+
+    def _tell_other(self, name: str, named: Verdict | None, verdict: Verdict) -> None:
         if named is not None and named.kind != verdict.kind and verdict.kind is not None:
             self._otherwise.append(f"{name} as {_CALLED.get(verdict.kind, verdict.kind)}")
 
@@ -503,13 +444,20 @@ class _Lister:
         self._files[identity] = self._input
         return False
 
-    def _append(self, path: str, name: str, found: os.stat_result, verdict: Verdict) -> None:
+    def _append(
+        self,
+        path: str,
+        name: str,
+        found: os.stat_result,
+        verdict: Verdict,
+        named: Verdict | None,
+    ) -> None:
         if verdict.kind is None:
             raise AssertionError("only files of a kind that is read are listed")
         if self._listed(name, found):
             return
         name = self._names.fresh(name)
-        self._tell_kind(name, verdict)
+        self._tell_other(name, named, verdict)
         self.sources.append(
             Source(
                 name,
@@ -523,18 +471,19 @@ class _Lister:
             )
         )
 
-    def _verdict(self, path: str, name: str, found: os.stat_result) -> Verdict:
-        if self._said.form is None and (named := self._told(path, found)) is not None:
-            return named
+    def _verdict(
+        self, path: str, name: str, found: os.stat_result, named: Verdict | None
+    ) -> Verdict:
+        if self._said.form is None and (told := self._told(path, found, named)) is not None:
+            return told
         look = Source(
             *(printable(name), path, "text", None, found.st_size, found.st_mtime_ns),
             revision=revision_of(path),
         )
         return judge_as(look, judge_file(look), self._said.form)
 
-    def _told(self, path: str, found: os.stat_result) -> Verdict | None:
+    def _told(self, path: str, found: os.stat_result, named: Verdict | None) -> Verdict | None:
         """What a file is where that can be told without looking into it."""
-        named = kind_by_name(shown(path))
         if not must_look(named):
             return named
         if not self._seen or is_url(path):

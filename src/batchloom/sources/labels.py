@@ -1,0 +1,73 @@
+"""What inputs and their files are called where no absolute path may stand, no two of them alike."""
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import final
+
+from batchloom.core.files import printable
+from batchloom.sources.addresses import STANDARD_INPUT, is_far, label_of, local_path
+
+
+def input_labels(inputs: Sequence[str]) -> list[str]:
+    """What the inputs are called where no absolute path may stand.
+
+    A relative input as it was given; of an absolute one the last part of its path (of a glob,
+    from the first part with a wildcard), with the parts before it where two would be alike. A URL
+    without credentials and query. Bytes that are no UTF-8 are replaced, and no two different
+    inputs are called the same.
+    """
+    names, known = Names(), dict[str, str]()
+    for path, label in paths_and_labels(inputs):
+        if path not in known:
+            known[path] = names.fresh(label)
+    return [known[path] for path, _ in paths_and_labels(inputs)]
+
+
+def paths_and_labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
+    """The normal path or URL of each input and what it is called, in the bytes it has."""
+    paths = [given if is_far(given) else _normal(given) for given in inputs]
+    alike = Counter(tail for path in set(paths) if not is_far(path) for tail in _tails(path))
+    return [(path, label_of(path) if is_far(path) else _label(path, alike)) for path in paths]
+
+
+def _normal(given: str) -> str:
+    path = os.path.normpath(os.path.expanduser(local_path(given)))  # noqa: PTH111
+    # A file of this name stays one.
+    return f"./{path}" if path == STANDARD_INPUT else path
+
+
+def _tails(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[start:]) for start in range(len(parts))]
+
+
+def _label(path: str, alike: Counter[str]) -> str:
+    if not os.path.isabs(path):  # noqa: PTH117
+        return path
+    parts = path.strip("/").split("/")
+    first = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    for start in range(first, 0, -1):
+        tail = "/".join(parts[start:])
+        if alike[tail] == 1:
+            return tail
+    return "/".join(parts)
+
+
+@final
+class Names:
+    """Names as text, never the same one twice: the manifest is JSON, and tells files by them."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._alike: Counter[str] = Counter()
+
+    def fresh(self, name: str) -> str:
+        """The name, its bytes that are no UTF-8 replaced, numbered where it is taken."""
+        plain = found = printable(name)
+        while found in self._taken:
+            self._alike[plain] += 1
+            found = f"{plain} ({self._alike[plain] + 1})"
+        self._taken.add(found)
+        return found
