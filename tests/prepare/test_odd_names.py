@@ -8,7 +8,7 @@ import pytest
 import batchloom
 from batchloom.core.errors import InputError, OutputError, SettingsError, StoreConflictError
 from batchloom.preparation.check import check
-from batchloom.sources.listing import input_labels
+from batchloom.sources.labels import input_labels
 from batchloom.store.manifest import read_manifest
 from prepare.stores import make, recipe_of, texts
 

@@ -26,7 +26,8 @@ from batchloom.preparation.check import check
 from batchloom.sources import remote
 from batchloom.sources.addresses import has_wildcard, is_url, shown
 from batchloom.sources.blocks import open_blocks
-from batchloom.sources.listing import input_labels, list_sources
+from batchloom.sources.labels import input_labels
+from batchloom.sources.listing import list_sources
 from batchloom.sources.rules import Limits
 from prepare.stores import make, texts, tree
 from sources.reading import Read
