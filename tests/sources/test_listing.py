@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import absolute
 from batchloom.sources.kinds import ending_of
-from batchloom.sources.listing import STORE_MARK, input_labels, list_sources
+from batchloom.sources.labels import input_labels
+from batchloom.sources.listing import STORE_MARK, list_sources
 from batchloom.store.format import MANIFEST_NAME
 
 
