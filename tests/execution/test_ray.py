@@ -16,50 +16,18 @@ from batchloom.execution.ray_cluster import RayCluster, RayCrew, _unconnected, r
 from batchloom.execution.retry import carry_out
 from batchloom.execution.seam import Done, Lost, Told
 from execution.contract import check_contract, results, until
+from execution.nodes import add_node, kill_node, ray_cluster
 from execution.works import setup
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'batchloom[ray]'")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-OBJECTS = 80 << 20
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A head without processors, and three nodes of one processor each."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-        made = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "include_dashboard": False,
-                "object_store_memory": OBJECTS,
-                "_system_config": {
-                    "health_check_initial_delay_ms": 500,
-                    "health_check_period_ms": 500,
-                    "health_check_timeout_ms": 500,
-                    "health_check_failure_threshold": 3,
-                },
-            },
-        )
-        try:
-            made.living = [add_node(made) for _ in range(3)]
-            yield made
-        finally:
-            made.shutdown()
-
-
-def add_node(cluster):
-    return cluster.add_node(num_cpus=1, object_store_memory=OBJECTS)
-
-
-def kill_node(cluster):
-    """End a node as a machine without power does: its raylet is gone, its workers with it."""
-    os.kill(cluster.living.pop().all_processes["raylet"][0].process.pid, signal.SIGKILL)
+    with ray_cluster() as made:
+        yield made
 
 
 def test_the_contract_of_a_crew(cluster, tmp_path):

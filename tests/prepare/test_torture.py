@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from execution.nodes import add_node, kill_node, ray_cluster
 from prepare.jobs import end, job, start
 from prepare.stores import jsonl, tree
 
@@ -226,20 +226,29 @@ def test_killed_in_a_pool_the_store_is_the_same(run, inputs, undisturbed, tmp_pa
 def cluster():
     """A head without processors, and three nodes of one processor each."""
     pytest.importorskip("ray", reason="ray is not installed: pip install 'batchloom[ray]'")
-    from ray.cluster_utils import Cluster
+    with ray_cluster() as made:
+        yield made
 
-    room = {"include_dashboard": False, "object_store_memory": 80 << 20}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **room})
-        try:
-            for _ in range(3):
-                made.add_node(num_cpus=1, object_store_memory=80 << 20)
-            yield made
-        finally:
-            made.shutdown()
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", list(JOBS) if RUNS > 3 else ["near"])
+def test_a_node_that_dies_in_the_middle_changes_nothing(
+    name, cluster, inputs, undisturbed, tmp_path
+):
+    execution = {"workers": 3, "engine": "ray", "address": cluster.address}
+    wanted, (_, files) = undisturbed(name, execution)
+    out = tmp_path / "out"
+    process = start(job(chosen(inputs, name), out, execution=execution, max_bad=60, **JOBS[name]))
+    while process.poll() is None and there(out) < files / 3:
+        time.sleep(0.002)
+    alive = process.poll() is None
+    kill_node(cluster)
+    said = end(process)
+    cluster.living.append(add_node(cluster))
+    assert alive
+    assert said is not None
+    assert "error" not in said, said
+    assert tree(out) == wanted
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")

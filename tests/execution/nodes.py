@@ -1,0 +1,50 @@
+"""A Ray cluster of several nodes on this machine, some of which are killed."""
+
+import contextlib
+import os
+import signal
+import sys
+
+import pytest
+
+OBJECTS = 80 << 20
+
+
+@contextlib.contextmanager
+def ray_cluster():
+    """A head without processors, and three nodes of one processor each, ``living``."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": False,
+                "object_store_memory": OBJECTS,
+                # A node that is gone is missed after two seconds, not thirty.
+                "_system_config": {
+                    "health_check_initial_delay_ms": 500,
+                    "health_check_period_ms": 500,
+                    "health_check_timeout_ms": 500,
+                    "health_check_failure_threshold": 3,
+                },
+            },
+        )
+        try:
+            made.living = [add_node(made) for _ in range(3)]
+            yield made
+        finally:
+            made.shutdown()
+
+
+def add_node(cluster):
+    return cluster.add_node(num_cpus=1, object_store_memory=OBJECTS)
+
+
+def kill_node(cluster):
+    """End a node as a machine without power does: its raylet is gone, its workers with it."""
+    os.kill(cluster.living.pop().all_processes["raylet"][0].process.pid, signal.SIGKILL)
