@@ -2,7 +2,12 @@ import logging
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes is a matter of what else the machine does.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ def by_hand(store, rows, seq_len, labels, trained=None):
     labels=st.sampled_from(["aligned", "shifted"]),
     packing=st.sampled_from(["best_fit", "wrap", "none"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_are_the_contract(folders, documents, seq_len, labels, packing):
     store = write_store(folders(), documents, documents_per_shard=7)
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing)).rows(0, 9)
@@ -73,7 +73,7 @@ def test_rows_are_the_contract(folders, documents, seq_len, labels, packing):
     labels=st.sampled_from(["aligned", "shifted"]),
     packing=st.sampled_from(["best_fit", "wrap"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, packing):
     trained = [
         data.draw(st.lists(st.integers(0, 1), min_size=len(d), max_size=len(d))) for d in documents
@@ -91,7 +91,7 @@ def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, 
 
 
 @given(documents=DOCUMENTS, seq_len=st.integers(2, 40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_aligned_and_shifted_labels_train_the_same_set(folders, documents, seq_len):
     store = write_store(folders(), documents)
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1)).rows(0, 9)
@@ -103,7 +103,7 @@ def test_aligned_and_shifted_labels_train_the_same_set(folders, documents, seq_l
 
 
 @given(documents=DOCUMENTS, seq_len=st.integers(1, 40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_varlen_is_what_hf_flattening_gives(folders, documents, seq_len):
     from transformers import DataCollatorWithFlattening
 

@@ -64,7 +64,7 @@ def test_every_iteration_starts_over(store):
 
 
 @given(data=st.data(), prefetch=st.sampled_from([0, 1, 4]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_resuming_at_any_step_equals_no_interruption(store, data, prefetch):
     whole = list(make(store, epochs=2))
     stop = data.draw(st.integers(0, len(whole)))

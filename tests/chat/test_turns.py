@@ -120,9 +120,7 @@ def test_without_an_assistant_nothing_is_trained(encoder_of):
     "template", [CHATML, LLAMA3, MARKED_THINKING], ids=["chatml", "llama3", "thinking"]
 )
 @pytest.mark.parametrize("tokenizer", ["bytes", "metaspace"])
-@settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=messages(CONTENTS))
 def test_turns_are_found_without_marks_or_it_is_told(encoder_of, template, tokenizer, turns):
     """A template whose marks are taken out gives the mask that the marks give, or a fault."""
@@ -149,9 +147,7 @@ def test_turns_are_found_without_marks_or_it_is_told(encoder_of, template, token
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "nfc"])
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=messages(CONTENTS))
 def test_whatever_is_said_what_is_trained_is_the_assistants(encoder_of, tokenizer, turns):
     found = trained(encoder_of("chatml", tokenizer), Conversation(turns), ChatRules())

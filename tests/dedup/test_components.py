@@ -57,7 +57,7 @@ def grouped(folder, paths, first_new=0):
     return [row.tolist() for unit in range(8) for row in gather(files, unit)], files
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(st.sampled_from(DOCUMENTS), min_size=2, max_size=2, unique=True), max_size=30

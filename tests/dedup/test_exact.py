@@ -47,7 +47,7 @@ def searched(folder, files, partitions, first_new, order=None):
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(UNITS, st.integers(1, 5), st.integers(0, 3), st.sampled_from([1, 3, 1 << 21]), st.data())
 def test_what_goes_is_what_a_dictionary_says(
     tmp_path_factory, units, partitions, first_new, small, data

@@ -63,7 +63,7 @@ def by_set(units, pieces):
     return left
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(TEXT, max_size=5), max_size=3),
     st.sampled_from(["lines", "paragraphs"]),

@@ -85,7 +85,7 @@ def in_memory(units, *, bands, rows, shingle):
 DOCUMENT = st.lists(st.integers(0, 3), max_size=6).map(tuple)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(DOCUMENT, max_size=8), min_size=1, max_size=4),
     st.integers(1, 3),

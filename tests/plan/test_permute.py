@@ -16,7 +16,7 @@ KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 
 
 @given(size=st.integers(0, 200_000), key=KEYS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_it_is_a_bijection(size, key):
     items = Permutation(size, key).at(np.arange(size))
     assert np.array_equal(np.sort(items), np.arange(size))
@@ -29,7 +29,7 @@ def test_it_is_a_bijection_when_never_materialised(size):
 
 
 @given(size=st.integers(MATERIALISED + 1, 2**40), key=KEYS, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_index_alone_is_what_it_is_among_others(size, key, data):
     permutation = Permutation(size, key)
     position = data.draw(st.integers(0, size - 1))

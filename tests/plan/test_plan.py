@@ -50,7 +50,7 @@ def coverage(lengths, found):
 
 
 @given(lengths=LENGTHS, spec=SPECS, data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_epoch_holds_every_token_once_whatever_the_ranks(lengths, spec, data):
     plan = Plan(LengthsOnly(lengths), PlanSpec(**spec))
     size = spec["global_batch_size"]
@@ -66,7 +66,7 @@ def test_every_epoch_holds_every_token_once_whatever_the_ranks(lengths, spec, da
 
 
 @given(lengths=LENGTHS, spec=SPECS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_each_single_epoch_is_complete(lengths, spec):
     plan = Plan(LengthsOnly(lengths), PlanSpec(**spec))
     per_epoch = plan.sequences_per_epoch
@@ -76,7 +76,7 @@ def test_each_single_epoch_is_complete(lengths, spec):
 
 
 @given(lengths=LENGTHS, spec=SPECS, data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_position_is_the_same_asked_in_any_way(lengths, spec, data):
     """From the start, from a state, with and without the table, alone or among others."""
     spec = PlanSpec(**spec)
@@ -97,7 +97,7 @@ def test_any_position_is_the_same_asked_in_any_way(lengths, spec, data):
 
 
 @given(lengths=LENGTHS, spec=SPECS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_lie_inside_their_sequence_without_holes(lengths, spec):
     rows = Plan(LengthsOnly(lengths), PlanSpec(**spec)).rows(0, 50)
     for row in range(len(rows)):

@@ -94,7 +94,7 @@ def exact(value):
 
 
 @pytest.mark.parametrize("out", ["b.jsonl", "b.jsonl.zst", "b.json"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(records=st.lists(row, min_size=1, max_size=5))
 def test_rows_of_any_types_pass_through_json_untouched(tmp_path_factory, out, records):
     folder = tmp_path_factory.mktemp("rows")
@@ -102,7 +102,7 @@ def test_rows_of_any_types_pass_through_json_untouched(tmp_path_factory, out, re
     assert [exact(one) for one in rows(folder / out)] == [exact(one) for one in records]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     records=st.lists(
         st.dictionaries(st.sampled_from(["a", "b"]), values, max_size=2), min_size=1, max_size=5

@@ -26,7 +26,7 @@ def schema_of(rows):
     return found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(ROWS, st.data())
 def test_records_of_one_shape_have_one_schema(row, data):
     # The same columns, each with another value of which as much is told.

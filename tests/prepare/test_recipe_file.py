@@ -567,9 +567,7 @@ RECIPES = st.builds(
 )
 
 
-@settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(recipe=RECIPES, sources=st.lists(SOURCES, min_size=4, max_size=4))
 def test_what_is_printed_is_read_as_the_same(folder, recipe, sources):
     # A name of the Hub says itself what it is.
@@ -632,9 +630,7 @@ def test_short_forms_of_steps():
 ANY = st.dictionaries(st.sampled_from([*KEYS, "x"]), SETTING | st.lists(SETTING, max_size=3))
 
 
-@settings(
-    max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ANY, st.sampled_from(["r.json", "r.yaml"]))
 def test_whatever_is_written_is_a_recipe_or_an_error_that_says_why(folder, values, name):
     write(name, json.dumps(values))

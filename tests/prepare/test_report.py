@@ -38,11 +38,11 @@ from batchloom.preparation.unit_report import (
     MOST_SAMPLES,
     MOST_WORDS,
     Flow,
+    Merging,
     Sample,
     SourceCounts,
     UnitReport,
     UnitTally,
-    merged,
 )
 from batchloom.text.steps import CleanStep
 from prepare.stores import jsonl
@@ -69,11 +69,21 @@ def told(seed):
     return tally.report({"read": Spent(int(random.integers(0, 100)) / 8, 10, 1)})
 
 
+def merged(units, order=None):
+    """Units together, which come in some order."""
+    merging = Merging()
+    for number in range(len(units)) if order is None else order:
+        merging.add(number, units[number])
+    return merging.report()
+
+
 @given(st.lists(st.integers(0, 1000), max_size=8), st.data())
-def test_units_come_together_in_any_grouping(seeds, data):
+def test_units_come_together_in_any_order_and_grouping(seeds, data):
     units = [told(seed) for seed in seeds]
     cut = data.draw(st.integers(0, len(units)))
     together = merged(units)
+    order = data.draw(st.permutations(range(len(units))))
+    assert msgspec.json.encode(merged(units, order)) == msgspec.json.encode(together)
     assert merged([merged(units[:cut]), merged(units[cut:])]) == together
     assert merged([UnitReport(), together, UnitReport()]) == together
     # A dict compares equal in any order, and a page shows it in one.

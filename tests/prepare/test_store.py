@@ -26,7 +26,7 @@ from prepare.stores import SMALL, documents, jsonl, make, texts, tree
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lines=st.lists(TEXTS, min_size=1, max_size=30),
     more=st.lists(TEXTS, max_size=10),

@@ -130,7 +130,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=3), max_size=12),
     cut=st.integers(1, 40),

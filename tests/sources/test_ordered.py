@@ -44,7 +44,7 @@ CELLS = st.sampled_from(
 ROWS = st.lists(st.lists(CELLS, max_size=3).map(",".join), max_size=14)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     rows=ROWS,
     header=st.sampled_from(["a,b", 'a,"b\nc"', '\ufeff"a",b']),
@@ -60,7 +60,7 @@ def test_rows_are_the_same_however_a_csv_is_cut(tmp_path_factory, rows, header, 
         assert told(path, unit, limits) == told(path, limits=limits)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows=ROWS, data=st.data())
 def test_a_cut_does_not_depend_on_what_was_looked_up_before(tmp_path_factory, rows, data):
     path = tmp_path_factory.mktemp("csv") / "a.csv"
@@ -104,7 +104,7 @@ ODD = st.sampled_from(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     elements=st.lists(OBJECTS, min_size=1, max_size=6).flatmap(
         lambda good: st.lists(st.one_of(OBJECTS, OBJECTS, ODD), max_size=6).map(

@@ -169,7 +169,7 @@ PIECES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     pieces=PIECES,
     split_on=st.sampled_from(["line", "paragraph", "==", "=\n="]),
@@ -185,7 +185,7 @@ def test_parts_of_any_size_give_the_documents_of_the_whole(
     assert read(path, rules, unit)[0] == read(path, rules)[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(pieces=PIECES, unit=st.integers(20, 300), chunk=st.integers(1, 200))
 def test_cut_texts_join_to_the_text_whatever_the_units_and_chunks(
     tmp_path_factory, pieces, unit, chunk
@@ -200,7 +200,7 @@ def test_cut_texts_join_to_the_text_whatever_the_units_and_chunks(
     assert read(path, ReadRules(limits=again), unit)[0] == texts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lines=st.lists(
         st.sampled_from(

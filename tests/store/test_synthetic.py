@@ -61,7 +61,7 @@ def test_the_bytes_of_every_kind_are_pinned():
     seed=st.integers(-(2**128) + 1, 2**128 - 1),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_span_is_a_cut_of_its_document(kind, vocab, shortest, more, seed, data):
     lengths = (shortest, shortest + more)
     made = Synthetic(SyntheticSpec(kind=kind, vocab=vocab, lengths=lengths, seed=seed))

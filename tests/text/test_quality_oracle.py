@@ -135,7 +135,7 @@ def defined(step: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("step", ["c4", "repetition", "fineweb"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=TEXTS.filter(lambda text: "\ud800" not in text))
 def test_any_text_has_datatroves_verdict(step, text):
     filters = {step: getattr(datatrove("pipeline.filters"), FILTERS[step])()}

@@ -35,7 +35,7 @@ from batchloom.preparation.suspects import KeptAsideError, Losses
 from batchloom.preparation.tally import Listener, Progress, Tally
 from batchloom.preparation.tokenizer_of import dtype_name, job_template
 from batchloom.preparation.tokenizing import Tokenizing, tokenize_all
-from batchloom.preparation.unit_report import Flow, merged
+from batchloom.preparation.unit_report import Flow, UnitReport
 from batchloom.preparation.units import plan_units, unit_identity
 from batchloom.preparation.versions import versions_of
 from batchloom.preparation.work import (
@@ -174,16 +174,16 @@ class Making:
                 "Packages that decide documents are of other versions than when this job was stopped: all units are "
                 "done again."
             )
-        found = [self._work.unit_facts(folder.name) for folder in folders]
-        resumed = sum(one is not None for one in found)
-        if resumed:
-            self._note(
-                f"Going on: {resumed:,} of {len(found):,} units were finished by an earlier run."
-            )
         tally = Tally(self._listener, recipe.max_bad, self._listing.bytes)
         losses = Losses(self._units, self._note, together=bool(self._pieces))
         rules = self._readings.rules
+        found = (self._work.unit_facts(folder.name) for folder in folders)
         tokenizing = Tokenizing(self._units, found, rules, tally, losses, self._note)
+        resumed = sum(one is not None for one in tokenizing.facts)
+        if resumed:
+            self._note(
+                f"Going on: {resumed:,} of {self.units:,} units were finished by an earlier run."
+            )
         workers = self._at_once
         hand = Hand(
             recipe,
@@ -208,11 +208,13 @@ class Making:
                 self._work.clear()
                 raise InputMissingError(_no_documents(tally, facts))
             units = [UnitWork(*one) for one in zip(self._units, folders, facts, strict=True)]
-            made = self._settle_and_write(crew, units, task)
+            made = self._settle_and_write(crew, units, task, tokenizing.reports.report())
         name = "in-process" if alone(execution, workers) else execution.engine
         return replace(made, resumed=resumed, workers=workers, crew=name, seconds=self._seconds)
 
-    def _settle_and_write(self, crew: Crew, units: list[UnitWork], task: Task) -> Made:
+    def _settle_and_write(
+        self, crew: Crew, units: list[UnitWork], task: Task, reports: UnitReport
+    ) -> Made:
         """What follows when every unit is tokenized."""
         recipe, dtype = self._recipe, task.dtype
         older = older_of(self._work, self._base, recipe.dedup)
@@ -243,7 +245,6 @@ class Making:
         shards: list[Shards] = []
         if not self._settings.dry_run:
             shards = self._timed("write shards", lambda: phases.write(crew, kept, decision, tell))
-        reports = merged(one.facts.report for one in units)
         content = content_of(
             msgspec.structs.replace(reports, stages=added(reports.stages, self._stages())),
             after=_flows(units, kept, dtype.itemsize),

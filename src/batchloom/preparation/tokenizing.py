@@ -1,6 +1,6 @@
 """Phase A over all units: orders are handed out, and what comes of them is counted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 from batchloom.core.document import BadRecord
@@ -9,6 +9,7 @@ from batchloom.execution.seam import Crew, Told
 from batchloom.preparation.orders import At, Heard, UnitOrder, UnusableError
 from batchloom.preparation.suspects import Losses
 from batchloom.preparation.tally import Tally
+from batchloom.preparation.unit_report import Merging
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import UnitFacts
 from batchloom.sources.places import error_of
@@ -31,19 +32,27 @@ class Tokenizing:
     def __init__(
         self,
         units: Sequence[Unit],
-        found: Sequence[UnitFacts | None],
+        found: Iterable[UnitFacts | None],
         rules: ReadRules,
         tally: Tally,
         losses: Losses,
         note: Callable[[str], None],
     ) -> None:
-        self._units, self.facts, self._rules = units, list(found), rules
+        self._units, self._rules = units, rules
+        self.facts: list[UnitFacts | None] = [None] * len(units)
+        self.reports = Merging()
         self._tally, self.losses, self._note = tally, losses, note
         self._heard: dict[int, Heard] = {}
         self._told: set[str] = set()
         for unit, facts in zip(units, found, strict=True):
             if facts is not None:
                 self._count_found(unit, facts)
+                self._keep(unit.number, facts)
+
+    def _keep(self, number: int, facts: UnitFacts) -> None:
+        """Remember what came of a unit; what the report tells of it becomes one with that of the others."""
+        self.facts[number] = facts.counts
+        self.reports.add(number, facts.report)
 
     def _count_found(self, unit: Unit, facts: UnitFacts) -> None:
         self._tally.found_done(
@@ -88,7 +97,7 @@ class Tokenizing:
 
     def done(self, number: int, facts: UnitFacts) -> None:
         """Take what came of a unit."""
-        self.facts[number] = facts
+        self._keep(number, facts)
         self._heard.pop(number, None)
         self.losses.done(number)
         for what, source in facts.altered.items():

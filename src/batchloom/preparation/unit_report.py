@@ -4,7 +4,7 @@ Two of them make one, in any grouping: what a report says depends on the order o
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import final
 
 import msgspec
@@ -110,32 +110,54 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     stages: dict[str, Spent] = {}
 
 
-def merged(reports: Iterable[UnitReport]) -> UnitReport:
-    """Units together, in the order given; merging some of them first changes nothing."""
-    flows: dict[str, Flow] = {}
-    drops: dict[str, Dropped] = {}
-    lengths = np.zeros(_BINS, np.int64)
-    languages: Counter[str] = Counter()
-    sources: dict[str, SourceCounts] = {}
-    stages: dict[str, Spent] = {}
-    for one in reports:
+@final
+class Merging:
+    """Units together, in the order of their numbers, whenever each of them comes.
+
+    What is held is one report, and those of units that came before an earlier one.
+    """
+
+    def __init__(self) -> None:
+        self._flows: dict[str, Flow] = {}
+        self._drops: dict[str, Dropped] = {}
+        self._lengths = np.zeros(_BINS, np.int64)
+        self._languages: Counter[str] = Counter()
+        self._sources: dict[str, SourceCounts] = {}
+        self._stages: dict[str, Spent] = {}
+        self._waiting: dict[int, UnitReport] = {}
+        self._next = 0
+
+    def add(self, number: int, report: UnitReport) -> None:
+        """Take the report of a unit; each number once."""
+        self._waiting[number] = report
+        while (one := self._waiting.pop(self._next, None)) is not None:
+            self._next += 1
+            self._join(one)
+
+    def _join(self, one: UnitReport) -> None:
+        flows, drops, sources = self._flows, self._drops, self._sources
         for flow in one.flows:
             flows[flow.step] = flows.get(flow.step, Flow(step=flow.step)) + flow
         for reason, dropped in one.drops.items():
             drops[reason] = drops.get(reason, Dropped(dropped.step, 0)) + dropped
-        lengths += one.lengths
-        languages.update(one.languages)
+        self._lengths += one.lengths
+        self._languages.update(one.languages)
         for name, counts in one.sources.items():
             sources[name] = sources.get(name, SourceCounts()) + counts
-        stages = added(stages, one.stages)
-    return UnitReport(
-        flows=tuple(flows.values()),
-        drops=drops,
-        lengths=tuple(lengths.tolist()),
-        languages=dict(languages),
-        sources=sources,
-        stages=stages,
-    )
+        self._stages = added(self._stages, one.stages)
+
+    def report(self) -> UnitReport:
+        """What all units together tell."""
+        if self._waiting:
+            raise AssertionError(f"unit {self._next} has told nothing")
+        return UnitReport(
+            flows=tuple(self._flows.values()),
+            drops=self._drops,
+            lengths=tuple(self._lengths.tolist()),
+            languages=dict(self._languages),
+            sources=self._sources,
+            stages=self._stages,
+        )
 
 
 def first_words(text: str) -> str:

@@ -77,6 +77,11 @@ class UnitFacts(msgspec.Struct, frozen=True):
     altered: dict[str, str]
     report: UnitReport
 
+    @property
+    def counts(self) -> "UnitFacts":
+        """The same without what the report tells: of very many units it is held by nobody."""
+        return msgspec.structs.replace(self, report=UnitReport())
+
 
 class Kept(msgspec.Struct, frozen=True):
     """What is left of a part when duplicates are gone, and how many went by reason."""
