@@ -48,6 +48,14 @@ def tiny(folder: Path, scale: float) -> None:
             file.write("".join(f'{{"text":"d{n}"}}\n' for n in range(start, start + 100_000)))
 
 
+def repeats(folder: Path, scale: float) -> None:
+    """Twenty million times the same document."""
+    line = b'{"text":"a"}\n'
+    with (folder / "repeats.jsonl").open("wb") as file:
+        for _ in range(int(scale * 200)):
+            file.write(line * 100_000)
+
+
 def huge(folder: Path, scale: float) -> None:
     """Documents of 15 MB each, of real words and of none."""
     rng = random.Random(2)
@@ -94,6 +102,7 @@ def bomb(folder: Path, scale: float) -> None:
 INPUTS: dict[str, Callable[[Path, float], None]] = {
     "lineless": lineless,
     "tiny": tiny,
+    "repeats": repeats,
     "huge": huge,
     "wide": wide,
     "archives": archives,

@@ -9,6 +9,7 @@ from typing import IO, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.files import let_go
 from batchloom.dedup.aside import mapped, records_in, touching, written
 
 # What is equal when both halves are equal; `part` is the place of its file part in the unit.
@@ -148,7 +149,7 @@ def count_keys(files: Sequence[Path], kind: np.dtype[np.void] = KEY) -> int:
 def slices(
     path: Path, partition: int, partitions: int, kind: np.dtype[np.void] = KEY
 ) -> Iterator[NDArray[np.void]]:
-    """The keys of one range, a run after the other, as mapped memory."""
+    """The keys of one range, a run after the other, as mapped memory that is let go of when the next is asked for."""
     records = mapped(path, kind)
     begin, end = ((place << 64) // partitions for place in (partition, partition + 1))
     for start in range(0, len(records), RUN):
@@ -158,3 +159,4 @@ def slices(
         last = len(run) if end >> 64 else bisect_left(high, np.uint64(end), first)
         if last > first:
             yield run[first:last]
+            let_go(records)

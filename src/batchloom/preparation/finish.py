@@ -28,7 +28,7 @@ from batchloom.store.format import (
     TOKENIZER_NAME,
     of_generation,
 )
-from batchloom.store.generations import add_generation, extended
+from batchloom.store.generations import add_generation, changing, clear_leftovers, extended
 from batchloom.store.index import map_index
 from batchloom.store.manifest import (
     Counts,
@@ -129,9 +129,12 @@ def move_store(work: WorkFolder) -> None:
         make_folder(work.out / folder.name)
         _move(folder, work.out / folder.name)
     _move(work.store, work.out)
-    with writing(work.out):
-        (work.store / MANIFEST_NAME).replace(work.out / MANIFEST_NAME)
-    sync_folder(work.out)
+    with changing(work.out):
+        with writing(work.out):
+            (work.store / MANIFEST_NAME).replace(work.out / MANIFEST_NAME)
+        sync_folder(work.out)
+        # Of another job that was killed while it moved its shards here, and given up.
+        clear_leftovers(work.out, manifest)
     work.remove()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from batchloom.chat.trained import TrainOn
 from batchloom.core.cycles import uncollected
-from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.errors import InputError, SettingsError, StoreConflictError
 from batchloom.core.spec import shown
 from batchloom.preparation.append import base_of, kept_tokenizer, new_inputs
 from batchloom.preparation.append_refusals import refuse_unlike
@@ -46,8 +46,10 @@ from batchloom.preparation.work import SPOOL_NAME, WorkFolder
 from batchloom.sources.addresses import is_url
 from batchloom.sources.listing import Listing
 from batchloom.sources.spool import Spool
-from batchloom.store.format import WORK_NAME
-from batchloom.store.manifest import Manifest
+from batchloom.store.format import MANIFEST_NAME, WORK_NAME
+from batchloom.store.generations import changing
+from batchloom.store.manifest import Manifest, read_manifest
+from batchloom.store.writer import writing
 from batchloom.text.steps import CleanStep
 
 
@@ -190,6 +192,11 @@ def run_recipe(
         return write_synthetic(made_up, recipe, out, listener)
     check_apart(recipe.inputs, out)
     told, kept = (chosen.announced, chosen.kept) if chosen is not None else ((), None)
+    with writing(out):
+        there = (out / MANIFEST_NAME).exists()
+    if not there:
+        # Before anything is laid into it.
+        check_folder(out)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
         streaming = settings.streaming
         with uncollected():
@@ -229,8 +236,14 @@ def _make_listed(
         listing = replace(listing, notes=(*listing.notes, note))
     done = _done_before(recipe, out, listing, began, how)
     if done is not None:
+        remove_leftover(out, done.generation)
         return done
     with WorkFolder(out) as work:
+        # Another run may have ended since.
+        done = _done_before(recipe, out, listing, began, how)
+        if done is not None:
+            clear_leftover(work, done.generation)
+            return done
         spool.sweep()
         return Job(work, recipe, listing, listener, settings, began).run(how.kept)
 
@@ -255,7 +268,14 @@ def _append(
         seconds = time.perf_counter() - began
         result = result_of(out, base, seconds=seconds, already_done=True, notes=listing.notes)
         return beyond(result, base)
-    with WorkFolder(out) as work:
+    with changing(out):
+        # Who would change the store sees from here on that a job is at work in it.
+        work = WorkFolder(out)
+    with work:
+        if (newest := read_manifest(out).generation) != base.generation:
+            raise StoreConflictError(
+                f"{out} has become generation {newest} since this run looked at it; give the command again."
+            )
         spool.sweep()
         clear_leftover(work, base.generation)
         job = Job(work, recipe, listing, listener, how.settings, began, base)
@@ -270,9 +290,7 @@ def _done_before(
     with uncollected():
         manifest = finished_store(out, recipe, listing, report, how.kept)
     if manifest is None:
-        check_folder(out)
         return None
-    remove_leftover(out, manifest.generation)
     note = report.engine_note if report else ""
     seconds = time.perf_counter() - began
     return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)

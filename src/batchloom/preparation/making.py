@@ -51,7 +51,6 @@ from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Begin
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.manifest import Manifest
-from batchloom.text.registry import packages
 from batchloom.tokens import Tokenizer, engine_choice
 
 T = TypeVar("T")
@@ -279,7 +278,7 @@ class Making:
                 tokenizer.engine.version,
                 tokenizer.engine.note,
             ],
-            "packages": packages(self._recipe.reading.clean),
+            "versions": versions_of(self._recipe.reading.clean),
         }
         if before:
             decided_by["before"] = before

@@ -1,14 +1,18 @@
 """Phase B: what is left of each unit when duplicates are gone, and which shards hold it."""
 
+import os
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.files import let_go
 from batchloom.dedup.find import gather
 from batchloom.preparation.cutter import ShardCutter
 from batchloom.preparation.subsets import Membership, Smallest
@@ -22,12 +26,14 @@ from batchloom.preparation.unit_files import (
 from batchloom.preparation.work import Decision, Kept, UnitKept, attempt_folder, claim, reading
 from batchloom.store.format import SUBSETS
 from batchloom.store.pairs import CHOSEN
-from batchloom.store.writer import make_folder, sync_folder, write_file
+from batchloom.store.writer import make_folder, sync_folder, write_file, writing
 
 _STRETCH_ROWS = 1 << 16
 # Documents that are left out: the number of the first of their record in the unit, and why.
 DROPPED = np.dtype([("number", "<u4"), ("reason", "u1")])
 REASONS = ("exact duplicate", "near duplicate")
+# Drops with numbers from one up to another one, in ascending order.
+_Between = Callable[[int, int], NDArray[np.void]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,62 +96,110 @@ def settle_unit(order: SettleOrder) -> UnitKept:
     Raises:
         OutputError: the files cannot be written.
     """
-    sharding, drops = order.sharding, _drops(order)
-    parts = [[0, 0] for _ in range(order.parts)]
-    dropped: list[Counter[str]] = [Counter() for _ in range(order.parts)]
-    cutters = {name: ShardCutter(sharding.most) for name in SUBSETS}
-    smallest, moved, seen = Smallest(), False, 0
-    settled = sharding.decided(())
-    for rows, why in _judged(order.folder, drops):
-        kept = rows if why is None else rows[why == 0]
-        seen += int(np.count_nonzero(rows["seen"]))
-        if kept["seen"].any():
-            raise AssertionError("a text that stood before is a duplicate")
-        codes = sharding.membership.codes(kept["hash"])
-        moved |= bool(sharding.settled) and bool((settled.codes(kept["hash"]) != codes).any())
-        smallest.add(kept["hash"], codes)
-        for code, name in enumerate(SUBSETS):
-            cutters[name].cut(kept[codes == code])
-        documents = np.bincount(kept["part"], minlength=order.parts)
-        tokens = np.bincount(kept["part"], kept["length"], minlength=order.parts)
-        for number in np.flatnonzero(documents).tolist():
-            parts[number][0] += int(documents[number])
-            parts[number][1] += int(tokens[number])
-        for code, reason in enumerate(REASONS, 1) if why is not None else ():
-            gone = np.bincount(rows["part"][why == code], minlength=order.parts)
-            for number in np.flatnonzero(gone).tolist():
-                dropped[number][reason] += int(gone[number])
-    facts = UnitKept(
-        parts=[
-            Kept(counts[0], counts[1], dict(gone))
-            for counts, gone in zip(parts, dropped, strict=True)
-        ],
-        documents=sum(counts[0] for counts in parts),
-        tokens=sum(counts[1] for counts in parts),
-        dropped=sum(gone.total() for gone in dropped),
-        smallest=smallest.to_hex(),
-        shards={name: cutters[name].shards for name in SUBSETS},
-        moved=moved,
-        seen=seen,
-    )
     folder = attempt_folder(order.place, order.attempt)
     make_folder(folder)
-    write_file(folder / DROPPED_NAME, drops.tobytes())
+    left = _Left(order)
+    path, at = folder / DROPPED_NAME, 0
+    with writing(path), path.open("wb") as file:
+        for rows, why, drops in _judged(order.folder, _found(order)):
+            left.add(rows, why)
+            # Those of a record that goes on from the stretch before are there.
+            file.write(drops[drops["number"] >= at].tobytes())
+            at += len(rows)
+        file.flush()
+        os.fsync(file.fileno())
+    facts = left.kept()
     write_file(folder / KEPT_NAME, msgspec.json.encode(facts))
     sync_folder(folder)
     claim(folder, order.place)
     return facts
 
 
-def _drops(order: SettleOrder) -> NDArray[np.void]:
-    """What is left out of a unit, in ascending order."""
-    pieces = []
-    for reason, files in enumerate((order.exact, order.near)):
-        numbers = gather(files, order.number)["number"]
-        drops = np.zeros(len(numbers), DROPPED)
-        drops["number"], drops["reason"] = numbers, reason
-        pieces.append(drops)
-    return np.sort(np.concatenate(pieces), order="number")
+@final
+class _Left:
+    """Counts what is left of a unit."""
+
+    def __init__(self, order: SettleOrder) -> None:
+        self._sharding, self._settled = order.sharding, order.sharding.decided(())
+        self._parts = [[0, 0] for _ in range(order.parts)]
+        self._dropped: list[Counter[str]] = [Counter() for _ in range(order.parts)]
+        self._cutters = {name: ShardCutter(order.sharding.most) for name in SUBSETS}
+        self._smallest, self._moved, self._seen = Smallest(), False, 0
+
+    def add(self, rows: NDArray[np.void], why: NDArray[np.uint8] | None) -> None:
+        """Count the next documents; ``why`` as :func:`judged` gives it."""
+        sharding, parts = self._sharding, len(self._parts)
+        kept = rows if why is None else rows[why == 0]
+        self._seen += int(np.count_nonzero(rows["seen"]))
+        if kept["seen"].any():
+            raise AssertionError("a text that stood before is a duplicate")
+        codes = sharding.membership.codes(kept["hash"])
+        if sharding.settled:
+            self._moved |= bool((self._settled.codes(kept["hash"]) != codes).any())
+        self._smallest.add(kept["hash"], codes)
+        for code, name in enumerate(SUBSETS):
+            self._cutters[name].cut(kept[codes == code])
+        documents = np.bincount(kept["part"], minlength=parts)
+        tokens = np.bincount(kept["part"], kept["length"], minlength=parts)
+        for number in np.flatnonzero(documents).tolist():
+            self._parts[number][0] += int(documents[number])
+            self._parts[number][1] += int(tokens[number])
+        for code, reason in enumerate(REASONS, 1) if why is not None else ():
+            gone = np.bincount(rows["part"][why == code], minlength=parts)
+            for number in np.flatnonzero(gone).tolist():
+                self._dropped[number][reason] += int(gone[number])
+
+    def kept(self) -> UnitKept:
+        """What all of them were."""
+        pairs = zip(self._parts, self._dropped, strict=True)
+        return UnitKept(
+            parts=[Kept(counts[0], counts[1], dict(gone)) for counts, gone in pairs],
+            documents=sum(counts[0] for counts in self._parts),
+            tokens=sum(counts[1] for counts in self._parts),
+            dropped=sum(gone.total() for gone in self._dropped),
+            smallest=self._smallest.to_hex(),
+            shards={name: self._cutters[name].shards for name in SUBSETS},
+            moved=self._moved,
+            seen=self._seen,
+        )
+
+
+def _found(order: SettleOrder) -> _Between | None:
+    """What is left out of a unit, as the search for duplicates found it."""
+    if not order.exact and not order.near:
+        return None
+
+    def between(start: int, stop: int) -> NDArray[np.void]:
+        pieces = []
+        for reason, files in enumerate((order.exact, order.near)):
+            numbers = gather(files, order.number, start, stop)["number"]
+            drops = np.zeros(len(numbers), DROPPED)
+            drops["number"], drops["reason"] = numbers, reason
+            pieces.append(drops)
+        return np.sort(np.concatenate(pieces), order="number")
+
+    return between
+
+
+def _noted(path: Path) -> _Between | None:
+    """What is left out of a unit, as it was written down."""
+    with reading(path):
+        if not path.stat().st_size:
+            return None
+        drops = np.memmap(path, DROPPED, "r").view(np.ndarray)
+
+    def between(start: int, stop: int) -> NDArray[np.void]:
+        # A search in the column itself would copy all of it.
+        begin = bisect_left(drops, start, key=_number)
+        some = drops[begin : bisect_left(drops, stop, begin, key=_number)].copy()
+        let_go(drops)
+        return some
+
+    return between
+
+
+def _number(drop: np.void) -> int:
+    return int(drop["number"])
 
 
 def decide(
@@ -213,28 +267,29 @@ def judged(
 
     None stands for rows that are all kept.
     """
-    path = place / DROPPED_NAME
-    with reading(path):
-        dropped = np.fromfile(path, DROPPED)
-    return _judged(folder, dropped)
+    for rows, why, _ in _judged(folder, _noted(place / DROPPED_NAME)):
+        yield rows, why
 
 
 def _judged(
-    folder: Path, dropped: NDArray[np.void]
-) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None]]:
+    folder: Path, between: _Between | None
+) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None, NDArray[np.void]]]:
+    """The same with the drops that decide each stretch, of which there may be as many as documents."""
     at, before, group = 0, (-1, -1), -1
     for rows in row_stretches(folder):
-        why = None
-        if len(dropped):
+        why, drops = None, np.zeros(0, DROPPED)
+        if between is not None:
             fresh = first_of_records(rows, before)
             firsts = np.where(fresh, np.arange(at, at + len(rows)), -1)
             firsts[0] = max(int(firsts[0]), group)
             firsts = np.maximum.accumulate(firsts)
-            found = np.searchsorted(dropped["number"], firsts)
-            found = np.minimum(found, len(dropped) - 1)
-            gone = dropped["number"][found] == firsts
-            if gone.any():
-                why = np.where(gone, dropped["reason"][found] + 1, 0).astype(np.uint8)
+            drops = between(int(firsts[0]), at + len(rows))
             before, group = (int(rows["part"][-1]), int(rows["record"][-1])), int(firsts[-1])
-        yield rows, why
+        if len(drops):
+            found = np.searchsorted(drops["number"], firsts)
+            found = np.minimum(found, len(drops) - 1)
+            gone = drops["number"][found] == firsts
+            if gone.any():
+                why = np.where(gone, drops["reason"][found] + 1, 0).astype(np.uint8)
+        yield rows, why, drops
         at += len(rows)

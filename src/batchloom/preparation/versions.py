@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from batchloom.core.errors import WorkerError
 from batchloom.text.registry import packages
@@ -41,6 +42,7 @@ def refuse_other_versions(expected: Mapping[str, str]) -> None:
         )
 
 
+@lru_cache(maxsize=64)
 def _installed(name: str) -> str:
     try:
         return importlib.metadata.version(name)

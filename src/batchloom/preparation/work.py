@@ -40,6 +40,7 @@ SPOOL_NAME = "spool"
 KEYS, FOUND, DROPS = ".keys", ".rows", ".drops"
 # Of the temporary files; a job begun by another version is begun anew.
 WORK_VERSION = 6
+_LOCK = "lock"
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -221,6 +222,16 @@ def _read(path: Path, kind: type[T]) -> T | None:
             return None
 
 
+def _discard(folder: Path) -> None:
+    """Delete a folder that may be killed half-way: under its name it is whole or not there."""
+    gone = folder.with_name(f"{folder.name}.gone")
+    if gone.exists():
+        shutil.rmtree(gone)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(gone)
+        shutil.rmtree(gone)
+
+
 @final
 class WorkFolder:
     """The open and locked work folder of one job; use as a context manager.
@@ -240,7 +251,7 @@ class WorkFolder:
         self._made_out = not out.exists()
         make_folder(self.path)
         with writing(self.path):
-            self._lock: IO[str] = (self.path / "lock").open("a+")
+            self._lock: IO[str] = (self.path / _LOCK).open("a+")
         self._take_lock()
 
     def __enter__(self) -> Self:
@@ -323,16 +334,16 @@ class WorkFolder:
             if note.exists() and read_regular(note) == units.encode():
                 return False
             decided = any((self.path / "kept").glob("*"))
+            self._drop_unusable()
             for name in ("store", "shards", "kept", "duplicates"):
-                if (self.path / name).exists():
-                    shutil.rmtree(self.path / name)
+                _discard(self.path / name)
             (self.path / "decision.json").unlink(missing_ok=True)
         write_file(note, units.encode())
         return decided
 
     def sweep(self) -> None:
-        """Delete what attempts have left that nobody finished."""
-        for place in ("units", "kept", "shards", "duplicates"):
+        """Delete what attempts have left that nobody finished, and what was on its way out."""
+        for place in ("", "units", "kept", "shards", "duplicates"):
             for path in (self.path / place).glob("*.*"):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
@@ -405,9 +416,16 @@ class WorkFolder:
         return (self.store / MANIFEST_NAME).exists()
 
     def remove(self) -> None:
-        """Delete the folder, at the end of the job."""
-        # While the lock is held, so that nobody begins in it; what stays is deleted by the next run.
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Delete the folder, at the end of the job; what stays is deleted by the next run."""
+        with contextlib.suppress(OSError):
+            for path in self.path.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != _LOCK:
+                    path.unlink()
+            # Last: whoever finds no lock begins.
+            (self.path / _LOCK).unlink()
+            self.path.rmdir()
         self._lock.close()
 
     def clear(self, *, keep_units: bool = False) -> None:
@@ -417,13 +435,17 @@ class WorkFolder:
             keep_units: leave the units whose temporary files are all there.
         """
         with writing(self.path):
+            self._drop_unusable()
             for path in self.path.iterdir():
                 if path.name == SPOOL_NAME or (keep_units and path.name == "units"):
                     continue
                 if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name != "lock":
+                    _discard(path)
+                elif path.name != _LOCK:
                     path.unlink()
-            for path in (self.path / "units").glob("*") if keep_units else ():
-                if not (path / ROWS_NAME).exists():
-                    shutil.rmtree(path)
+
+    def _drop_unusable(self) -> None:
+        """Delete units whose temporary files went when their shards were written, before these shards go."""
+        for path in (self.path / "units").glob("*"):
+            if not (path / ROWS_NAME).exists():
+                _discard(path)

@@ -1,0 +1,197 @@
+"""What stands between two jobs, or between a job and what is not its own."""
+
+import importlib.metadata
+import io
+import os
+import signal
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+from batchloom.core.errors import StoreConflictError
+from batchloom.preparation import job, versions
+from batchloom.preparation.job import run_recipe
+from batchloom.preparation.run_settings import RunSettings
+from batchloom.preparation.tally import Progress
+from batchloom.preparation.work import WorkFolder
+from batchloom.store.manifest import read_manifest
+from prepare.stores import jsonl, make, recipe_of, tree
+
+SETTINGS = {"unit_bytes": 900, "tokens_per_shard": 500, "val_fraction": 0.2}
+DELETIONS = ("shutil.rmtree", "os.remove", "os.rmdir", "os.rename")
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """Forty documents, each twice or nearly."""
+    words = [f"word{number}" for number in range(400)]
+    drawn = np.random.default_rng(3)
+    texts = [" ".join(drawn.choice(words, 12)) for _ in range(40)]
+    jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    jsonl(tmp_path / "b.jsonl", [{"text": text} for text in texts])
+    return [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+
+
+def stop_at(phase, documents=0):
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == phase and event.documents > documents:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_a_folder_of_somebody_else_is_refused_before_standard_input_is_read(tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "report.json").write_text("mine")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a text\n")))
+    with pytest.raises(StoreConflictError, match="is not empty .report.json. and no store"):
+        make("-", tmp_path / "theirs")
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["report.json"]
+    assert sys.stdin.read() == "a text\n"
+
+
+def test_a_store_that_another_run_has_just_finished_is_not_overwritten(
+    tmp_path, inputs, monkeypatch
+):
+    out, first = tmp_path / "out", []
+
+    def folder(place):
+        if not first:
+            first.append(place)
+            make(inputs[:1], place, **SETTINGS)
+        return WorkFolder(place)
+
+    monkeypatch.setattr(job, "WorkFolder", folder)
+    with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
+        make(inputs, out, **SETTINGS | {"tokens_per_shard": 300})
+    make(inputs[:1], tmp_path / "whole", **SETTINGS)
+    assert tree(out) == tree(tmp_path / "whole")
+    first.clear()
+    assert make(inputs[:1], tmp_path / "twice", **SETTINGS).already_done
+    assert not (tmp_path / "twice" / ".work").exists()
+
+
+def test_a_store_that_has_changed_since_it_was_looked_at_is_not_appended_to(
+    tmp_path, inputs, monkeypatch
+):
+    out, first = tmp_path / "out", []
+    make(inputs[:1], out, **SETTINGS)
+    jsonl(tmp_path / "c.jsonl", [{"text": "something that is new"}])
+    how = RunSettings(append=True)
+
+    def folder(place):
+        if not first:
+            first.append(place)
+            run(
+                recipe_of(
+                    inputs=(f"{tmp_path / 'c.jsonl'}",),
+                    tokenizer="bytes",
+                    val_fraction=0.2,
+                    tokens_per_shard=500,
+                ),
+                how,
+            )
+        return WorkFolder(place)
+
+    def run(recipe, settings):
+        return run_recipe(recipe, out, lambda event: None, settings=settings)
+
+    monkeypatch.setattr(job, "WorkFolder", folder)
+    monkeypatch.setattr(job, "changing", lambda place: warnings.catch_warnings())
+    recipe = recipe_of(
+        inputs=(f"{inputs[1]}",), tokenizer="bytes", val_fraction=0.2, tokens_per_shard=500
+    )
+    with pytest.raises(StoreConflictError, match="has become generation 2 since this run looked"):
+        run(recipe, how)
+    assert read_manifest(out).generation == 2
+
+
+def killed_while_it_deletes(count, recipe, out, settings):
+    """Prepare in a forked process that is killed at the count-th deletion; whether it was."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        seen = 0
+
+        def hook(name, _):
+            nonlocal seen
+            if name in DELETIONS:
+                seen += 1
+                if seen == count:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        try:
+            run_recipe(recipe, out, stop_at("tokenize"), settings=settings)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(tmp_path, inputs):
+    near = SETTINGS | {"dedup": "near"}
+    make(inputs, tmp_path / "whole", **near)
+    other = recipe_of(inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=450)
+    count, killed = 0, True
+    while killed:
+        count += 1
+        out = tmp_path / f"out{count}"
+        with pytest.raises(KeyboardInterrupt):
+            make(inputs, out, listener=stop_at("write", 20), **near)
+        settings = RunSettings(restart=True, unit_bytes=900)
+        killed = killed_while_it_deletes(count, other, out, settings)
+        if killed:
+            try:
+                make(inputs, out, **near)
+            except StoreConflictError as error:
+                # So far had the other job come that it is the one that is unfinished.
+                if "holds unfinished work of another job" not in str(error):
+                    raise
+                continue
+            assert tree(out) == tree(tmp_path / "whole")
+    assert count > 8
+
+
+def test_going_back_to_the_versions_of_a_stopped_job_goes_on(tmp_path, inputs, monkeypatch):
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    out, installed = tmp_path / "out", importlib.metadata.version
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, out, listener=stop_at("write", 20), **SETTINGS)
+    versions._installed.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", lambda name: f"{installed(name)}.99")
+        with pytest.raises(KeyboardInterrupt):
+            make(inputs, out, listener=stop_at("tokenize", 20), **SETTINGS)
+    versions._installed.cache_clear()
+    make(inputs, out, **SETTINGS)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, monkeypatch):
+    out, installed = tmp_path / "out", importlib.metadata.version
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, out, listener=stop_at("write"), **SETTINGS)
+    versions._installed.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            importlib.metadata,
+            "version",
+            lambda name: "99.0" if name == "batchloom" else installed(name),
+        )
+        assert make(inputs, out, **SETTINGS).resumed_units == 0
+    versions._installed.cache_clear()
+
+
+def test_shards_of_a_job_that_was_given_up_do_not_stay_in_the_store(tmp_path, inputs):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, out, listener=stop_at("write"), **SETTINGS)
+    # As a job leaves them that is killed while it moves its shards to their place.
+    (out / "train").mkdir()
+    (out / "train" / "shard_00099.bin").write_bytes(b"text that nobody knows")
+    make(inputs, out, **SETTINGS)
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    assert tree(out) == tree(tmp_path / "whole")
