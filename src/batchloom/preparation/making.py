@@ -49,7 +49,6 @@ from batchloom.preparation.work import (
 )
 from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Begin
-from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.manifest import Manifest
 from batchloom.text.registry import packages
 from batchloom.tokens import Tokenizer, engine_choice
@@ -208,15 +207,16 @@ class Making:
                 self._work.clear()
                 raise InputMissingError(_no_documents(tally, facts))
             units = [UnitWork(*one) for one in zip(self._units, folders, facts, strict=True)]
-            made = self._settle_and_write(crew, units, task, tokenizing.reports.report())
+            told = tokenizing.reports.report()
+            made = self._settle_and_write(crew, units, task, dtype, told)
         name = "in-process" if alone(execution, workers) else execution.engine
         return replace(made, resumed=resumed, workers=workers, crew=name, seconds=self._seconds)
 
     def _settle_and_write(
-        self, crew: Crew, units: list[UnitWork], task: Task, reports: UnitReport
+        self, crew: Crew, units: list[UnitWork], task: Task, dtype: str, reports: UnitReport
     ) -> Made:
-        """What follows when every unit is tokenized."""
-        recipe, dtype = self._recipe, task.dtype
+        """What follows when every unit is tokenized; ``dtype`` is the name of the task's."""
+        recipe = self._recipe
         older = older_of(self._work, self._base, recipe.dedup)
         if older.unsigned:
             self._note(
@@ -231,28 +231,27 @@ class Making:
             filled=older.filled,
             settled=older.overrides,
         )
-        phases = Phases(self._work, units, sharding, older, recipe.dedup, dtype, self._attempt)
+        phases = Phases(self._work, units, sharding, older, recipe.dedup, task.dtype, self._attempt)
         found = self._timed("find duplicates", lambda: phases.duplicates(crew))
         kept = self._timed("settle", lambda: phases.settle(crew, found))
         decision = phases.decide(kept)
         for text in task.membership.empty_notes(decision.shards, older.filled):
             self._note(text)
         reader = DuplicateReader(
-            *(units, len(older.files), recipe.inputs), task.membership, dtype, task.tokenizer
+            *(units, len(older.files), recipe.inputs), task.membership, task.dtype, task.tokenizer
         )
         pairs, rest = reader.pairs((*found.exact, *found.near))
-        tell = self._teller(kept, dtype.itemsize)
+        tell = self._teller(kept, task.dtype.itemsize)
         shards: list[Shards] = []
         if not self._settings.dry_run:
             shards = self._timed("write shards", lambda: phases.write(crew, kept, decision, tell))
         content = content_of(
             msgspec.structs.replace(reports, stages=added(reports.stages, self._stages())),
-            after=_flows(units, kept, dtype.itemsize),
+            after=_flows(units, kept, task.dtype.itemsize),
             duplicates=pairs,
             duplicates_rest=rest,
         )
-        name = next(name for name, known in TOKEN_DTYPES.items() if known == dtype)
-        return Made(task.tokenizer, name, units, kept, shards, decision, content=content)
+        return Made(task.tokenizer, dtype, units, kept, shards, decision, content=content)
 
     def _folders(self, tokenizer: Tokenizer) -> list[Path]:
         """Where the temporary files of each unit are."""
