@@ -15,18 +15,19 @@ from batchloom.core.values import counted
 from batchloom.execution.machine import cores
 from batchloom.execution.pool import Ready
 from batchloom.execution.seam import Crew
-from batchloom.preparation.append import older_of
+from batchloom.preparation.append import Older, older_of
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.crews import Crewed, alone, crew_for, ready_for, workers_of
-from batchloom.preparation.dedup_report import DuplicateReader
+from batchloom.preparation.dedup_report import DuplicateReader, Pairs, pairs_once
 from batchloom.preparation.encoding import Task
 from batchloom.preparation.evaluation_sets import steps_with_index
 from batchloom.preparation.hand import Hand, doing
 from batchloom.preparation.orders import PiecesOrder, UnitOrder
 from batchloom.preparation.part_cuts import cuts_of, cuts_orders
-from batchloom.preparation.phases import Phases, Shards, Wrote, find_all, have_done
+from batchloom.preparation.phases import Duplicates, Phases, Shards, Wrote, find_all, have_done
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.recipe_store import inputs_lay
 from batchloom.preparation.report import Content, content_of
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.settle import Sharding
@@ -237,10 +238,7 @@ class Making:
         decision = phases.decide(kept)
         for text in task.membership.empty_notes(decision.shards, older.filled):
             self._note(text)
-        reader = DuplicateReader(
-            *(units, len(older.files), recipe.inputs), task.membership, task.dtype, task.tokenizer
-        )
-        pairs, rest = reader.pairs((*found.exact, *found.near))
+        pairs, rest = self._pairs(found, units, older, task)
         tell = self._teller(kept, task.dtype.itemsize)
         shards: list[Shards] = []
         if not self._settings.dry_run:
@@ -252,6 +250,18 @@ class Making:
             duplicates_rest=rest,
         )
         return Made(task.tokenizer, dtype, units, kept, shards, decision, content=content)
+
+    def _pairs(self, found: Duplicates, units: list[UnitWork], older: Older, task: Task) -> Pairs:
+        """Duplicates by pair of sources, with examples."""
+        files, inputs = (*found.exact, *found.near), inputs_lay(self._recipe.inputs)["inputs"]
+        reader = DuplicateReader(
+            *(units, len(older.files), inputs), task.membership, task.dtype, task.tokenizer
+        )
+        if not files:
+            return reader.pairs(files)
+        decided_by = [[one.folder.name for one in units], inputs, older.generation]
+        place = self._work.duplicates / "pairs" / fingerprint(decided_by)
+        return pairs_once(place, self._attempt, lambda: reader.pairs(files))
 
     def _folders(self, tokenizer: Tokenizer) -> list[Path]:
         """Where the temporary files of each unit are."""
