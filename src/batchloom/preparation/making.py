@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, final
 
-import msgspec
-
 from batchloom.core.errors import InputMissingError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.values import counted
@@ -31,7 +29,6 @@ from batchloom.preparation.recipe_store import inputs_lay
 from batchloom.preparation.report import Content, content_of
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.settle import Sharding
-from batchloom.preparation.stopwatch import STAGES, Spent, added
 from batchloom.preparation.suspects import KeptAsideError, Losses
 from batchloom.preparation.tally import Listener, Progress, Tally
 from batchloom.preparation.tokenizer_of import dtype_name, job_template
@@ -201,7 +198,8 @@ class Making:
         execution = self._settings.execution
         crewed = Crewed(execution, self._work.path, self._ready)
         with crew_for(crewed, hand, lambda: here, workers, tokenizing.hear) as crew:
-            facts = self._timed("tokenize", lambda: self._tokenize(crew, tokenizing, folders))
+            orders = self._orders(crew, tokenizing, folders)
+            facts = self._timed("tokenize", lambda: tokenize_all(tokenizing, crew, orders))
             tally.first = tokenizing.first_bad()
             tally.verdict()
             if not tally.documents:
@@ -238,13 +236,13 @@ class Making:
         decision = phases.decide(kept)
         for text in task.membership.empty_notes(decision.shards, older.filled):
             self._note(text)
-        pairs, rest = self._pairs(found, units, older, task)
+        pairs, rest = self._timed("find duplicates", lambda: self._pairs(found, units, older, task))
         tell = self._teller(kept, task.dtype.itemsize)
         shards: list[Shards] = []
         if not self._settings.dry_run:
             shards = self._timed("write shards", lambda: phases.write(crew, kept, decision, tell))
         content = content_of(
-            msgspec.structs.replace(reports, stages=added(reports.stages, self._stages())),
+            reports,
             after=_flows(units, kept, task.dtype.itemsize),
             duplicates=pairs,
             duplicates_rest=rest,
@@ -294,12 +292,18 @@ class Making:
             decided_by["before"] = before
         return [unit_identity(unit, decided_by, self._content) for unit in self._units]
 
-    def _tokenize(self, crew: Crew, tokenizing: Tokenizing, folders: list[Path]) -> list[UnitFacts]:
-        """Phase A over all units."""
+    def _orders(
+        self, crew: Crew, tokenizing: Tokenizing, folders: list[Path]
+    ) -> dict[int, UnitOrder]:
+        """Phase A of the units that are not done; what they have to know of each other is found before."""
         todo = [number for number, facts in enumerate(tokenizing.facts) if facts is None]
         cuts = self._cuts(crew, todo)
-        repeated = self._repeated(crew, cuts, tokenizing.losses) if todo and self._pieces else ()
-        orders = {
+        repeated: tuple[Path, ...] = ()
+        if todo and self._pieces:
+            repeated = self._timed(
+                "find repeated pieces", lambda: self._repeated(crew, cuts, tokenizing.losses)
+            )
+        return {
             number: UnitOrder(
                 *(self._units[number], folders[number], self._attempt),
                 excluded=self._excluded[number],
@@ -308,13 +312,14 @@ class Making:
             )
             for number in todo
         }
-        return tokenize_all(tokenizing, crew, orders)
 
     def _cuts(self, crew: Crew, todo: list[int]) -> Cuts:
         """Where the parts of large CSV files and JSON lists meet, each found by one pass."""
         units = self._units if self._pieces else [self._units[number] for number in todo]
         orders = cuts_orders(units if todo else [], self._readings.rules)
-        found = have_done(crew, dict(enumerate(orders)))
+        if not orders:
+            return {}
+        found = self._timed("find cuts", lambda: have_done(crew, dict(enumerate(orders))))
         return {
             (order.source.path, nominal): begin
             for number, order in enumerate(orders)
@@ -348,15 +353,14 @@ class Making:
 
         return tell
 
-    def _stages(self) -> dict[str, Spent]:
-        """The phases that are stages of the whole job."""
-        return {name: Spent(seconds) for name, seconds in self._seconds.items() if name in STAGES}
-
     def _timed(self, phase: str, work: Callable[[], T]) -> T:
+        """What the work gives; its seconds are added to those of its phase, also where it fails."""
         began = time.perf_counter()
-        result = work()
-        self._seconds[phase] = time.perf_counter() - began
-        return result
+        try:
+            return work()
+        finally:
+            spent = time.perf_counter() - began
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + spent
 
 
 def _flows(units: list[UnitWork], kept: list[UnitKept], size: int) -> list[Flow]:
