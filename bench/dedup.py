@@ -66,7 +66,7 @@ from batchloom.dedup.components import components
 from batchloom.dedup.find import find, gather
 from batchloom.dedup.keys import BAND_KEY, count_keys, partitions_of
 from batchloom.dedup.minhash import band_keys
-from batchloom.dedup.near import read_bands, write_band_keys, write_bands
+from batchloom.dedup.near import read_bands, write_band_keys
 from batchloom.tokens import resolve_tokenizer
 tokenizer = fastokens.Tokenizer.from_json_str(json.dumps(resolve_tokenizer("gpt2").state()["tokenizer"]))
 tokenizer.encode_batch_flat(texts[:100], add_special_tokens=False, split_special_tokens=True)
@@ -83,7 +83,7 @@ for start in range(0, len(texts), 1000):
     lap("tokenize")
     pieces.append(band_keys(ids, lengths, bands=14, rows=8, shingle=5))
     lap("minhash")
-write_bands(folder / "0.bands", pieces)
+np.concatenate(pieces).tofile(folder / "0.bands")
 write_band_keys(folder / "0.keys", read_bands(folder / "0.bands", 14), np.zeros(len(texts), np.uint32))
 lap("keys")
 partitions, links = partitions_of(count_keys([folder / "0.keys"], BAND_KEY)), []

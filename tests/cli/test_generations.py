@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import batchloom
 from batchloom.cli.main import run
 from batchloom.store.format import REPORT_NAME
 from batchloom.testing.stores import append_documents, write_store
@@ -76,3 +77,19 @@ def test_other_commands_take_a_generation(store, tmp_path, capsys):
     assert "20 documents of these removed" in capsys.readouterr().out
     assert run(["check", store, "--generation", "9"]) == 1
     assert "has no generation 9; it has: 1, 2, 3" in capsys.readouterr().err
+
+
+def test_remove_says_where_the_text_of_a_duplicate_stands(tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "told twice"}\n')
+    batchloom.prepare(
+        [tmp_path / "a.jsonl", tmp_path / "b.jsonl"], out=tmp_path / "s", tokenizer="bytes"
+    )
+    (tmp_path / "list").write_text("b.jsonl 0\nb.jsonl 9\n")
+    assert run(["remove", str(tmp_path / "s"), "--documents-file", str(tmp_path / "list")]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        "not in the store: b.jsonl 9 read, but without a document in the store: b.jsonl 0." in told
+    )
+    assert "the hash of the text (32 hex digits of XXH3-128)" in told
+    assert "Nothing to remove; the store stays as it is." in told

@@ -44,12 +44,12 @@ def test_a_profile_names_stages_with_their_share_and_speed():
 
 def test_prepare_says_where_the_time_went(corpus, capsys):
     assert run([*corpus, "--profile"]) == 0
-    assert "in all: sample" in capsys.readouterr().out
+    assert "in all: list" in capsys.readouterr().out
     # With JSON on standard output, people read on the other one.
     assert run([*corpus, "--profile", "--json"]) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["already_done"] is True
-    assert "in all: sample" in told.err
+    assert "in all: list" in told.err
 
 
 def test_inspect_says_where_the_page_lies(corpus, tmp_path, capsys):

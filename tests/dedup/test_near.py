@@ -16,7 +16,7 @@ from batchloom.dedup.components import components
 from batchloom.dedup.find import find, gather
 from batchloom.dedup.keys import BAND_KEY, partitions_of, write_keys
 from batchloom.dedup.minhash import band_keys
-from batchloom.dedup.near import read_bands, write_band_keys, write_bands
+from batchloom.dedup.near import read_bands, write_band_keys
 
 
 def keys_of(documents, bands, rows, shingle):
@@ -33,7 +33,7 @@ def dropped(folder, units, *, bands, rows, shingle, partitions=1, first_new=0):
         numbers = np.arange(len(documents), dtype=np.uint32)
         hashes = np.array([(hash(document), 0) for document in documents], np.int64).reshape(-1, 2)
         write_keys(exact_keys[-1], hashes.view(np.uint64), numbers, numbers * 0)
-        write_bands(folder / f"{unit}.bands", [keys_of(documents, bands, rows, shingle)])
+        keys_of(documents, bands, rows, shingle).tofile(folder / f"{unit}.bands")
     exact = []
     for partition in range(partitions):
         exact.append(folder / f"{partition}.exact")
@@ -176,7 +176,7 @@ def test_exact_duplicates_take_no_part(tmp_path):
 
 
 def test_bands_that_were_cut_are_told(tmp_path):
-    write_bands(tmp_path / "bands", [np.ones((3, 4), np.uint64), np.zeros((0, 4), np.uint64)])
+    np.ones((3, 4), np.uint64).tofile(tmp_path / "bands")
     assert read_bands(tmp_path / "bands", 4).tolist() == [[1] * 4] * 3
     with pytest.raises(OutputError, match="96 bytes, no multiple of 40 for 5 bands a document"):
         read_bands(tmp_path / "bands", 5)
@@ -192,7 +192,7 @@ def test_mapped_memory_is_let_go_and_comes_back(tmp_path):
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
     path = tmp_path / "bands"
-    write_bands(path, [np.ones((1 << 20, 8), np.uint64)])
+    np.ones((1 << 20, 8), np.uint64).tofile(path)
     bands = read_bands(path, 8)
     assert bands.sum() == bands.size
     before = resident()

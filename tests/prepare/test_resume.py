@@ -11,11 +11,13 @@ import time
 import warnings
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from batchloom.core.errors import OutputError, StoreConflictError
 from batchloom.preparation import finding
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.report import read_facts
 from batchloom.preparation.tally import Note, Progress
 from batchloom.text.registry import parse_steps
 from prepare.stores import SMALL, jsonl, make, texts, tree
@@ -85,7 +87,7 @@ def test_killed_at_any_rename_the_result_is_the_same(tmp_path, inputs):
 def test_killed_again_and_again_it_gets_there(tmp_path, inputs):
     make(inputs, tmp_path / "whole", **SETTINGS)
     out, runs = tmp_path / "out", 0
-    while run_killed({"open"}, 120, inputs, out, **SETTINGS):
+    while run_killed({"open"}, 130, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 50
     assert runs > 2
@@ -135,6 +137,60 @@ def test_a_unit_that_is_lost_is_made_again_whatever_the_order(tmp_path, inputs):
                 shutil.rmtree(unit)
         make(inputs, out, **SETTINGS)
         assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_what_the_report_says_of_the_input_is_the_same_wherever_it_stopped(tmp_path):
+    rows = [{"text": f"document number {n} of all"} for n in range(60)]
+    one = jsonl(tmp_path / "a.jsonl", rows[20:])
+    other = jsonl(tmp_path / "b.jsonl", rows[:40])
+    jobs = {"limits": SMALL, "unit_bytes": 900, "tokens_per_shard": 700}
+
+    def content(out):
+        return msgspec.structs.replace(read_facts(out).content, stages={})
+
+    make([one, other], tmp_path / "whole", **jobs)
+    whole = content(tmp_path / "whole")
+    (pair,) = whole.duplicates
+    assert (pair.dropped_from, pair.kept_in) == ("b.jsonl", "a.jsonl")
+    assert pair.examples[0].words.startswith("document number 20 of all")
+    for most in range(1, 5):
+        written = []
+
+        def stop(event, written=written, most=most):
+            written.extend([event] * (isinstance(event, Progress) and event.phase == "write"))
+            if len(written) == most:
+                raise KeyboardInterrupt
+
+        out = tmp_path / f"out{most}"
+        with pytest.raises(KeyboardInterrupt):
+            make([one, other], out, listener=stop, **jobs)
+        make([one, other], out, **jobs)
+        assert content(out) == whole
+
+
+def test_pairs_of_other_units_are_never_taken(tmp_path, monkeypatch):
+    rows = [{"text": f"document number {n}"} for n in range(20)]
+    path = jsonl(tmp_path / "a.jsonl", [*rows, *rows])
+    run = {"limits": SMALL, "unit_bytes": 300, "clean": ["mojibake"]}
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(path, tmp_path / "out", listener=stop, **run)
+    (kept,) = (tmp_path / "out/.work/duplicates/pairs").iterdir()
+    told = kept.read_bytes()
+    assert b"document number 3" in told
+    # What a package of another version would have found.
+    kept.write_bytes(told.replace(b"document number 3", b"document number X"))
+    real = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "99" if name == "ftfy" else real(name)
+    )
+    make(path, tmp_path / "out", **run)
+    examples = read_facts(tmp_path / "out").content.duplicates[0].examples
+    assert [one.words[:17] for one in examples] == [f"document number {n}" for n in range(5)]
 
 
 def test_the_same_again_says_so_at_once(tmp_path, inputs):
@@ -332,7 +388,13 @@ def half_done(tmp_path, inputs):
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000, b"{", None])
 @pytest.mark.parametrize(
     "name",
-    ["job.json", "decision.json", "tokenizer_state.json", "units/*/unit.json"],
+    [
+        "job.json",
+        "decision.json",
+        "tokenizer_state.json",
+        "units/*/unit.json",
+        "duplicates/pairs/*",
+    ],
 )
 def test_a_damaged_work_folder_is_told_with_what_to_delete(tmp_path, inputs, name, data):
     work = half_done(tmp_path, inputs)

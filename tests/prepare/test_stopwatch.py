@@ -5,7 +5,11 @@ import time
 
 import pytest
 
+from batchloom.preparation.job import run_recipe
+from batchloom.preparation.report import read_facts
+from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.stopwatch import STAGES, Spent, Stopwatch, added
+from prepare.stores import recipe_of
 
 
 def test_time_counts_also_where_the_work_fails():
@@ -65,3 +69,19 @@ def test_a_batch_costs_next_to_nothing():
         with watch.time("clean"):
             pass
     assert time.perf_counter() - began < 0.5
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_every_stage_of_a_job_is_told_and_no_other(dry_run, tmp_path):
+    (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(2000)))
+    settings = RunSettings(unit_bytes=4000, dry_run=dry_run)
+    recipe = recipe_of(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
+    run_recipe(recipe, tmp_path / "out", lambda event: None, settings=settings)
+    report = read_facts(tmp_path / "out/.work" if dry_run else tmp_path / "out")
+    later = {"write shards", "finish"} if dry_run else set()
+    assert list(report.content.stages) == [name for name in STAGES if name not in later]
+    phases, stages = report.seconds_by_phase, report.content.stages
+    assert {name for name in phases if name not in stages} == {"tokenize"}
+    assert all(phases[name] == stages[name].seconds for name in phases if name in stages)
+    # Nothing of what took time goes untold.
+    assert 0.8 * report.seconds < sum(phases.values()) <= report.seconds + 0.01

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import xxhash
 
 import batchloom
 from batchloom import check, open_store
@@ -107,6 +108,28 @@ def test_every_form_of_a_line(store):
     assert open_store(store).removed.tolist() == [3, 4, 5, 19, 20, 21, 22, 23]
     nothing = remove_documents(store, documents_file=listed(store, "train:3"))
     assert (nothing.generation, nothing.documents, nothing.before) == (None, 0, 1)
+
+
+def test_a_record_that_was_left_out_is_not_told_as_unknown(tmp_path):
+    one, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    one.write_text('{"text": "first"}\n{"text": "told twice"}\n')
+    other.write_text('{"text": "told twice"}\n{"text": ""}\nbroken\n{"text": "last"}\n')
+    out = tmp_path / "s"
+    batchloom.prepare([one, other], out=out, tokenizer="bytes", max_bad=1)
+    lines = [f"b.jsonl {n}" for n in range(5)]
+    done = remove_documents(out, documents_file=listed(out, *lines), dry_run=True)
+    assert done.left_out == ("b.jsonl 0", "b.jsonl 1", "b.jsonl 2")
+    assert done.absent == ("b.jsonl 4",)
+    assert done.by_source == (("b.jsonl", 1, 5),)
+    value = xxhash.xxh3_128_hexdigest(b"told twice")
+    again = remove_documents(out, documents_file=listed(out, value, "b.jsonl 0"))
+    assert (again.by_source, again.left_out) == ((("a.jsonl", 1, 11),), ("b.jsonl 0",))
+    # What was removed is known until it is compacted away.
+    once = remove_documents(out, documents_file=listed(out, "a.jsonl 1"))
+    assert (once.before, once.left_out) == (1, ())
+    compact_store(out)
+    gone = remove_documents(out, documents_file=listed(out, "a.jsonl 1"))
+    assert (gone.before, gone.left_out, gone.absent) == (0, ("a.jsonl 1",), ())
 
 
 def test_lines_that_name_nothing_are_told_together(store):

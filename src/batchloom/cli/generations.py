@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -84,12 +85,23 @@ def remove(
     _tell_removal(done, dry_run=dry_run)
 
 
+def _first(lines: Sequence[str]) -> str:
+    """The first of some lines, and how many there are besides."""
+    more = f" and {len(lines) - _SHOWN:,} more" if len(lines) > _SHOWN else ""
+    return ", ".join(map(visible, lines[:_SHOWN])) + more
+
+
 def _tell_removal(done: Removal, *, dry_run: bool) -> None:
     console = plain_console()
     if done.absent:
-        shown = ", ".join(map(visible, done.absent[:_SHOWN]))
-        more = f" and {len(done.absent) - _SHOWN:,} more" if len(done.absent) > _SHOWN else ""
-        console.print(f"not in the store: {shown}{more}")
+        console.print(f"not in the store: {_first(done.absent)}")
+    if done.left_out:
+        console.print(
+            f"read, but without a document in the store: {_first(done.left_out)}. Such a record was left out when the "
+            "store was made (a duplicate, dropped, empty or bad) or is compacted away. The text of a duplicate still "
+            "stands under another record: the hash of the text (32 hex digits of XXH3-128) in place of the line "
+            "removes it there."
+        )
     if done.before:
         console.print(f"{counted(done.before, 'document')} had been removed before.")
     if not done.documents:

@@ -40,5 +40,6 @@ def print_profile(console: Console, report: ReportFacts | None) -> None:
         )
     console.print(table)
     console.print(
-        "Seconds are over all workers; what runs at the same time counts each for itself."
+        "Seconds are over all workers where each does a stage for its units; what runs at the same time counts each "
+        "for itself."
     )

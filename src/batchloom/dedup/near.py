@@ -1,12 +1,12 @@
 """Near duplicates: documents that agree in a band, then everything that hangs together.
 
 The way of a unit: :func:`~batchloom.dedup.minhash.band_keys` gives a key a band for each document,
-which :func:`write_bands` keeps; when the exact duplicates are known, :func:`write_band_keys` sorts
-the keys of those that stay; :func:`~batchloom.dedup.find.find` links each document to the first
-with its key, and :func:`~batchloom.dedup.components.components` says who goes.
+which a file keeps (little-endian u64 [D, bands], nothing else); when the exact duplicates are known,
+:func:`write_band_keys` sorts the keys of those that stay; :func:`~batchloom.dedup.find.find` links
+each document to the first with its key, and :func:`~batchloom.dedup.components.components` says who goes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
 from batchloom.core.files import let_go
-from batchloom.dedup.aside import touching, written
+from batchloom.dedup.aside import touching
 from batchloom.dedup.find import gather
 from batchloom.dedup.keys import BAND_KEY, key_file
 from batchloom.dedup.minhash import NO_KEY
@@ -23,25 +23,8 @@ from batchloom.dedup.minhash import NO_KEY
 _STRETCH = 1 << 20
 
 
-def write_bands(path: Path, pieces: Iterable[NDArray[np.uint64]]) -> None:
-    """Write the band keys of one unit's documents, in the order of their numbers.
-
-    The file is little-endian u64 [D, bands] back to back, nothing else.
-
-    Args:
-        path: the file (``.bands``).
-        pieces: keys of the next documents [some, bands].
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    with written(path) as file, touching(path):
-        for piece in pieces:
-            file.write(np.ascontiguousarray(piece, "<u8").data)
-
-
 def read_bands(path: Path, bands: int) -> NDArray[np.uint64]:
-    """Map the band keys of a unit, uint64 [D, bands].
+    """Map the file of the band keys of a unit, uint64 [D, bands].
 
     Raises:
         OutputError: it cannot be read, or does not hold so many keys a document.

@@ -1,13 +1,14 @@
 """What was left out as a duplicate, by pair of sources, with the first words of some of it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.files import let_go
+from batchloom.core.files import let_go, read_regular
 from batchloom.dedup.find import DUPLICATE
 from batchloom.preparation.report_pairs import (
     DuplicateExample,
@@ -18,8 +19,9 @@ from batchloom.preparation.report_pairs import (
 )
 from batchloom.preparation.subsets import Membership
 from batchloom.preparation.unit_files import ROW, ROWS_NAME, tokens_name, written_lengths
-from batchloom.preparation.work import UnitWork, reading
+from batchloom.preparation.work import UnitWork, claimed_file, reading
 from batchloom.store.format import SUBSETS
+from batchloom.store.writer import write_file
 from batchloom.tokens import Tokenizer
 
 # What is said of documents that the store holds already.
@@ -28,6 +30,33 @@ _STRETCH = 1 << 20
 _WORDS_TOKENS = 64
 # Looked at for examples in each stretch: the first of a pair is nearly always among them.
 _LOOKED_AT = 1000
+
+# Duplicates by pair of sources, and what is said of pairs that are not listed.
+Pairs = tuple[list[DuplicatePair], Rest]
+
+
+def pairs_once(place: Path, attempt: str, find: Callable[[], Pairs]) -> Pairs:
+    """What is kept at ``place``; what is found and kept there where nothing is yet.
+
+    The files that examples are read from go as shards are written, so a job that goes on cannot find them again.
+
+    Args:
+        place: the file; its name says all that decides what is found.
+        attempt: sets the file of this run apart from that of another one.
+        find: finds them.
+
+    Raises:
+        StoreConflictError: the file is damaged.
+        OutputError: it cannot be written.
+    """
+    if place.exists():
+        with reading(place):
+            kept: Pairs = msgspec.json.decode(read_regular(place), type=Pairs)
+            return kept
+    found = find()
+    with claimed_file(place, attempt) as aside:
+        write_file(aside, msgspec.json.encode(found))
+    return found
 
 
 @final
@@ -64,7 +93,7 @@ class DuplicateReader:
         self._tally = PairTally([*names, *([OLDER] if older else [])])
         self._store = len(names)
 
-    def pairs(self, files: Iterable[Path]) -> tuple[list[DuplicatePair], Rest]:
+    def pairs(self, files: Iterable[Path]) -> Pairs:
         """Duplicates by pair of sources, and what is said of pairs that are not listed."""
         for rows in _stretches(files):
             dropped = self._group(rows["unit"], rows["part"])
@@ -72,8 +101,8 @@ class DuplicateReader:
             self._tally.add(dropped, kept)
             for at in range(min(len(rows), _LOOKED_AT)):
                 pair = int(dropped[at]), int(kept[at])
-                if self._tally.wants(*pair):
-                    self._tally.example(*pair, self._example(rows[at]))
+                if self._tally.wants(*pair) and (example := self._example(rows[at])):
+                    self._tally.example(*pair, example)
         return self._tally.pairs()
 
     def _group(self, units: NDArray[np.uint32], parts: NDArray[np.uint32]) -> NDArray[np.int64]:
@@ -83,22 +112,25 @@ class DuplicateReader:
         groups[new] = self._groups[self._firsts[units[new] - self._older] + parts[new]]
         return groups
 
-    def _example(self, row: np.void) -> DuplicateExample:
+    def _example(self, row: np.void) -> DuplicateExample | None:
+        """What is told of a duplicate; None where temporary files of its unit, or of what stays, are gone."""
         unit, number = self._units[int(row["unit"]) - self._older], int(row["number"])
-        first, kept, words = int(row["first_unit"]) - self._older, -1, self._words(unit, number)
+        first, kept = int(row["first_unit"]) - self._older, -1
+        rows = _rows(unit)
+        if rows is None:
+            return None
+        words = self._words(unit, rows, number)
         if first >= 0:
-            kept = self._record(self._units[first], int(row["first_number"]))
-            words = words or self._words(self._units[first], int(row["first_number"]))
-        return DuplicateExample(self._record(unit, number), kept, words)
+            other, there = self._units[first], int(row["first_number"])
+            firsts = _rows(other)
+            if firsts is None:
+                return None
+            kept = int(firsts["record"][there])
+            words = words or self._words(other, firsts, there)
+        return DuplicateExample(int(rows["record"][number]), kept, words)
 
-    def _record(self, unit: UnitWork, number: int) -> int:
-        """The record of a document inside its part; -1 where its temporary files are gone."""
-        rows = _rows(unit)
-        return int(rows["record"][number]) if len(rows) else -1
-
-    def _words(self, unit: UnitWork, number: int) -> str:
-        rows = _rows(unit)
-        if not len(rows) or rows["seen"][number]:
+    def _words(self, unit: UnitWork, rows: NDArray[np.void], number: int) -> str:
+        if rows["seen"][number]:
             return ""
         code, start = self._membership.codes(rows["hash"][number : number + 1])[0], 0
         for begin in range(0, number, _STRETCH):
@@ -113,10 +145,10 @@ class DuplicateReader:
         return self._tokenizer.decode(ids)
 
 
-def _rows(unit: UnitWork) -> NDArray[np.void]:
+def _rows(unit: UnitWork) -> NDArray[np.void] | None:
     path = unit.folder / ROWS_NAME
     if not path.exists():
-        return np.zeros(0, ROW)
+        return None
     with reading(path):
         return np.memmap(path, ROW, "r").view(np.ndarray)
 

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,8 +76,13 @@ class Finished:
         return 1 + (self.base.generation if self.base else 0)
 
 
-def finish_store(work: WorkFolder, done: Finished, report: ReportFacts) -> Manifest:
+def finish_store(work: WorkFolder, done: Finished, reported: Callable[[], ReportFacts]) -> Manifest:
     """Write everything but the shards into the growing store, its manifest last.
+
+    Args:
+        work: the job's folder.
+        done: what was made.
+        reported: gives the report, which is asked for when all that takes time is done.
 
     Returns:
         That manifest.
@@ -94,6 +99,7 @@ def finish_store(work: WorkFolder, done: Finished, report: ReportFacts) -> Manif
             subsets[name] = subset_entry(work.store / name, entries, done.generation)
     write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.made.tokenizer.state()))
     _write_quarantine(work, done)
+    report = reported()
     write_file(work.store / of_generation(REPORT_NAME, done.generation), report_bytes(report))
     write_report_page(report, work.store / of_generation(PAGE_NAME, done.generation))
     made = make_manifest(done, subsets)

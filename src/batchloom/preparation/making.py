@@ -7,30 +7,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, final
 
-import msgspec
-
 from batchloom.core.errors import InputMissingError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.values import counted
 from batchloom.execution.machine import cores
 from batchloom.execution.pool import Ready
 from batchloom.execution.seam import Crew
-from batchloom.preparation.append import older_of
+from batchloom.preparation.append import Older, older_of
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.crews import Crewed, alone, crew_for, ready_for, workers_of
-from batchloom.preparation.dedup_report import DuplicateReader
+from batchloom.preparation.dedup_report import DuplicateReader, Pairs, pairs_once
 from batchloom.preparation.encoding import Task
 from batchloom.preparation.evaluation_sets import steps_with_index
 from batchloom.preparation.hand import Hand, doing
 from batchloom.preparation.orders import PiecesOrder, UnitOrder
 from batchloom.preparation.part_cuts import cuts_of, cuts_orders
-from batchloom.preparation.phases import Phases, Shards, Wrote, find_all, have_done
+from batchloom.preparation.phases import Duplicates, Phases, Shards, Wrote, find_all, have_done
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.recipe_store import inputs_lay
 from batchloom.preparation.report import Content, content_of
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.settle import Sharding
-from batchloom.preparation.stopwatch import STAGES, Spent, added
 from batchloom.preparation.suspects import KeptAsideError, Losses
 from batchloom.preparation.tally import Listener, Progress, Tally
 from batchloom.preparation.tokenizer_of import dtype_name, job_template
@@ -49,7 +47,6 @@ from batchloom.preparation.work import (
 )
 from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Begin
-from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.manifest import Manifest
 from batchloom.tokens import Tokenizer, engine_choice
 
@@ -200,22 +197,24 @@ class Making:
         execution = self._settings.execution
         crewed = Crewed(execution, self._work.path, self._ready)
         with crew_for(crewed, hand, lambda: here, workers, tokenizing.hear) as crew:
-            facts = self._timed("tokenize", lambda: self._tokenize(crew, tokenizing, folders))
+            orders = self._orders(crew, tokenizing, folders)
+            facts = self._timed("tokenize", lambda: tokenize_all(tokenizing, crew, orders))
             tally.first = tokenizing.first_bad()
             tally.verdict()
             if not tally.documents:
                 self._work.clear()
                 raise InputMissingError(_no_documents(tally, facts))
             units = [UnitWork(*one) for one in zip(self._units, folders, facts, strict=True)]
-            made = self._settle_and_write(crew, units, task, tokenizing.reports.report())
+            told = tokenizing.reports.report()
+            made = self._settle_and_write(crew, units, task, dtype, told)
         name = "in-process" if alone(execution, workers) else execution.engine
         return replace(made, resumed=resumed, workers=workers, crew=name, seconds=self._seconds)
 
     def _settle_and_write(
-        self, crew: Crew, units: list[UnitWork], task: Task, reports: UnitReport
+        self, crew: Crew, units: list[UnitWork], task: Task, dtype: str, reports: UnitReport
     ) -> Made:
-        """What follows when every unit is tokenized."""
-        recipe, dtype = self._recipe, task.dtype
+        """What follows when every unit is tokenized; ``dtype`` is the name of the task's."""
+        recipe = self._recipe
         older = older_of(self._work, self._base, recipe.dedup)
         if older.unsigned:
             self._note(
@@ -230,28 +229,36 @@ class Making:
             filled=older.filled,
             settled=older.overrides,
         )
-        phases = Phases(self._work, units, sharding, older, recipe.dedup, dtype, self._attempt)
+        phases = Phases(self._work, units, sharding, older, recipe.dedup, task.dtype, self._attempt)
         found = self._timed("find duplicates", lambda: phases.duplicates(crew))
         kept = self._timed("settle", lambda: phases.settle(crew, found))
         decision = phases.decide(kept)
         for text in task.membership.empty_notes(decision.shards, older.filled):
             self._note(text)
-        reader = DuplicateReader(
-            *(units, len(older.files), recipe.inputs), task.membership, dtype, task.tokenizer
-        )
-        pairs, rest = reader.pairs((*found.exact, *found.near))
-        tell = self._teller(kept, dtype.itemsize)
+        pairs, rest = self._timed("find duplicates", lambda: self._pairs(found, units, older, task))
+        tell = self._teller(kept, task.dtype.itemsize)
         shards: list[Shards] = []
         if not self._settings.dry_run:
             shards = self._timed("write shards", lambda: phases.write(crew, kept, decision, tell))
         content = content_of(
-            msgspec.structs.replace(reports, stages=added(reports.stages, self._stages())),
-            after=_flows(units, kept, dtype.itemsize),
+            reports,
+            after=_flows(units, kept, task.dtype.itemsize),
             duplicates=pairs,
             duplicates_rest=rest,
         )
-        name = next(name for name, known in TOKEN_DTYPES.items() if known == dtype)
-        return Made(task.tokenizer, name, units, kept, shards, decision, content=content)
+        return Made(task.tokenizer, dtype, units, kept, shards, decision, content=content)
+
+    def _pairs(self, found: Duplicates, units: list[UnitWork], older: Older, task: Task) -> Pairs:
+        """Duplicates by pair of sources, with examples."""
+        files, inputs = (*found.exact, *found.near), inputs_lay(self._recipe.inputs)["inputs"]
+        reader = DuplicateReader(
+            *(units, len(older.files), inputs), task.membership, task.dtype, task.tokenizer
+        )
+        if not files:
+            return reader.pairs(files)
+        decided_by = [[one.folder.name for one in units], inputs, older.generation]
+        place = self._work.duplicates / "pairs" / fingerprint(decided_by)
+        return pairs_once(place, self._attempt, lambda: reader.pairs(files))
 
     def _folders(self, tokenizer: Tokenizer) -> list[Path]:
         """Where the temporary files of each unit are."""
@@ -284,12 +291,18 @@ class Making:
             decided_by["before"] = before
         return [unit_identity(unit, decided_by, self._content) for unit in self._units]
 
-    def _tokenize(self, crew: Crew, tokenizing: Tokenizing, folders: list[Path]) -> list[UnitFacts]:
-        """Phase A over all units."""
+    def _orders(
+        self, crew: Crew, tokenizing: Tokenizing, folders: list[Path]
+    ) -> dict[int, UnitOrder]:
+        """Phase A of the units that are not done; what they have to know of each other is found before."""
         todo = [number for number, facts in enumerate(tokenizing.facts) if facts is None]
         cuts = self._cuts(crew, todo)
-        repeated = self._repeated(crew, cuts, tokenizing.losses) if todo and self._pieces else ()
-        orders = {
+        repeated: tuple[Path, ...] = ()
+        if todo and self._pieces:
+            repeated = self._timed(
+                "find repeated pieces", lambda: self._repeated(crew, cuts, tokenizing.losses)
+            )
+        return {
             number: UnitOrder(
                 *(self._units[number], folders[number], self._attempt),
                 excluded=self._excluded[number],
@@ -298,13 +311,14 @@ class Making:
             )
             for number in todo
         }
-        return tokenize_all(tokenizing, crew, orders)
 
     def _cuts(self, crew: Crew, todo: list[int]) -> Cuts:
         """Where the parts of large CSV files and JSON lists meet, each found by one pass."""
         units = self._units if self._pieces else [self._units[number] for number in todo]
         orders = cuts_orders(units if todo else [], self._readings.rules)
-        found = have_done(crew, dict(enumerate(orders)))
+        if not orders:
+            return {}
+        found = self._timed("find cuts", lambda: have_done(crew, dict(enumerate(orders))))
         return {
             (order.source.path, nominal): begin
             for number, order in enumerate(orders)
@@ -338,15 +352,14 @@ class Making:
 
         return tell
 
-    def _stages(self) -> dict[str, Spent]:
-        """The phases that are stages of the whole job."""
-        return {name: Spent(seconds) for name, seconds in self._seconds.items() if name in STAGES}
-
     def _timed(self, phase: str, work: Callable[[], T]) -> T:
+        """What the work gives; its seconds are added to those of its phase, also where it fails."""
         began = time.perf_counter()
-        result = work()
-        self._seconds[phase] = time.perf_counter() - began
-        return result
+        try:
+            return work()
+        finally:
+            spent = time.perf_counter() - began
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + spent
 
 
 def _flows(units: list[UnitWork], kept: list[UnitKept], size: int) -> list[Flow]:

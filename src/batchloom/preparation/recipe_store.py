@@ -103,13 +103,7 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
     where = str(folder / MANIFEST_NAME) if generation is None else str(path)
     if plain.get("source") == SYNTHETIC:
         return _synthetic(plain, folder)
-    if "reading" not in plain:
-        raise InputError(
-            f"{folder} was imported, and is made again by batchloom import over the same files: there is no recipe in "
-            "its manifest."
-        )
-    if not all(isinstance(plain.get(group) or {}, dict) for group in ("reading", "chat")):
-        raise StoreError(f"{where} is damaged: its recipe is none; restore it from a copy.")
+    _check_prepared(plain, folder, where)
     settings = _settings(plain, where)
     expected = settings.pop("template_hash", None)
     # Whether the files that steps look into are the same is told by comparing the stores.
@@ -119,16 +113,11 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
     step = [entry for entry in manifest.all_history if entry.reads][-1]
     sources = manifest.sources_of(step)
     said = _sources(plain, sources, where)
-    labels = [str(one) for one in plain.get("inputs", ())]
-    inputs, notes = (
-        (labels, ())
-        if "inputs" in given
-        else _places(
-            labels,
-            folder / of_generation(REPORT_NAME, step.number),
-            of_hub=any(one.revision for one in sources),
-        )
-    )
+    inputs = [str(one) for one in plain.get("inputs", ())]
+    notes: tuple[str, ...] = ()
+    if "inputs" not in given:
+        report = folder / of_generation(REPORT_NAME, step.number)
+        inputs, notes = _places(inputs, report, of_hub=any(one.revision for one in sources))
     overruled = {"tokenizer", "end_token"} & set(given)
     return Stated(
         {name: value for name, value in settings.items() if value is not None},
@@ -140,6 +129,17 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
         folder if generation is None else path,
         "" if generation is not None else _partial(manifest, folder),
     )
+
+
+def _check_prepared(plain: Mapping[str, Any], folder: Path, where: str) -> None:
+    """Make sure that a store was prepared, and that its manifest says how."""
+    if "reading" not in plain:
+        raise InputError(
+            f"{folder} was imported, and is made again by batchloom import over the same files: there is no recipe in "
+            "its manifest."
+        )
+    if not all(isinstance(plain.get(group) or {}, dict) for group in ("reading", "chat")):
+        raise StoreError(f"{where} is damaged: its recipe is none; restore it from a copy.")
 
 
 def _partial(manifest: Manifest, folder: Path) -> str:

@@ -87,7 +87,7 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
         recipe_fingerprint: of the recipe.
         started: time in UTC, ISO 8601.
         seconds: of this run.
-        seconds_by_phase: of its phases.
+        seconds_by_phase: of its phases, by the clock.
         bytes_per_second: of listed input.
         peak_memory_bytes: of the process that led the run.
         units: units of work.

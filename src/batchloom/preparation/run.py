@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
+from msgspec.structs import replace
+
 from batchloom.core.files import printable
 from batchloom.preparation.append_refusals import refuse_other_kind
 from batchloom.preparation.finish import Finished, finish_store, make_manifest, move_store
@@ -18,7 +20,7 @@ from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.recipe_file import printable_settings
 from batchloom.preparation.recipe_store import inputs_lay
-from batchloom.preparation.report import ReportFacts, report_bytes
+from batchloom.preparation.report import Content, ReportFacts, report_bytes
 from batchloom.preparation.report_page import write_report_page
 from batchloom.preparation.rerun import (
     begin_or_go_on,
@@ -28,6 +30,7 @@ from batchloom.preparation.rerun import (
 )
 from batchloom.preparation.result import PrepareResult, beyond, result_of
 from batchloom.preparation.run_settings import RunSettings
+from batchloom.preparation.stopwatch import STAGES, Spent, added
 from batchloom.preparation.tally import Listener, Note, Progress
 from batchloom.preparation.tokenizer_of import dtype_name, job_tokenizer
 from batchloom.preparation.work import (
@@ -102,20 +105,16 @@ class Job:
 
     def _dry(self) -> PrepareResult:
         """Find out what would be left out, and keep what was done for a later run."""
-        with self._making.workers():
-            made = self._making.make(self._tokenizer())
-        self._resumed = made.resumed
-        sources, rules = self._listing.sources, self._readings.rules
-        done = Finished(self._recipe, rules, self._readings, sources, made, self._base)
+        done = self._made()
         page = self._work.path / PAGE_NAME
-        report = self._report(made, done)
+        report = self._report(done)
         write_file(self._work.path / REPORT_NAME, report_bytes(report))
         write_report_page(report, page)
         self._note(
             f"Nothing was written: this was a dry run. {page} shows what would be left out; the same command without "
             "--dry-run goes on from here."
         )
-        return self._result(self._whole(make_manifest(done, {})), made.tokenizer.engine.note)
+        return self._result(self._whole(make_manifest(done, {})), done.made.tokenizer.engine.note)
 
     def _result(self, manifest: Manifest, engine_note: str) -> PrepareResult:
         """What is given back of a store with this manifest."""
@@ -134,7 +133,20 @@ class Job:
         return made if self._base is None else extended(self._base, made)
 
     def _make(self) -> tuple[Manifest, str]:
+        done = self._made()
         began = time.perf_counter()
+
+        def report() -> ReportFacts:
+            self._seconds["finish"] = time.perf_counter() - began
+            return self._report(done)
+
+        return finish_store(self._work, done, report), done.made.tokenizer.engine.note
+
+    def _made(self) -> Finished:
+        """Carry out all phases; what the end has to know."""
+        began = time.perf_counter()
+        # What came before: inputs were listed, and their first records looked at.
+        self._seconds["list"] = began - self._began
         with self._making.workers():
             tokenizer = self._tokenizer()
             self._seconds["sample"] = time.perf_counter() - began
@@ -142,9 +154,16 @@ class Job:
         self._resumed = made.resumed
         self._seconds |= made.seconds
         sources, rules = self._listing.sources, self._readings.rules
-        done = Finished(self._recipe, rules, self._readings, sources, made, self._base)
-        manifest = finish_store(self._work, done, self._report(made, done))
-        return manifest, tokenizer.engine.note
+        return Finished(self._recipe, rules, self._readings, sources, made, self._base)
+
+    def _content_of(self, made: Made) -> Content:
+        """What became of the input, with the phases of the job among the stages of its units."""
+        phases: dict[str, Spent] = {
+            name: Spent(round(seconds, 3))
+            for name, seconds in self._seconds.items()
+            if name in STAGES
+        }
+        return replace(made.content, stages=added(made.content.stages, phases))
 
     def _tokenizer(self) -> Tokenizer:
         """The job's tokenizer: kept by an earlier run, learned, or found; its engine compared."""
@@ -182,8 +201,9 @@ class Job:
                 "alone are left out."
             )
 
-    def _report(self, made: Made, done: Finished) -> ReportFacts:
+    def _report(self, done: Finished) -> ReportFacts:
         """The sidecar: what may differ between two runs that write the same store."""
+        made = done.made
         seconds = time.perf_counter() - self._began
         lay = inputs_lay(self._recipe.inputs)
         return ReportFacts(
@@ -206,7 +226,7 @@ class Job:
             counts=make_manifest(done, {}).counts,
             workers=made.workers,
             crew=made.crew,
-            content=made.content,
+            content=self._content_of(made),
         )
 
     def _note(self, text: str) -> None:

@@ -16,13 +16,15 @@ T = TypeVar("T")
 Stage = Literal[
     "list",
     "sample",
+    "find cuts",
+    "find repeated pieces",
     "read",
     "clean",
     "hash",
     "encode",
     "write temporary files",
-    "sort hashes",
     "find duplicates",
+    "settle",
     "write shards",
     "finish",
 ]
@@ -32,7 +34,11 @@ _END = object()
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What a stage took: seconds over all workers, and what went through it meanwhile."""
+    """What a stage took, and what went through it meanwhile.
+
+    Seconds are over all workers where each does the stage for its units, and by the clock where the job does it
+    once.
+    """
 
     seconds: float = 0.0
     bytes: int = 0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.preparation.token_files import TokenFile
-from batchloom.preparation.unit_files import gather
+from batchloom.preparation.unit_files import back_to_back
 
 _DOCUMENTS = 1 << 16
 _TOKENS = 1 << 21
@@ -70,7 +70,7 @@ def stretches(file: TokenFile) -> Iterator[Stretch]:
             tokens = file.tokens[at : at + total]
         else:
             starts = file.starts[first : first + count]
-            tokens = gather(file.tokens, starts, starts + lengths)
+            tokens = back_to_back(file.tokens, starts, starts + lengths)
         yield Stretch(first, lengths, starts, tokens)
         at, first = at + total, first + len(lengths)
 

@@ -144,7 +144,9 @@ def without_control(
     return ids[stays], (lengths - (before + behind)).astype(np.uint32)
 
 
-def gather(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
+def back_to_back(
+    tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> NDArray[_T]:
     """Stretches [starts, stops) of ``tokens`` back to back."""
     pieces = in_pieces(tokens, starts, stops)
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

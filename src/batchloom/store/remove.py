@@ -44,7 +44,10 @@ class Removal:
         tokens: their tokens.
         by_source: name, documents and tokens of each source that loses some, in the order of the store.
         before: how many of those named had been removed before.
-        absent: lines of the file that name no document of the store.
+        absent: lines of the file that name nothing of the store.
+        left_out: lines of the file that name records of which the store has no document, though it was made of them:
+            they were duplicates, dropped, empty or bad, or are compacted away. The text of a duplicate stands under
+            another record, and its hash names it.
     """
 
     path: Path
@@ -54,6 +57,7 @@ class Removal:
     by_source: tuple[tuple[str, int, int], ...]
     before: int
     absent: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def remove_documents(
@@ -109,6 +113,7 @@ def remove_documents(
         told,
         before,
         selection.absent(),
+        selection.left_out(),
     )
 
 

@@ -185,6 +185,14 @@ class Selection:
         return np.flatnonzero(chosen) + first
 
     def absent(self) -> tuple[str, ...]:
-        """The lines that name no document of the shards looked at, in the order of the file."""
+        """The lines that name nothing that the store was made of or holds, in the order of the file."""
         lines: Iterable[Line] = (*self._named.hashes.values(), *self._named.records.values())
-        return tuple(line.text for line in sorted(set(lines) - self._found))
+        return _texts({*lines} - self._found - {*self._records.values()})
+
+    def left_out(self) -> tuple[str, ...]:
+        """The lines that name records which were read, but no document of the shards looked at; in order."""
+        return _texts({*self._records.values()} - self._found)
+
+
+def _texts(lines: Iterable[Line]) -> tuple[str, ...]:
+    return tuple(line.text for line in sorted(lines))
