@@ -13,7 +13,7 @@ import batchloom
 from batchloom.batches.inspect import Inspection
 from batchloom.cli.console import plain_console
 from batchloom.core.values import counted, visible
-from batchloom.store.format import PAGE_NAME
+from batchloom.store.format import PAGE_NAME, of_generation
 
 _BAR = 40
 
@@ -44,7 +44,10 @@ def inspect(
     console = plain_console()
     _print_counts(console, found)
     _print_packing(console, found)
-    if (page := path / PAGE_NAME).is_file():
+    # Of a generation without an own one it is the page of the last that has one.
+    numbers = range(found.generation or 1, 0, -1)
+    pages = (path / of_generation(PAGE_NAME, number) for number in numbers)
+    if page := next((one for one in pages if one.is_file()), None):
         console.print(f"report: {visible(str(page))}")
     for number, text in enumerate(found.first):
         console.print(f"document {number} begins {text!r}")

@@ -21,7 +21,7 @@ _MORE_MEMORY = {
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 misused, 130 stopped."""
+    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 misused, 130 or 143 stopped."""
     # Where the shell has Ctrl-C ignored (nohup, &), it stays so.
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeded:
@@ -35,10 +35,18 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
-    code = 130
+    code, ended = 130, list[int]()
+
+    def end(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a handler's signature
+        # As schedulers and containers stop a process.
+        ended.append(number)
+        raise KeyboardInterrupt
+
     try:
         if heeded:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, end)
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         # Between the lines of `run`, or a second one while it answers the first.
@@ -47,7 +55,7 @@ def main() -> None:
         if heeded:
             signal.signal(signal.SIGINT, _leave)
     _let_go()
-    sys.exit(code)
+    sys.exit(128 + ended[0] if ended and code == 130 else code)
 
 
 def _let_go() -> None:

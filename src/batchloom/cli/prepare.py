@@ -293,7 +293,7 @@ def prepare(
         bool,
         typer.Option(
             "--dry-run",
-            help="Stop before anything is written, and show what would be left out.",
+            help="Stop before the store is written, and show what would be left out.",
             rich_help_panel=_RUN,
         ),
     ] = False,
@@ -507,7 +507,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
 
 def _in_all(result: PrepareResult) -> str:
     documents, tokens = result.in_all
-    older = "; older ones stay readable (batchloom log)" if result.generation > 1 else ""
+    older = "; batchloom log shows which can be read" if result.generation > 1 else ""
     return (
         f"{visible(str(result.path))} is generation {result.generation}, with {documents:,} documents and {tokens:,} "
         f"tokens in all{older}."

@@ -142,7 +142,7 @@ class Removal:
     """
 
     def __init__(self, files: Sequence[Path], unit: int, pieces: Pieces) -> None:
-        self._files, self._unit, self._pieces = files, unit, pieces
+        self._files, self._unit, self.pieces = files, unit, pieces
         self._next = self._known = 0
         self._dropped = np.zeros(0, np.uint32)
 
@@ -152,10 +152,10 @@ class Removal:
         Raises:
             OutputError: a file cannot be read, or was cut.
         """
-        stop = self._next + sum(count_pieces(text, self._pieces) for text in texts)
+        stop = self._next + sum(count_pieces(text, self.pieces) for text in texts)
         if stop > self._known:
             self._known = stop + _STRETCH
             rows = gather(self._files, self._unit, self._next, self._known)
             self._dropped = rows["number"].copy()
-        left, self._next = remove(texts, self._dropped, self._next, self._pieces)
+        left, self._next = remove(texts, self._dropped, self._next, self.pieces)
         return left

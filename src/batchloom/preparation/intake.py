@@ -91,26 +91,32 @@ class Intake:
     def _remove(self, found: Records, source: str, dropped: Counter[str]) -> None:
         if self._removal is None or not found.values:
             return
-        before = found.values
+        before, step = found.values, self._removal.pieces
         left = self._removal(before)
         altered = sum(a is not b for a, b in zip(before, left, strict=True))
         places = [place for place, text in enumerate(left) if text is not None]
         for place in sorted(set(range(len(left))).difference(places)):
             dropped[REPEATED] += 1
-            self._tally.dropped("lines", REPEATED)
+            self._tally.dropped(step, REPEATED)
             if self._tally.wants_sample(REPEATED):
                 sample = Sample(source, found.records[place], before[place])
-                self._tally.sample("lines", REPEATED, sample)
+                self._tally.sample(step, REPEATED, sample)
         gone = len(left) - len(places)
         self._tally.flow(
             Flow(
-                step="lines",
+                step=step,
                 documents_in=len(left),
                 documents_out=len(places),
+                bytes_in=sum(map(_bytes_of, before)),
+                bytes_out=sum(_bytes_of(text) for text in left if text is not None),
                 altered=altered - gone,
             )
         )
         _keep(found, [left[place] for place in places], places)
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _keep(found: Records, values: list[Any], places: list[int]) -> None:

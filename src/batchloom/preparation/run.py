@@ -111,7 +111,7 @@ class Job:
         write_file(self._work.path / REPORT_NAME, report_bytes(report))
         write_report_page(report, page)
         self._note(
-            f"Nothing was written: this was a dry run. {page} shows what would be left out; the same command without "
+            f"No store was written: this was a dry run. {page} shows what would be left out; the same command without "
             "--dry-run goes on from here."
         )
         return self._result(self._whole(make_manifest(done, {})), done.made.tokenizer.engine.note)
@@ -195,6 +195,11 @@ class Job:
             self._note(f"Detected {detected} in {_and_more(found)}.")
         if others and reading_of.clean:
             self._note(f"Cleaning is for texts: what is in {_and_more(others)} stays as it is.")
+        if dedup.pieces:
+            self._note(
+                f"Of {dedup.pieces} that stand several times all but the first are taken out of texts (--dedup "
+                f"{dedup.pieces}), also of verse, tables and code; --dedup exact leaves texts as they are."
+            )
         if others and dedup.pieces:
             self._note(
                 f"Repeated {dedup.pieces} are looked for in texts: of what is in {_and_more(others)} equal documents "

@@ -383,6 +383,8 @@ class _UnitRun:
             )
             for run in self._parts
         ]
+        if empty := sum(part.empty for part in parts):
+            self._tally.dropped("read", "empty", empty)
         return UnitFacts(
             parts=parts,
             documents=sum(part.documents for part in parts),

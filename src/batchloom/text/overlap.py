@@ -50,7 +50,7 @@ class Decontaminate:
         if not named or not 1 <= len(self.sets) <= MOST_SETS:
             problems.append(
                 f"sets: {shown(self.sets)} names no evaluation set; give a name and a file for each, "
-                "such as {gsm8k: evaluation/gsm8k.jsonl}"
+                "such as {gsm8k: evaluation/gsm8k.jsonl}, in a recipe file (--recipe)"
             )
         raise_problems(problems)
 
