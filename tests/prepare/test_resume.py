@@ -230,6 +230,53 @@ def test_a_learned_tokenizer_is_kept_over_a_stop(tmp_path, inputs):
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
+def test_a_learned_tokenizer_is_kept_when_it_is_all_there_is(tmp_path, inputs):
+    """As a run leaves it that is killed before its first unit is done."""
+    settings = SETTINGS | {"tokenizer": "train:300"}
+    make(inputs, tmp_path / "whole", **settings)
+    killed = 0
+    for count in range(1, 30):
+        out = tmp_path / f"out{count}"
+        assert run_killed({"os.rename"}, count, inputs, out, **settings)
+        if any((out / ".work").glob("units/*/unit.json")):
+            break
+        if not (out / ".work" / "tokenizer_state.json").exists():
+            continue
+        killed += 1
+        events = []
+        if killed == 1:
+            # Another job begins anew unasked, as nothing but the tokenizer is there.
+            shutil.copytree(out, tmp_path / "other")
+            make(inputs, tmp_path / "other", listener=events.append, **SETTINGS)
+            assert {e.phase for e in events if isinstance(e, Progress)} == {"tokenize", "write"}
+            events.clear()
+        make(inputs, out, listener=events.append, **settings)
+        phases = [event.phase for event in events if isinstance(event, Progress)]
+        assert "sample" not in phases
+        assert tree(out) == tree(tmp_path / "whole")
+    assert killed
+
+
+def test_a_learned_tokenizer_is_kept_over_an_interrupt(tmp_path, inputs):
+    settings = SETTINGS | {"tokenizer": "train:300"}
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "tokenize":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "out", listener=stop, **settings)
+    shutil.rmtree(tmp_path / "out" / ".work" / "units")
+    events = []
+    make(inputs, tmp_path / "out", listener=events.append, **settings)
+    assert "sample" not in [event.phase for event in events if isinstance(event, Progress)]
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "damaged", listener=stop, **settings)
+    (tmp_path / "damaged" / ".work" / "job.json").write_text("{")
+    with pytest.raises(StoreConflictError, match=r"job\.json cannot be read"):
+        make(inputs, tmp_path / "damaged", **settings)
+
+
 def test_two_runs_on_one_folder(tmp_path, inputs):
     refused = []
 

@@ -248,7 +248,7 @@ class WorkFolder:
 
     def __exit__(self, *exc: object) -> None:
         # A job that failed before anything was finished leaves nothing behind.
-        if not self._lock.closed and not self.has_results():
+        if not self._lock.closed and not self.has_results() and not self.has_learned():
             self.remove()
             if self._made_out:
                 with contextlib.suppress(OSError):
@@ -259,6 +259,15 @@ class WorkFolder:
         """Whether anything in it is worth going on with."""
         finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS}")
         return self.complete or any(any(self.path.glob(one)) for one in finished)
+
+    def has_learned(self) -> bool:
+        """Whether it keeps a tokenizer that was learned from the inputs: to learn it again takes long."""
+        try:
+            job = self.job() if self.tokenizer_path.exists() else None
+        except StoreConflictError:
+            # Whoever asks for the job is told.
+            return False
+        return job is not None and str(job.recipe.get("tokenizer")).startswith("train:")
 
     def _take_lock(self) -> None:
         def busy() -> str:
