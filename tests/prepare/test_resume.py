@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.core.errors import OutputError, StoreConflictError
+from batchloom.core.errors import InputError, OutputError, StoreConflictError
 from batchloom.preparation import finding
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.tally import Note, Progress
@@ -277,6 +277,44 @@ def test_a_learned_tokenizer_is_kept_over_an_interrupt(tmp_path, inputs):
         make(inputs, tmp_path / "damaged", **settings)
 
 
+def test_an_evaluation_set_that_changes_is_noticed(tmp_path, inputs):
+    words = [f"word{n:02}" for n in range(40)]
+    path = tmp_path / "quiz.txt"
+
+    def write(some):
+        """Always of one size, and under one date."""
+        path.write_text(" ".join(some) + "\n")
+        os.utime(path, (1e9, 1e9))
+
+    jsonl(inputs[0], [{"text": f"{n} {' '.join(words[n : n + 14])}"} for n in range(26)])
+    clean = [{"decontaminate": {"sets": {"quiz": str(path)}}}]
+    settings = SETTINGS | {"clean": clean}
+    write(words[:20])
+    make(inputs, tmp_path / "out", **settings)
+    assert make(inputs, tmp_path / "out", **settings).already_done
+    write(words[20:])
+    with pytest.raises(StoreConflictError, match="clean_files"):
+        make(inputs, tmp_path / "out", **settings)
+
+    def change(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            write(words[:20])
+
+    with pytest.raises(InputError, match=r"quiz\.txt\) was changed while it was used"):
+        make(inputs, tmp_path / "late", listener=change, **settings)
+    with pytest.raises(StoreConflictError, match="clean_files"):
+        make(inputs, tmp_path / "late", **settings)
+    write(words[20:])
+    make(inputs, tmp_path / "late", **settings)
+    write(words[20:])
+    make(inputs, tmp_path / "again", **settings)
+    assert tree(tmp_path / "late") == tree(tmp_path / "again")
+    write(["short"])
+    with pytest.raises(InputError, match="holds no text of 8 words"):
+        make(inputs, tmp_path / "useless", **settings)
+    assert not (tmp_path / "useless").exists()
+
+
 def test_two_runs_on_one_folder(tmp_path, inputs):
     refused = []
 
@@ -317,7 +355,7 @@ def test_a_disk_without_room_is_one_sentence_and_can_be_gone_on_from(tmp_path, i
         "import resource, sys\n"
         "from prepare.test_resume import SETTINGS\n"
         "from prepare.stores import make\n"
-        "from batchloom.core.errors import OutputError\n"
+        "from batchloom.core.errors import InputError, OutputError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))\n"
         "try:\n"
         "    make(sys.argv[3:], sys.argv[2], **SETTINGS)\n"
