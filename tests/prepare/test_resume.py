@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from batchloom.core.errors import OutputError, StoreConflictError
+from batchloom.core.errors import InputError, OutputError, StoreConflictError
 from batchloom.preparation import finding
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.report import read_facts
@@ -286,6 +286,91 @@ def test_a_learned_tokenizer_is_kept_over_a_stop(tmp_path, inputs):
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
+def test_a_learned_tokenizer_is_kept_when_it_is_all_there_is(tmp_path, inputs):
+    """As a run leaves it that is killed before its first unit is done."""
+    settings = SETTINGS | {"tokenizer": "train:300"}
+    make(inputs, tmp_path / "whole", **settings)
+    killed = 0
+    for count in range(1, 30):
+        out = tmp_path / f"out{count}"
+        assert run_killed({"os.rename"}, count, inputs, out, **settings)
+        if any((out / ".work").glob("units/*/unit.json")):
+            break
+        if not (out / ".work" / "tokenizer_state.json").exists():
+            continue
+        killed += 1
+        events = []
+        if killed == 1:
+            # Another job begins anew unasked, as nothing but the tokenizer is there.
+            shutil.copytree(out, tmp_path / "other")
+            make(inputs, tmp_path / "other", listener=events.append, **SETTINGS)
+            assert {e.phase for e in events if isinstance(e, Progress)} == {"tokenize", "write"}
+            events.clear()
+        make(inputs, out, listener=events.append, **settings)
+        phases = [event.phase for event in events if isinstance(event, Progress)]
+        assert "sample" not in phases
+        assert tree(out) == tree(tmp_path / "whole")
+    assert killed
+
+
+def test_a_learned_tokenizer_is_kept_over_an_interrupt(tmp_path, inputs):
+    settings = SETTINGS | {"tokenizer": "train:300"}
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "tokenize":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "out", listener=stop, **settings)
+    shutil.rmtree(tmp_path / "out" / ".work" / "units")
+    events = []
+    make(inputs, tmp_path / "out", listener=events.append, **settings)
+    assert "sample" not in [event.phase for event in events if isinstance(event, Progress)]
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "damaged", listener=stop, **settings)
+    (tmp_path / "damaged" / ".work" / "job.json").write_text("{")
+    with pytest.raises(StoreConflictError, match=r"job\.json cannot be read"):
+        make(inputs, tmp_path / "damaged", **settings)
+
+
+def test_an_evaluation_set_that_changes_is_noticed(tmp_path, inputs):
+    words = [f"word{n:02}" for n in range(40)]
+    path = tmp_path / "quiz.txt"
+
+    def write(some):
+        """Always of one size, and under one date."""
+        path.write_text(" ".join(some) + "\n")
+        os.utime(path, (1e9, 1e9))
+
+    jsonl(inputs[0], [{"text": f"{n} {' '.join(words[n : n + 14])}"} for n in range(26)])
+    clean = [{"decontaminate": {"sets": {"quiz": str(path)}}}]
+    settings = SETTINGS | {"clean": clean}
+    write(words[:20])
+    make(inputs, tmp_path / "out", **settings)
+    assert make(inputs, tmp_path / "out", **settings).already_done
+    write(words[20:])
+    with pytest.raises(StoreConflictError, match="clean_files"):
+        make(inputs, tmp_path / "out", **settings)
+
+    def change(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            write(words[:20])
+
+    with pytest.raises(InputError, match=r"quiz\.txt\) was changed while it was used"):
+        make(inputs, tmp_path / "late", listener=change, **settings)
+    with pytest.raises(StoreConflictError, match="clean_files"):
+        make(inputs, tmp_path / "late", **settings)
+    write(words[20:])
+    make(inputs, tmp_path / "late", **settings)
+    write(words[20:])
+    make(inputs, tmp_path / "again", **settings)
+    assert tree(tmp_path / "late") == tree(tmp_path / "again")
+    write(["short"])
+    with pytest.raises(InputError, match="holds no text of 8 words"):
+        make(inputs, tmp_path / "useless", **settings)
+    assert not (tmp_path / "useless").exists()
+
+
 def test_two_runs_on_one_folder(tmp_path, inputs):
     refused = []
 
@@ -326,7 +411,7 @@ def test_a_disk_without_room_is_one_sentence_and_can_be_gone_on_from(tmp_path, i
         "import resource, sys\n"
         "from prepare.test_resume import SETTINGS\n"
         "from prepare.stores import make\n"
-        "from batchloom.core.errors import OutputError\n"
+        "from batchloom.core.errors import InputError, OutputError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))\n"
         "try:\n"
         "    make(sys.argv[3:], sys.argv[2], **SETTINGS)\n"

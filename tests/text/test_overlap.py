@@ -1,15 +1,24 @@
 """Decontamination: which documents share words with an evaluation set, and with which record."""
 
+import gzip
 import json
+import os
 import pickle
+import sys
 import time
+import zipfile
+from pathlib import Path
 
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchloom.core.errors import InputError, RecordError, SettingsError
+from batchloom.core.errors import InputError, InputMissingError, RecordError, SettingsError
 from batchloom.core.spec import from_plain, to_plain
+from batchloom.preparation import evaluation_sets
 from batchloom.preparation.evaluation_sets import files_identity, index_of, records_of, with_index
 from batchloom.text import overlap
 from batchloom.text.ngrams import normal_words
@@ -135,6 +144,120 @@ def test_an_index_is_a_file_that_workers_map(tmp_path):
     (tmp_path / "lines.txt").write_text(f"short\n{' '.join(names(21))}\n")
     assert files_identity([step]) != before
     assert with_index(settings, tmp_path).index != ready.index
+
+
+def rewritten(path, text):
+    """Other content of the same size under the same date."""
+    before = path.stat()
+    assert len(text.encode()) == before.st_size
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_sets_are_named_by_their_bytes(tmp_path, monkeypatch):
+    path = tmp_path / "quiz.txt"
+    path.write_text(f"{' '.join(names(20))}\n")
+    settings = Decontaminate(sets={"quiz": str(path)})
+    step = CleanStep("decontaminate", {"sets": settings.sets})
+    for settled in (evaluation_sets._SETTLED_NS, 0):
+        monkeypatch.setattr(evaluation_sets, "_SETTLED_NS", settled)
+        before, ready = files_identity([step]), with_index(settings, tmp_path)
+        assert files_identity([step]) == before
+        rewritten(path, path.read_text()[::-1].strip() + "\n")
+        assert files_identity([step]) != before
+        assert with_index(settings, tmp_path).index != ready.index
+    (tmp_path / "copy.txt").write_text(path.read_text())
+    (tmp_path / "copy.jsonl").write_text(path.read_text())
+    copies = [
+        files_identity(
+            [CleanStep("decontaminate", {"sets": {name: str(tmp_path / place)}, **more})]
+        )
+        for name, place, more in [
+            ("quiz", "copy.txt", {}),
+            ("other", "copy.txt", {}),
+            ("quiz", "copy.jsonl", {}),
+            ("quiz", "copy.txt", {"words": 14}),
+            ("quiz", "copy.txt", {"min_words": 9}),
+        ]
+    ]
+    assert copies[0] == files_identity([step])
+    assert len(set(copies)) == len(copies)
+
+
+def test_naming_sets_reads_them_and_makes_no_index(tmp_path):
+    (tmp_path / "quiz.jsonl").write_text("no JSON\n")
+    settings = {"sets": {"quiz": str(tmp_path / "quiz.jsonl")}}
+    assert files_identity([CleanStep("decontaminate", settings)])
+    with pytest.raises(RecordError, match=r"quiz\.jsonl"):
+        with_index(Decontaminate(**settings), tmp_path)
+    settings = {"sets": {"quiz": str(tmp_path / "none.jsonl")}}
+    with pytest.raises(InputMissingError, match=r"none\.jsonl"):
+        files_identity([CleanStep("decontaminate", settings)])
+
+
+def test_sets_of_every_form(tmp_path):
+    folder = tmp_path / "sets"
+    folder.mkdir()
+    rows = [{"question": QUESTION, "n": n} for n in range(50)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    (folder / "a.jsonl").write_bytes(lines)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "c.json").write_text(json.dumps(rows))
+    (folder / "d.csv").write_text("question,n\n" + f'"{QUESTION}",1\n' * 50)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "e.parquet")
+    with zipfile.ZipFile(folder / "f.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.glob("[a-e].*")):
+            archive.write(path, path.name)
+    (folder / "g.txt").write_text(QUESTION)
+    fsspec.filesystem("memory").pipe("/evaluation/h.jsonl", lines)
+    sets = {"here": str(folder), "far": "memory://evaluation/h.jsonl"}
+    settings = Decontaminate(sets=sets)
+    ready = with_index(settings, tmp_path)
+    assert load_index(ready.index).fingerprint == index_of(settings).fingerprint
+    fsspec.filesystem("memory").pipe("/evaluation/h.jsonl", lines.upper())
+    assert with_index(settings, tmp_path).index != ready.index
+
+
+_HOOKS = []
+
+
+def test_a_set_that_changes_while_it_is_read_makes_no_index_of_another(tmp_path):
+    path, count = tmp_path / "quiz.txt", 0
+    old, new = (f"{' '.join(some)}\n" for some in (names(20), names(20)[::-1]))
+    settings, refused = Decontaminate(sets={"quiz": str(path)}), []
+    fingerprints = {}
+    for text in (old, new):
+        path.write_text(text)
+        fingerprints[index_of(settings).fingerprint] = Path(
+            with_index(settings, tmp_path).index
+        ).name
+    assert len(set(fingerprints.values())) == 2
+    sys.addaudithook(lambda event, args: event == "open" and _HOOKS and _HOOKS[-1](args[0]))
+    opened = 1
+    while opened:
+        path.write_text(old)
+        count, opened = count + 1, 0
+        left = count
+
+        def look(place):
+            nonlocal left, opened
+            left -= str(place) == str(path)
+            if not left and not opened:
+                opened = 1
+                rewritten(path, new)
+
+        folder = tmp_path / f"{count}"
+        folder.mkdir()
+        _HOOKS.append(look)
+        try:
+            index = Path(with_index(settings, folder).index)
+            assert fingerprints[load_index(str(index)).fingerprint] == index.name
+        except InputError as error:
+            refused.append((str(error), list(folder.iterdir())))
+        finally:
+            _HOOKS.clear()
+    assert refused
+    assert all("was changed while it was used" in told and not left for told, left in refused)
 
 
 def test_golden_bytes():

@@ -1,17 +1,22 @@
 """Evaluation sets for decontamination: their records read from files, and the index made of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
+from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import to_plain
+from batchloom.sources.addresses import is_url, shown
 from batchloom.sources.listing import list_sources
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
-from batchloom.sources.rules import Limits, Part, ReadRules
+from batchloom.sources.rules import Limits, Part, ReadRules, Source
+from batchloom.sources.streams import PartStream
 from batchloom.store.writer import write_pieces
 from batchloom.text.c4 import bad_words
 from batchloom.text.overlap import Decontaminate
@@ -22,6 +27,11 @@ from batchloom.text.steps import CleanStep
 DECONTAMINATE = "decontaminate"
 BAD_WORDS = "bad_words"
 _DEEPEST = 32
+# A file written again so soon after may have the very same times.
+_SETTLED_NS = 2_000_000_000
+
+# Of each file of a set, in order: how it is read, and the XXH3-128 of its bytes after decompression.
+_Contents = list[tuple[str, str]]
 
 
 def with_index(
@@ -30,25 +40,28 @@ def with_index(
     """The settings with the index of their sets, which is made in ``folder``, or was there.
 
     Raises:
-        InputError: a file of a set cannot be read, a record of it cannot be used, or no field of
-            a set has ``min_words`` words.
+        InputError: a file of a set cannot be read or changes meanwhile, a record of it cannot be
+            used, or no field of a set has ``min_words`` words.
     """
-    key = _key(settings)
-    path = folder / f"evaluation_sets.{key}.index"
+    named = _identity(
+        settings, {name: _contents_of(place) for name, place in settings.sets.items()}
+    )
+    path = folder / f"evaluation_sets.{named}.index"
     if not path.exists():
-        index = _index(key, *_decisive(settings))
+        read: dict[str, _Contents] = {name: [] for name in settings.sets}
+        index = _built(settings, read)
+        if _identity(settings, read) != named:
+            raise InputError(_changed(settings.sets.values()))
         write_pieces(path, index.pieces())
         if tell:
             tell(_told(settings, index))
     # Workers read it from the file, and its name is kept; it may be large.
-    _index.cache_clear()
     return replace(settings, index=str(path))
 
 
 def index_of(settings: Decontaminate) -> Overlap:
     """The index of the sets that the settings name."""
-    records = {name: records_of(place) for name, place in settings.sets.items()}
-    return build_index(records, words=settings.words, min_words=settings.min_words)
+    return _built(settings, {name: [] for name in settings.sets})
 
 
 def steps_with_index(
@@ -80,6 +93,8 @@ def clean_plain(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
 def files_identity(steps: Sequence[CleanStep]) -> str | None:
     """What names the contents of all files that these steps look into; None where they need none.
 
+    It is found by reading their bytes alone; whether they can be used is found by who makes an index of them.
+
     Raises:
         InputMissingError, InputError: one cannot be read.
     """
@@ -87,38 +102,34 @@ def files_identity(steps: Sequence[CleanStep]) -> str | None:
     for step in steps:
         settings = settings_of(step)
         if isinstance(settings, Decontaminate):
-            found.append(_identity(_key(settings), *_decisive(settings)))
+            contents = {name: _contents_of(place) for name, place in settings.sets.items()}
+            found.append(_identity(settings, contents))
         elif words := getattr(settings, BAD_WORDS, None):
             found.append(sorted(bad_words(words)))
     return fingerprint(found) if found else None
 
 
+def refuse_changed(steps: Sequence[CleanStep], named: str | None) -> None:
+    """Make sure that the files these steps look into are still those that a job is named by.
+
+    Args:
+        steps: the steps.
+        named: what :func:`files_identity` gave of them.
+
+    Raises:
+        InputError: they are not.
+    """
+    if files_identity(steps) == named:
+        return
+    places: list[str] = []
+    for settings in map(settings_of, steps):
+        places += settings.sets.values() if isinstance(settings, Decontaminate) else ()
+        places += filter(None, [getattr(settings, BAD_WORDS, None)])
+    raise InputError(_changed(places))
+
+
 def _label(place: str) -> str:
     return PurePath(place).name if PurePath(place).is_absolute() else place
-
-
-_Sets = tuple[tuple[str, str], ...]
-
-
-def _decisive(settings: Decontaminate) -> tuple[_Sets, int, int]:
-    return (*settings.sets.items(),), settings.words, settings.min_words
-
-
-@lru_cache(maxsize=8)
-def _identity(key: str, sets: _Sets, words: int, min_words: int) -> str:
-    """The fingerprint of an index."""
-    return _index(key, sets, words, min_words).fingerprint
-
-
-@lru_cache(maxsize=1)
-def _index(
-    key: str,  # noqa: ARG001 - it changes with the files
-    sets: _Sets,
-    words: int,
-    min_words: int,
-) -> Overlap:
-    """The index itself, which a job names before it is written."""
-    return index_of(Decontaminate(sets=dict(sets), words=words, min_words=min_words))
 
 
 def records_of(place: str) -> Iterator[tuple[str, ...]]:
@@ -132,6 +143,11 @@ def records_of(place: str) -> Iterator[tuple[str, ...]]:
         InputMissingError, InputError: it cannot be read.
         RecordError: a record cannot be used: an evaluation set is looked for whole or not at all.
     """
+    return _records(place, [])
+
+
+def _records(place: str, read: _Contents) -> Iterator[tuple[str, ...]]:
+    """The records of a set, and when they are through, what they were read from in ``read``."""
     rules = ReadRules(None, "line", Limits())
     for source in list_sources([place]).sources:
         with PartReader(Part(source, 0, source.size), rules) as reader:
@@ -142,15 +158,49 @@ def records_of(place: str) -> Iterator[tuple[str, ...]]:
                 before += found.seen
                 for value in found.values:
                     yield tuple(_texts(value, 0))
+            read.append((source.kind, reader.finish().hex()))
 
 
-def _key(settings: Decontaminate) -> str:
-    """What decides an index, as far as can be told without reading the sets."""
-    files = {
-        name: [[one.path, one.size, one.mtime_ns] for one in list_sources([place]).sources]
-        for name, place in settings.sets.items()
-    }
-    return fingerprint([files, settings.words, settings.min_words])[:16]
+def _built(settings: Decontaminate, read: Mapping[str, _Contents]) -> Overlap:
+    """The index, and by set what it was made of in ``read``."""
+    records = {name: _records(place, read[name]) for name, place in settings.sets.items()}
+    return build_index(records, words=settings.words, min_words=settings.min_words)
+
+
+def _identity(settings: Decontaminate, contents: Mapping[str, _Contents]) -> str:
+    """What decides an index: the sets in their order, whose first one a shared n-gram is told of."""
+    sets = [[name, contents[name]] for name in settings.sets]
+    return fingerprint([sets, settings.words, settings.min_words])
+
+
+def _contents_of(place: str) -> _Contents:
+    """What an evaluation set holds, told by its bytes."""
+    return [(source.kind, _hash_of(source)) for source in list_sources([place]).sources]
+
+
+def _hash_of(source: Source) -> str:
+    """The XXH3-128 of the bytes of a file, which is read once as long as it is surely the same."""
+    if is_url(source.path):
+        return _known_hash(source, (0, 0, 0))
+    try:
+        now = os.stat(source.file)  # noqa: PTH116 - as it was listed
+    except OSError:
+        # Whoever opens it says what is wrong.
+        return _read_hash(source)
+    # No writer can set this time, so it tells also of a file that has its size and date again.
+    if time.time_ns() - now.st_ctime_ns < _SETTLED_NS:
+        return _read_hash(source)
+    return _known_hash(source, (now.st_dev, now.st_ino, now.st_ctime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _known_hash(source: Source, written: tuple[int, int, int]) -> str:  # noqa: ARG001 - it changes with the file
+    return _read_hash(source)
+
+
+def _read_hash(source: Source) -> str:
+    with PartStream(source) as stream:
+        return stream.finish().hex()
 
 
 def _texts(value: Any, depth: int) -> Iterator[str]:
@@ -168,3 +218,10 @@ def _texts(value: Any, depth: int) -> Iterator[str]:
 def _told(settings: Decontaminate, index: Overlap) -> str:
     names = ", ".join(settings.sets)
     return f"Documents that share {settings.words} words with {names} are dropped: {len(index.hashes):,} n-grams."
+
+
+def _changed(places: Iterable[str]) -> str:
+    return (
+        f"What cleaning looks into ({', '.join(map(shown, places))}) was changed while it was used; let its writer "
+        "finish, then give the command again with --restart."
+    )

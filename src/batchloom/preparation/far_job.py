@@ -1,7 +1,6 @@
 """``prepare`` into a store that lies elsewhere: made in a work folder of this machine, sent, the manifest last."""
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import msgspec
 import xxhash
 
 from batchloom.core.errors import OutputError, StoreConflictError
-from batchloom.core.files import because
+from batchloom.core.locks import lock_alone
 from batchloom.core.synthetic import SyntheticSpec
 from batchloom.preparation.far import FarFile, FarFolder
 from batchloom.preparation.far_output import (
@@ -288,16 +287,12 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _lock(lock: IO[str], folder: Path) -> None:
-    try:
-        # The kernel lets go of it when the process dies, however it dies.
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise StoreConflictError(
-            f"Another run is at work in {folder}; wait for it, or choose another --work."
-        ) from None
-    except OSError as error:
-        raise OutputError(
-            f"Cannot lock {folder}: {because(error)}; choose a --work on a file system with locks."
-        ) from error
-    if not os.fstat(lock.fileno()).st_nlink:
-        raise StoreConflictError(f"Another run in {folder} has just ended; give the command again.")
+    lock_alone(
+        lock.fileno(),
+        folder / _LOCK_NAME,
+        busy=lambda: f"Another run is at work in {folder}; wait for it, or choose another --work.",
+        ended=f"Another run in {folder} has just ended; give the command again.",
+        unable=lambda why: (
+            f"Cannot lock {folder}: {why}; choose a --work on a file system with locks."
+        ),
+    )

@@ -199,21 +199,22 @@ def begin_or_go_on(
 ) -> None:
     """Begin the job in its work folder, or make sure that what is there is of this very job.
 
-    With ``restart`` what is there of another job gives way, but for units that are the same.
+    With ``restart`` what is there of another job gives way, but for units that are the same; a
+    tokenizer that another job has learned and not used yet gives way unasked.
 
     Raises:
         StoreConflictError: it holds the work of another recipe, of other inputs or of another
             version.
     """
-    found = work.job()
-    if found is None or not work.has_results():
+    found, results = work.job(), work.has_results()
+    if found is None or not (results or work.has_learned()):
         work.clear()
         work.begin(job)
         return
     state = work.tokenizer_state()
     fingerprint = None if state is None else str(state.get("fingerprint"))
     differences = job_differences(found, job, recipe, fingerprint, kept)
-    if differences and not restart:
+    if differences and results and not restart:
         raise StoreConflictError(
             f"{work.out} holds unfinished work of another job ({differences}); give --restart to begin anew (units "
             "that are the same stay), or choose another --out."

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from batchloom.core.files import printable
 from batchloom.preparation.append_refusals import refuse_other_kind
+from batchloom.preparation.evaluation_sets import refuse_changed, steps_with_index
 from batchloom.preparation.finish import Finished, finish_store, make_manifest, move_store
 from batchloom.preparation.making import Made, Making, Run
 from batchloom.preparation.read_recipe import weights_note
@@ -71,6 +72,7 @@ class Job:
         self._resumed = 0
         self._seconds: dict[str, float] = {}
         self._kept: Mapping[str, Any] | None = None
+        self._looked_into: str | None = None
 
     def run(self, kept: Mapping[str, Any] | None = None) -> PrepareResult:
         """Do what is left to do.
@@ -89,9 +91,14 @@ class Job:
         content = list(self._content.values())
         base = self._base.generation if self._base else 0
         job = job_facts(self._recipe, self._listing, self._settings.constants, content, base)
+        self._looked_into = job.recipe["reading"].get("clean_files")
         begin_or_go_on(self._work, self._recipe, job, kept, restart=self._settings.restart)
         self._work.sweep()
-        note = ""
+        note, clean = "", self._recipe.reading.clean
+        if not self._work.complete:
+            # Before a tokenizer is learned: a set may be of no use.
+            steps_with_index(clean, self._work.path, self._note)
+            refuse_changed(clean, self._looked_into)
         if self._settings.dry_run:
             return self._dry()
         if self._work.complete:
@@ -151,6 +158,8 @@ class Job:
             tokenizer = self._tokenizer()
             self._seconds["sample"] = time.perf_counter() - began
             made = self._making.make(tokenizer)
+        # The manifest is to name what documents were compared with.
+        refuse_changed(self._recipe.reading.clean, self._looked_into)
         self._resumed = made.resumed
         self._seconds |= made.seconds
         sources, rules = self._listing.sources, self._readings.rules

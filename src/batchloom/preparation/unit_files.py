@@ -16,6 +16,7 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
 from batchloom.dedup.keys import key_file, key_records
 from batchloom.dedup.minhash import NO_KEY, band_keys
+from batchloom.preparation.bad_order import put_in_order
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.store.format import SUBSETS
 from batchloom.store.pairs import BAD
@@ -180,11 +181,6 @@ def trained_name(subset: str) -> str:
     return f"trained.{subset}.bool"
 
 
-def _place_of_bad(line: bytes) -> tuple[int, int]:
-    part, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
-    return part, bad.record
-
-
 @final
 class UnitFiles:
     """The temporary files of a unit while they are written.
@@ -316,13 +312,9 @@ class UnitFiles:
 
     def _sort_bad(self) -> None:
         """Put bad records in the order of the input: when each was found is a matter of timing."""
-        file = self._open[BAD_NAME]
         with writing(self._folder):
-            file.flush()
-            lines = (self._folder / BAD_NAME).read_bytes().splitlines(keepends=True)
-            lines.sort(key=_place_of_bad)
-            file.seek(0)
-            file.writelines(lines)
+            self._open[BAD_NAME].flush()
+            put_in_order(self._folder / BAD_NAME)
 
     def sync(self) -> None:
         """Finish what is sorted, and make what was written outlast a power cut."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,8 +12,9 @@ from typing import IO, Any, Self, TypeVar, final
 import msgspec
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import BatchloomError, OutputError, StoreConflictError
+from batchloom.core.errors import BatchloomError, StoreConflictError
 from batchloom.core.files import NOT_JSON, because, open_regular, read_regular
+from batchloom.core.locks import lock_alone
 from batchloom.preparation.orders import Place
 from batchloom.preparation.unit_files import (
     BAD_NAME,
@@ -259,7 +259,7 @@ class WorkFolder:
 
     def __exit__(self, *exc: object) -> None:
         # A job that failed before anything was finished leaves nothing behind.
-        if not self._lock.closed and not self.has_results():
+        if not self._lock.closed and not self.has_results() and not self.has_learned():
             self.remove()
             if self._made_out:
                 with contextlib.suppress(OSError):
@@ -271,28 +271,37 @@ class WorkFolder:
         finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS}")
         return self.complete or any(any(self.path.glob(one)) for one in finished)
 
-    def _take_lock(self) -> None:
+    def has_learned(self) -> bool:
+        """Whether it keeps a tokenizer that was learned from the inputs: to learn it again takes long."""
         try:
-            # The kernel lets go of it when the process dies, however it dies.
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            job = self.job() if self.tokenizer_path.exists() else None
+        except StoreConflictError:
+            # Whoever asks for the job is told.
+            return False
+        return job is not None and str(job.recipe.get("tokenizer")).startswith("train:")
+
+    def _take_lock(self) -> None:
+        def busy() -> str:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "unknown"
-            self._lock.close()
-            raise StoreConflictError(
+            return (
                 f"Another run is preparing into {self.out} (process {owner}); wait for it, or choose "
                 "another --out."
-            ) from error
-        except OSError as error:
-            self._lock.close()
-            raise OutputError(
-                f"Cannot lock {self.path}: {because(error)}; choose an --out on a file system with locks."
-            ) from error
-        if not os.fstat(self._lock.fileno()).st_nlink:
-            self._lock.close()
-            raise StoreConflictError(
-                f"Another run into {self.out} has just ended; give the command again."
             )
+
+        try:
+            lock_alone(
+                self._lock.fileno(),
+                self.path / "lock",
+                busy=busy,
+                ended=f"Another run into {self.out} has just ended; give the command again.",
+                unable=lambda why: (
+                    f"Cannot lock {self.path}: {why}; choose an --out on a file system with locks."
+                ),
+            )
+        except BaseException:
+            self._lock.close()
+            raise
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()

@@ -1,7 +1,6 @@
 """``export``: the ways out of a store, each written aside and renamed as a whole."""
 
 import contextlib
-import fcntl
 import importlib
 import os
 import re
@@ -13,6 +12,7 @@ from typing import Literal
 
 from batchloom.core.aside import ASIDE
 from batchloom.core.errors import InputError, StoreConflictError
+from batchloom.core.locks import lock_alone
 from batchloom.core.spec import nearest, raise_problems
 from batchloom.store.export_mds import export_mds
 from batchloom.store.export_tokens import export_flat, export_merged, export_shards
@@ -155,12 +155,15 @@ def _aside(out: Path) -> Iterator[Path]:
 def _locked(folder: Path, out: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        # The kernel lets go of it when the process dies, however it dies.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with writing(folder):
+            lock_alone(
+                descriptor,
+                folder,
+                busy=lambda: (
+                    f"Another run is exporting into {out}; wait for it, or choose another --out."
+                ),
+                ended=f"Another run that exported into {out} has just ended; give the command again.",
+            )
         yield
-    except BlockingIOError as error:
-        raise StoreConflictError(
-            f"Another run is exporting into {out}; wait for it, or choose another --out."
-        ) from error
     finally:
         os.close(descriptor)

@@ -6,7 +6,6 @@ the old generation or the new one, whole; files that no manifest names are clear
 """
 
 import contextlib
-import fcntl
 import os
 import re
 from collections import Counter
@@ -20,8 +19,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from batchloom.core.errors import OutputError, StoreConflictError, StoreError
-from batchloom.core.files import because
+from batchloom.core.errors import StoreConflictError, StoreError
+from batchloom.core.locks import lock_alone
 from batchloom.store.format import (
     GENERATIONS_NAME,
     MANIFEST_NAME,
@@ -197,16 +196,17 @@ def changing(folder: Path) -> Iterator[None]:
     with writing(folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreConflictError(
+        lock_alone(
+            descriptor,
+            folder,
+            busy=lambda: (
                 f"Another run is changing {folder}; wait for it, then give the command again."
-            ) from error
-        except OSError as error:
-            raise OutputError(
-                f"Cannot lock {folder}: {because(error)}; a store is changed on a file system with locks."
-            ) from error
+            ),
+            ended=f"{folder} has just been deleted or renamed; give the command again for the store that is meant.",
+            unable=lambda why: (
+                f"Cannot lock {folder}: {why}; a store is changed on a file system with locks."
+            ),
+        )
         yield
     finally:
         os.close(descriptor)

@@ -1,7 +1,6 @@
 """Writing: everything is written aside, synced and renamed; a name that exists is whole."""
 
 import contextlib
-import fcntl
 import io
 import os
 from collections.abc import Iterable
@@ -13,8 +12,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.aside import ASIDE, refused
-from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import refuse_url
+from batchloom.core.locks import lock_alone
 from batchloom.store.bands import Bands
 from batchloom.store.format import LENGTHS_NAME, of_generation
 from batchloom.store.index import index_bytes
@@ -132,13 +131,17 @@ class AsideFile(io.RawIOBase):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = self._aside.open("ab")
         try:
-            # The kernel lets go of it when the process dies, however it dies.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            lock_alone(
+                file.fileno(),
+                self._aside,
+                busy=lambda: (
+                    f"Another run is writing {self._path}; wait for it, or choose another --out."
+                ),
+                ended=f"Another run that wrote {self._path} has just ended; give the command again.",
+            )
+        except BaseException:
             file.close()
-            raise StoreConflictError(
-                f"Another run is writing {self._path}; wait for it, or choose another --out."
-            ) from error
+            raise
         file.truncate(0)
         return file
 

@@ -1,0 +1,55 @@
+"""Bad records lie in the order of the input, and memory does not grow with their number."""
+
+import random
+import tracemalloc
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchloom.core.document import BadRecord
+from batchloom.preparation import bad_order
+from batchloom.preparation.bad_order import put_in_order
+from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.unit_files import BAD_NAME, UnitFiles
+
+
+def line(part, record, reason=""):
+    return msgspec.json.encode((part, BadRecord(record, 0, None, reason, "x" * 40))) + b"\n"
+
+
+@given(
+    places=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=60),
+    run=st.integers(1, 2000),
+    block=st.integers(1, 400),
+)
+def test_any_runs_give_the_same_order(tmp_path_factory, places, run, block):
+    path = tmp_path_factory.mktemp("bad") / "bad.jsonl"
+    lines = [line(*place, f"number {n}") for n, place in enumerate(places)]
+    path.write_bytes(b"".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bad_order, "_RUN_BYTES", run)
+        patch.setattr(bad_order, "_BLOCK_BYTES", block)
+        put_in_order(path)
+    expected = sorted(zip(places, lines, strict=True), key=lambda one: one[0])
+    assert path.read_bytes() == b"".join(text for _, text in expected)
+    assert [one.name for one in path.parent.iterdir()] == ["bad.jsonl"]
+
+
+def test_a_unit_of_bad_records_alone_takes_no_more_memory(tmp_path):
+    records = list(range(200_000))
+    random.Random(0).shuffle(records)
+    with UnitFiles(tmp_path, DedupRecipe(mode="none")) as files:
+        for record in records:
+            files.add_bad(0, [BadRecord(record, 0, None, "not valid JSON", "x" * 60)])
+        tracemalloc.start()
+        try:
+            files.sync()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert (tmp_path / BAD_NAME).stat().st_size > 24 << 20
+    assert peak < 24 << 20
+    with (tmp_path / BAD_NAME).open("rb") as file:
+        assert [bad_order._place(text) for text in file] == [(0, n) for n in range(200_000)]

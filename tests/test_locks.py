@@ -1,0 +1,106 @@
+"""Locks: one at a time, whoever comes later is told, and nobody locks what has lost its name."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import sys
+
+import pytest
+
+from batchloom.core.errors import OutputError, StoreConflictError
+from batchloom.core.locks import lock_alone
+from batchloom.preparation.work import WorkFolder
+from batchloom.store.export import export_store
+from batchloom.store.generations import changing
+from batchloom.store.writer import AsideFile
+from batchloom.testing.stores import write_store
+
+_HOOKS = []
+_HOOKED = []
+
+
+def before_lock(act):
+    """Do something once, just before the next lock is asked for."""
+    if not _HOOKED:
+        sys.addaudithook(lambda name, _: name == "fcntl.flock" and _HOOKS and _HOOKS.pop()())
+        _HOOKED.append(True)
+    _HOOKS.append(act)
+
+
+@contextlib.contextmanager
+def opened(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def lock(descriptor, path, **more):
+    lock_alone(descriptor, path, busy=lambda: "busy", ended="ended", **more)
+
+
+def test_one_at_a_time_and_only_what_has_its_name(tmp_path):
+    path = tmp_path / "lock"
+    path.touch()
+    with opened(path) as first, opened(path) as second:
+        lock(first, path)
+        with pytest.raises(StoreConflictError, match="^busy$"):
+            lock(second, path)
+    for change in (path.unlink, lambda: (tmp_path / "other").replace(path)):
+        (tmp_path / "other").touch()
+        with opened(path) as late:
+            change()
+            with pytest.raises(StoreConflictError, match="^ended$"):
+                lock(late, path)
+        path.touch()
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with opened(tmp_path) as descriptor:
+        with pytest.raises(OutputError, match="^unable: no locks available$"):
+            lock(descriptor, tmp_path, unable=lambda why: f"unable: {why}")
+        with pytest.raises(OSError, match="No locks available"):
+            lock(descriptor, tmp_path)
+    with pytest.raises(OutputError, match="choose an --out on a file system with locks"):
+        WorkFolder(tmp_path / "out")
+
+
+def test_what_another_run_finished_meanwhile_is_not_emptied(tmp_path):
+    path = tmp_path / "out.jsonl"
+    with AsideFile(path) as first, AsideFile(path) as second:
+        first.write(b"whole")
+        with pytest.raises(StoreConflictError, match="Another run is writing"):
+            second.write(b"x")
+        before_lock(first.finish)
+        with pytest.raises(StoreConflictError, match="has just ended"):
+            second.write(b"x")
+    assert path.read_bytes() == b"whole"
+    assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_what_another_run_exported_meanwhile_stays(tmp_path):
+    write_store(tmp_path / "s", [[1, 2, 256]])
+    out = tmp_path / "out"
+
+    def finish():
+        (tmp_path / "out.partial" / "whole").touch()
+        (tmp_path / "out.partial").rename(out)
+
+    before_lock(finish)
+    with pytest.raises(StoreConflictError, match="has just ended"):
+        export_store(tmp_path / "s", to="flat", out=out)
+    assert [one.name for one in out.iterdir()] == ["whole"]
+
+
+def test_a_store_that_was_moved_meanwhile_is_not_changed(tmp_path):
+    store = tmp_path / "s"
+    store.mkdir()
+    before_lock(lambda: store.rename(tmp_path / "t"))
+    with pytest.raises(StoreConflictError, match="deleted or renamed"), changing(store):
+        pytest.fail("it is locked under a name it has lost")
