@@ -45,7 +45,7 @@ def append(inputs, out="s", **settings):
     """Append as ``make`` prepares: with the tokenizer ``bytes`` and units of any size."""
     how = {
         name: settings.pop(name)
-        for name in ("limits", "unit_bytes", "dry_run", "execution")
+        for name in ("limits", "unit_bytes", "dry_run", "execution", "hash_inputs")
         if name in settings
     }
     listener = settings.pop("listener", None)
@@ -152,6 +152,31 @@ def test_inputs_are_known_by_place_or_by_content(tmp_path):
     assert append(other).already_done
     assert [source.name for source in read_manifest(Path("s")).sources] == ["a.jsonl", "a.jsonl"]
     assert check("s").sound
+
+
+def test_inputs_are_known_by_their_contents_alone_where_that_is_asked_for(monkeypatch):
+    write("a.jsonl", range(100, 120))
+    write("b.jsonl", range(200, 220))
+    make(["a.jsonl", "b.jsonl"], "s")
+    assert append(["a.jsonl", "b.jsonl"], hash_inputs=True).already_done
+    times = Path("a.jsonl").stat()
+    write("a.jsonl", range(115, 135))
+    os.utime("a.jsonl", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert append(["a.jsonl", "b.jsonl"]).already_done
+    notes = []
+    result = append(
+        ["a.jsonl", "b.jsonl"], hash_inputs=True, listener=lambda event: notes.append(str(event))
+    )
+    assert (result.generation, result.counts.documents) == (2, 15)
+    assert any("1 input of 2 is in s already" in note for note in notes)
+    assert any("a.jsonl changed since it was read for s" in note for note in notes)
+    assert append(["a.jsonl", "b.jsonl"], hash_inputs=True).already_done
+    # Under another name, and at another time, it is the same file in its place.
+    Path("d").mkdir()
+    monkeypatch.chdir("d")
+    os.utime("../b.jsonl", (1, 1))
+    assert append("../b.jsonl", "../s", hash_inputs=True).already_done
+    assert check("../s").sound
 
 
 def test_a_file_that_grew_is_looked_at_as_a_whole():

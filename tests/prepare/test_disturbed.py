@@ -181,6 +181,33 @@ def test_inputs_that_are_told_apart_by_their_contents(inputs, whole, tmp_path):
         prepared(inputs, tmp_path / "other", hash_inputs=True)
 
 
+def rewritten(path, content):
+    """Give a file other content under its old time."""
+    times = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_inputs_of_a_finished_store_that_are_told_apart_by_their_contents(inputs, tmp_path):
+    out = tmp_path / "out"
+    prepared(inputs, out)
+    assert prepared(inputs, out, hash_inputs=True).already_done
+    before = inputs[1].read_bytes()
+    rewritten(inputs[1], before.replace(b"b 7 ", b"B 7 "))
+    assert prepared(inputs, out).already_done
+    with pytest.raises(StoreConflictError, match="b.jsonl has other content"):
+        prepared(inputs, out, hash_inputs=True)
+    rewritten(inputs[1], before)
+    # The report says that it is of lines: it is not asked.
+    size = inputs[0].stat().st_size
+    rewritten(inputs[0], b"[" + b'{"text": "c"}'.ljust(size - 2) + b"]")
+    with pytest.raises(StoreConflictError, match="a.jsonl has other content"):
+        prepared(inputs, out, hash_inputs=True)
+    (out / "report.json").unlink()
+    with pytest.raises(StoreConflictError, match="a.jsonl has other content"):
+        prepared(inputs, out, hash_inputs=True)
+
+
 def test_two_runs_and_a_lock_that_a_dead_one_left(inputs, whole, tmp_path):
     told = job(inputs, tmp_path / "out", execution=POOL)
     process = start(told)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from batchloom import prepare
 from batchloom.core.errors import InputError, OutputError, SettingsError, StoreConflictError
-from batchloom.preparation import far_asking, far_s3
+from batchloom.preparation import far_asking, far_job, far_s3, rerun, run
 from batchloom.preparation.far import FarFolder
 from batchloom.preparation.far_asking import TRIES, waiting
 from batchloom.preparation.far_job import check_apart_far, usual_work
@@ -339,12 +340,156 @@ def test_two_jobs_do_not_mix(far, s3, given, tmp_path):
     far.faults = []
     with pytest.raises(
         StoreConflictError,
-        match=r"s3://bucket/store holds unfinished work of another job .dtype: 'auto' -> 'int32'.; ",
+        match=r"s3://bucket/store holds unfinished work of another job .dtype: 'auto' -> 'int32'.; give --restart",
     ):
         prepare(given, out="s3://bucket/store", dtype="int32", work=tmp_path / "w", **OPTIONS)
     given.write_bytes(given.read_bytes() + b'{"text": "more"}\n')
     with pytest.raises(StoreConflictError, match=r"inputs: in.jsonl has [\d,]+ bytes, had "):
         prepare(given, out="s3://bucket/store", work=tmp_path / "w", **OPTIONS)
+
+
+def stopped(phase):
+    """A listener that stops a job where a phase begins."""
+
+    def listen(event):
+        if getattr(event, "phase", "") == phase:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+def rewritten(path, text):
+    """Give a file other content under its old time."""
+    times = path.stat()
+    path.write_text(text)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.fixture
+def memory():
+    """A folder in memory, empty before and after."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    yield memory
+    if memory.exists("/bucket"):
+        memory.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize("phase", ["write", "upload"])
+def test_inputs_of_a_store_elsewhere_are_told_apart_by_their_contents(
+    memory, given, tmp_path, phase
+):
+    how = {**OPTIONS, "out": "memory://bucket/store", "hash_inputs": True}
+    with pytest.raises(KeyboardInterrupt):
+        prepare(given, progress=stopped(phase), **how)
+    text = given.read_text()
+    rewritten(given, text.replace("document 7 ", "document 8 "))
+    with pytest.raises(StoreConflictError, match="in.jsonl has other content.; give --restart to "):
+        prepare(given, **how)
+    given.write_text(text)
+    given.touch()
+    done = prepare(given, **how)
+    assert (done.already_done, done.resumed_units) == (False, 1 if phase == "write" else 0)
+    assert prepare(given, **how).already_done
+    rewritten(given, text.replace("document 7 ", "document 8 "))
+    with pytest.raises(StoreConflictError, match="a finished store of .*in.jsonl has other conten"):
+        prepare(given, restart=True, **how)
+
+
+def test_contents_of_inputs_are_read_once_for_a_store_elsewhere(memory, given, monkeypatch):
+    read = []
+    hashed = rerun.content_hashes
+    for module in (far_job, run):
+        monkeypatch.setattr(
+            module, "content_hashes", lambda sources: read.append(1) or hashed(sources)
+        )
+    prepare(given, out="memory://bucket/store", hash_inputs=True, **OPTIONS)
+    assert read == [1]
+
+
+@pytest.mark.parametrize("phase", ["write", "tokenizer_state"])
+def test_restart_has_unfinished_work_elsewhere_give_way(far, s3, given, tmp_path, phase):
+    other = OPTIONS | {"tokens_per_shard": 50_000}
+    if phase == "write":
+        with pytest.raises(KeyboardInterrupt):
+            prepare(given, out="s3://bucket/store", progress=stopped(phase), **other)
+    else:
+        # All of its shards are there, and the whole store lies here.
+        far.faults = [Fault("answer", part=phase, times=99, status=403, code="Denied")]
+        with pytest.raises(OutputError):
+            prepare(given, out="s3://bucket/store", **other)
+        assert len(keys(s3, "store/train/")) > 6
+    far.faults = []
+    for name in ("notes.txt", "train/notes.bin"):
+        s3.put_object(Bucket="bucket", Key=f"store/{name}", Body=b"mine")
+    with pytest.raises(StoreConflictError, match="give --restart to begin anew, or choose another"):
+        prepare(given, out="s3://bucket/store", **OPTIONS)
+    prepare(given, out="s3://bucket/store", restart=True, **OPTIONS)
+    for name in ("notes.txt", "train/notes.bin"):
+        assert content(s3, f"store/{name}") == b"mine"
+        s3.delete_object(Bucket="bucket", Key=f"store/{name}")
+    prepare(given, out=tmp_path / "local", **OPTIONS)
+    assert_same(s3, "store", tmp_path / "local")
+    assert not list((tmp_path / "cache").rglob("*.*"))
+
+
+def test_restart_of_the_same_job_goes_on_and_a_finished_store_stays(far, s3, given):
+    far.faults = [Fault("answer", part="dataset_metadata", times=99, status=403, code="Denied")]
+    with pytest.raises(OutputError):
+        prepare(given, out="s3://bucket/store", **OPTIONS)
+    far.faults, far.asked = [], []
+    prepare(given, out="s3://bucket/store", restart=True, **OPTIONS)
+    assert far.puts() == ["/bucket/store/dataset_metadata.json"]
+    before = keys(s3)
+    with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
+        prepare(given, out="s3://bucket/store", restart=True, dtype="int32", **OPTIONS)
+    assert keys(s3) == before
+
+
+def test_restart_with_synthetic_data(far, s3, given, tmp_path):
+    what = "dummy:documents=50,vocab=300"
+    with pytest.raises(KeyboardInterrupt):
+        prepare(given, out="s3://bucket/made", progress=stopped("write"), **OPTIONS)
+    with pytest.raises(StoreConflictError, match="give --restart"):
+        prepare(what, out="s3://bucket/made")
+    prepare(what, out="s3://bucket/made", restart=True)
+    prepare(what, out=tmp_path / "local")
+    assert_same(s3, "made", tmp_path / "local")
+
+
+def test_a_job_that_another_has_begun_anew_over_sends_no_manifest(far, s3, given, tmp_path):
+    def take(event):
+        if getattr(event, "phase", "") == "upload" and event.bytes_done and not taken:
+            taken.append(event)
+            with pytest.raises(KeyboardInterrupt):
+                prepare(
+                    given,
+                    out="s3://bucket/store",
+                    restart=True,
+                    work=tmp_path / "w",
+                    progress=stopped("write"),
+                    dtype="int32",
+                    **OPTIONS,
+                )
+
+    taken = []
+    with pytest.raises(StoreConflictError, match="holds unfinished work of another job .dtype: "):
+        prepare(given, out="s3://bucket/store", progress=take, **OPTIONS)
+    assert b"int32" in content(s3, f"store/{OWNER_NAME}")
+    assert "store/dataset_metadata.json" not in keys(s3)
+
+
+def test_a_job_that_fails_gives_no_others_claim_back(far, s3, given, tmp_path):
+    def take(event):
+        if not taken:
+            taken.append(event)
+            s3.put_object(Bucket="bucket", Key=f"store/{OWNER_NAME}", Body=b"{}")
+
+    taken = []
+    with pytest.raises(InputError, match="max-bad 0"):
+        prepare(given, out="s3://bucket/store", max_bad=0, progress=take, **OPTIONS)
+    assert keys(s3) == [f"store/{OWNER_NAME}"]
 
 
 def test_a_job_that_fails_before_anything_is_finished_leaves_nothing(far, s3, given, tmp_path):

@@ -1,6 +1,6 @@
 """Appending: what a store holds already, and which of the inputs are new to it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from batchloom.preparation.rerun import content_hash, report_sources
 from batchloom.preparation.unit_files import keys_of
 from batchloom.preparation.work import WorkFolder
 from batchloom.sources.listing import Listing
+from batchloom.sources.rules import Source
 from batchloom.store.bands import Banding, map_bands
 from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME
 from batchloom.store.generations import next_part, next_shards, stored_documents
@@ -147,25 +148,31 @@ def kept_tokenizer(out: Path) -> dict[str, Any]:
         raise StoreError(f"{path} cannot be read ({why}); restore it from a copy.") from error
 
 
-def new_inputs(listing: Listing, base: Manifest, out: Path) -> Listing:
+def new_inputs(listing: Listing, base: Manifest, out: Path, *, hashed: bool = False) -> Listing:
     """The inputs that the store does not hold yet, with a note on those it does.
 
-    A file is known by its place, size and time, or by its name, size and content. One that has changed
-    since is new as a whole.
+    A file is known by its place, size and time, or by its name (or place), size and content. One that has
+    changed since is new as a whole.
+
+    Args:
+        listing: what was given.
+        base: the newest generation.
+        out: the store.
+        hashed: whether files are told apart by their contents alone.
     """
     known = _reported(out, base)
     places = {place for place, _, _ in known}
-    named: dict[tuple[str, int], list[SourceEntry]] = {}
+    held: dict[tuple[str, int], list[SourceEntry]] = {}
     for one in base.sources:
-        named.setdefault((one.name, one.bytes), []).append(one)
+        held.setdefault((one.name, one.bytes), []).append(one)
+    for (place, size, _), entries in known.items():
+        held.setdefault((place, size), []).extend(entries)
     fresh, changed = [], []
     for source, told in zip(listing.sources, report_sources(listing.sources), strict=True):
-        if (told.path, told.bytes, told.mtime_ns) in known:
+        if not hashed and (told.path, told.bytes, told.mtime_ns) in known:
             continue
-        if any(
-            content_hash(source, entry) == entry.hash
-            for entry in named.get((source.name, source.size), ())
-        ):
+        names = ((told.path, told.bytes), (source.name, source.size))
+        if _holds([entry for name in names for entry in held.get(name, ())], source):
             continue
         fresh.append(source)
         if told.path in places:
@@ -184,12 +191,22 @@ def new_inputs(listing: Listing, base: Manifest, out: Path) -> Listing:
     return replace(listing, sources=tuple(fresh), notes=tuple(notes))
 
 
-def _reported(out: Path, base: Manifest) -> set[tuple[str, int, int]]:
-    """Place, size and time of every file that a generation was made of, where its report is there."""
-    found: set[tuple[str, int, int]] = set()
+def _holds(entries: Sequence[SourceEntry], source: Source) -> bool:
+    """Whether a source has the content of one of those that were read."""
+    different = {entry.hash: entry for entry in entries}
+    return any(content_hash(source, entry) == entry.hash for entry in different.values())
+
+
+def _reported(out: Path, base: Manifest) -> dict[tuple[str, int, int], list[SourceEntry]]:
+    """Place, size and time of every file that a generation was made of, where its report is there, and its entries."""
+    found: dict[tuple[str, int, int], list[SourceEntry]] = {}
     for entry in base.all_history:
         # Without the report inputs are told by their content.
         report = read_facts(out, entry.number)
         sources = report.sources if report else []
-        found |= {(one.path, one.bytes, one.mtime_ns) for one in sources}
+        entries = base.sources_of(entry)
+        for number, one in enumerate(sources):
+            # A report that somebody changed may tell of more files than were read.
+            of_it = found.setdefault((one.path, one.bytes, one.mtime_ns), [])
+            of_it += entries[number : number + 1]
     return found

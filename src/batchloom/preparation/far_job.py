@@ -7,14 +7,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import IO, Any
 
 import msgspec
 import xxhash
 
-from batchloom.core.errors import OutputError, StoreConflictError
+from batchloom.core.errors import OutputError, StoreConflictError, StoreError
 from batchloom.core.locks import lock_alone
 from batchloom.core.synthetic import SyntheticSpec
 from batchloom.preparation.far import FarFile, FarFolder
@@ -24,7 +24,9 @@ from batchloom.preparation.far_output import (
     Uploads,
     claim,
     far_manifest,
+    give_back,
     publish,
+    still_ours,
 )
 from batchloom.preparation.inputs import list_inputs
 from batchloom.preparation.recipe import Recipe
@@ -32,7 +34,9 @@ from batchloom.preparation.recipe_choice import Chosen
 from batchloom.preparation.report import facts_of, read_facts
 from batchloom.preparation.report_page import write_report_page
 from batchloom.preparation.rerun import (
+    content_hashes,
     file_fingerprint,
+    finished_store,
     job_facts,
     refuse_other_job,
 )
@@ -84,14 +88,17 @@ def run_far(
     check_apart_far(recipe.inputs, url)
     with FarFolder(url) as far, _alone(folder):
         files = far.files(first=True)
-        with _given_back(far, files, folder / _STORE_NAME) as claimed, _spool(folder) as spool:
-            task = _task(chosen, folder, spool, settings)
-            manifest = task.begin(far, files)
+        with _given_back(far, folder / _STORE_NAME) as claimed, _spool(folder) as spool:
+            manifest = far_manifest(far, files)
+            task = _task(chosen, folder, spool, settings, finished=manifest is not None)
+            task.begin(far, files, manifest, restart=settings.restart)
             if manifest is not None:
                 _tidy(far, files, folder)
                 seconds = time.perf_counter() - began
                 return result_of(far.shown, manifest, seconds=seconds, already_done=True)
-            claimed.set()
+            claimed.append(task.owner)
+            if settings.restart:
+                task.make_way()
             note = (
                 f"{far.shown} is made in {folder} and sent from there; that folder goes when the store is whole "
                 "(--work names another)."
@@ -104,8 +111,11 @@ def run_far(
         _name_place(folder / _STORE_NAME, far.shown)
         # Hours may have passed, and not every store keeps two jobs apart that begin together.
         files = far.files()
-        if task.begin(far, files) is None:
-            _send(far, files, folder, made, listener)
+        manifest = far_manifest(far, files)
+        task.begin(far, files, manifest)
+        if manifest is None:
+            uploads = Uploads(far, files, folder / _UPLOADS_NAME)
+            publish(task.store, uploads, _telling(made, listener), partial(task.go_on, far))
         _tidy(far, {**files, OWNER_NAME: FarFile(0, "")}, folder)
     return replace(
         made,
@@ -121,15 +131,15 @@ def _spool(folder: Path) -> Spool:
 
 
 @contextlib.contextmanager
-def _given_back(far: FarFolder, files: dict[str, FarFile], store: Path) -> Iterator[Event]:
-    """Leave nothing there of a job that failed before anything was finished; gives what says that it began."""
-    claimed = Event()
+def _given_back(far: FarFolder, store: Path) -> Iterator[list[Owner]]:
+    """Leave nothing there of a job that failed before anything was finished; gives where it is noted that it began."""
+    claimed: list[Owner] = []
     try:
         yield claimed
     except BaseException:
-        if claimed.is_set() and not store.exists() and files.keys() <= {OWNER_NAME}:
+        if claimed and not store.exists():
             with contextlib.suppress(OutputError):
-                far.delete(OWNER_NAME)
+                give_back(far, claimed[0])
         raise
 
 
@@ -142,26 +152,72 @@ class _Task:
     owner: Owner
     of: Listing | SyntheticSpec
     kept: Mapping[str, Any] | None = None
+    hashed: bool = False
 
-    def begin(self, far: FarFolder, files: dict[str, FarFile]) -> Manifest | None:
-        """Make a folder elsewhere this job's; its manifest where this job is finished there.
+    def begin(
+        self,
+        far: FarFolder,
+        files: dict[str, FarFile],
+        manifest: Manifest | None,
+        *,
+        restart: bool = False,
+    ) -> None:
+        """Make a folder elsewhere this job's, or make sure that what is finished there is.
+
+        Args:
+            far: the folder.
+            files: what lies there.
+            manifest: of the finished store there; None where there is none.
+            restart: whether unfinished work of another job gives way.
 
         Raises:
             StoreConflictError: it is another job's, or holds something else.
         """
-        manifest = far_manifest(far, files)
         if manifest is None:
-            claim(far, files, self.owner, self.recipe if isinstance(self.of, Listing) else None)
+            claim(far, files, self.owner, self._own_recipe, restart=restart)
         else:
             self._refuse_other(far, manifest)
-        return manifest
+
+    def go_on(self, far: FarFolder) -> None:
+        """Make sure that the folder elsewhere is this job's still.
+
+        Raises:
+            StoreConflictError: it is another job's now.
+        """
+        still_ours(far, self.owner, self._own_recipe)
+
+    def make_way(self) -> None:
+        """Delete the store of another job that was made here and not sent; of unfinished work the same units stay."""
+        if isinstance(self.of, SyntheticSpec):
+            shutil.rmtree(self.store, ignore_errors=True)
+            return
+        try:
+            report = read_facts(self.store)
+            finished_store(self.store, self.recipe, self.of, report, self.kept, hashed=self.hashed)
+        except StoreError:
+            with writing(self.store):
+                for path in self.store.iterdir():
+                    # Inputs that can be read only once lie there.
+                    if path.name == WORK_NAME:
+                        continue
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
+
+    @property
+    def _own_recipe(self) -> Recipe | None:
+        """The recipe, where it has a tokenizer of its own."""
+        return self.recipe if isinstance(self.of, Listing) else None
 
     def _refuse_other(self, far: FarFolder, manifest: Manifest) -> None:
         if isinstance(self.of, SyntheticSpec):
             refuse_other_data(far.shown, manifest, self.owner.job.recipe)
             return
         report = facts_of(far.read(REPORT_NAME) or b"")
-        refuse_other_job(far.shown, manifest, report, self.recipe, self.of, self.kept)
+        refuse_other_job(
+            far.shown, manifest, report, self.recipe, self.of, self.kept, hashed=self.hashed
+        )
 
     def make(self, make: Make, spool: Spool, listener: Listener, began: float) -> PrepareResult:
         """Make the store on this machine."""
@@ -170,15 +226,21 @@ class _Task:
         return make(self.recipe, self.store, self.of, spool, listener, began)
 
 
-def _task(chosen: Chosen, folder: Path, spool: Spool, settings: RunSettings) -> _Task:
+def _task(
+    chosen: Chosen, folder: Path, spool: Spool, settings: RunSettings, *, finished: bool
+) -> _Task:
+    """What is to be made; ``finished``: whether a store is there already, and nothing is to be claimed."""
     recipe, store = chosen.recipe, folder / _STORE_NAME
     if made_up := synthetic_input(recipe.inputs):
         plain = synthetic_plain(made_up, recipe)
         return _Task(recipe, store, Owner(JobFacts(WORK_VERSION, plain, [], [])), made_up)
     listing = list_inputs(recipe, spool, exclude=folder, streaming=settings.streaming)
     listing = replace(listing, notes=(*chosen.announced, *listing.notes))
-    owner = Owner(job_facts(recipe, listing, [], []), file_fingerprint(recipe))
-    return _Task(recipe, store, owner, listing, chosen.kept)
+    if settings.hash_inputs and not finished:
+        listing = replace(listing, content=content_hashes(listing.sources))
+    facts = job_facts(recipe, listing, [], list(listing.content.values()))
+    owner = Owner(facts, file_fingerprint(recipe))
+    return _Task(recipe, store, owner, listing, chosen.kept, settings.hash_inputs)
 
 
 def check_apart_far(inputs: Sequence[str], url: str) -> None:
@@ -213,13 +275,8 @@ def _plain_place(url: str) -> str:
     return usual + shown(url)[len(scheme) :].rstrip("/")
 
 
-def _send(
-    far: FarFolder,
-    files: dict[str, FarFile],
-    folder: Path,
-    made: PrepareResult,
-    listener: Listener,
-) -> None:
+def _telling(made: PrepareResult, listener: Listener) -> Callable[[int, int, int], None]:
+    """What tells how far sending is: of bytes that lie there, all bytes, and those that were found there."""
     counts = made.counts
 
     def tell(done: int, total: int, found: int) -> None:
@@ -229,7 +286,7 @@ def _send(
             )
         )
 
-    publish(folder / _STORE_NAME, Uploads(far, files, folder / _UPLOADS_NAME), tell)
+    return tell
 
 
 def _name_place(store: Path, place: str) -> None:

@@ -4,6 +4,7 @@ Its manifest goes last: a folder without one is no store. While it grows, an obj
 job it belongs to, so that no other job mixes with it, and the same job goes on, from any machine.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -19,11 +20,33 @@ from batchloom.preparation.far import FarFile, FarFolder
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.rerun import job_differences
 from batchloom.preparation.work import JobFacts
-from batchloom.store.format import MANIFEST_NAME, SUBSETS, WORK_NAME
+from batchloom.store.format import (
+    LENGTHS_NAME,
+    MANIFEST_NAME,
+    PAGE_NAME,
+    QUARANTINE_NAME,
+    REPORT_NAME,
+    SHARD_NAME,
+    SUBSETS,
+    TOKENIZER_NAME,
+    WORK_NAME,
+)
 from batchloom.store.manifest import Manifest, decode_manifest
 from batchloom.store.writer import make_folder, writing
 
 OWNER_NAME = f"{WORK_NAME}/job.json"
+# What a job sends: nothing else is deleted for another one.
+_OF_STORE = re.compile(
+    "|".join(
+        [
+            *map(
+                re.escape,
+                (MANIFEST_NAME, TOKENIZER_NAME, QUARANTINE_NAME, REPORT_NAME, PAGE_NAME),
+            ),
+            rf"({'|'.join(SUBSETS)})/({re.escape(LENGTHS_NAME)}|{SHARD_NAME.pattern}\.[a-z0-9]+)",
+        ]
+    )
+)
 _SHOWN = 3
 _FILES_AT_ONCE = 4
 _SECONDS_BETWEEN = 0.5
@@ -66,16 +89,24 @@ def upload_order(names: Iterable[str]) -> list[str]:
     return sorted(kept, key=rank)
 
 
-def claim(far: FarFolder, files: dict[str, FarFile], owner: Owner, recipe: Recipe | None) -> None:
+def claim(
+    far: FarFolder,
+    files: dict[str, FarFile],
+    owner: Owner,
+    recipe: Recipe | None,
+    *,
+    restart: bool = False,
+) -> None:
     """Make a folder elsewhere this job's, or make sure that it is.
 
     Where the store can (S3 and Google's can), of two jobs at the same time one alone gets it.
 
     Args:
         far: the folder.
-        files: what lies there.
+        files: what lies there, and no finished store.
         owner: this job.
         recipe: its recipe; None for synthetic data.
+        restart: whether unfinished work of another job gives way.
 
     Raises:
         StoreConflictError: it is another job's, or holds something else.
@@ -90,6 +121,44 @@ def claim(far: FarFolder, files: dict[str, FarFile], owner: Owner, recipe: Recip
                 f"{far.shown} is not empty ({some}{more}) and no store; choose another --out."
             )
         data = far.create(OWNER_NAME, msgspec.json.encode(owner))
+    elif restart and _differences(data, owner, recipe):
+        data = _take_over(far, owner)
+    _refuse_other(far, data, owner, recipe)
+
+
+def still_ours(far: FarFolder, owner: Owner, recipe: Recipe | None) -> None:
+    """Make sure that nobody has taken a folder elsewhere from this job; see :func:`claim`.
+
+    Raises:
+        StoreConflictError: it is another job's now.
+        OutputError: it cannot be read.
+    """
+    # Nobody's it is where the same job has just ended on another machine.
+    if (data := far.read(OWNER_NAME)) is not None:
+        _refuse_other(far, data, owner, recipe)
+
+
+def give_back(far: FarFolder, owner: Owner) -> None:
+    """Leave nothing in a folder elsewhere that holds this job's claim and nothing else.
+
+    Raises:
+        OutputError: it cannot be read, or the claim not deleted.
+    """
+    claims = msgspec.json.encode(owner)
+    if far.files().keys() == {OWNER_NAME} and far.read(OWNER_NAME) == claims:
+        far.delete(OWNER_NAME)
+
+
+def _refuse_other(far: FarFolder, data: bytes, owner: Owner, recipe: Recipe | None) -> None:
+    if differences := _differences(data, owner, recipe):
+        raise StoreConflictError(
+            f"{far.shown} holds unfinished work of another job ({differences}); give --restart to begin anew, or "
+            "choose another --out."
+        )
+
+
+def _differences(data: bytes, owner: Owner, recipe: Recipe | None) -> str:
+    """How the job that a claim names differs from this one; empty where it is the same."""
     try:
         found = msgspec.json.decode(data, type=Owner)
         differences = job_differences(found.job, owner.job, recipe, found.tokenizer)
@@ -97,11 +166,34 @@ def claim(far: FarFolder, files: dict[str, FarFile], owner: Owner, recipe: Recip
             differences = "its recipe is another one"
     except NOT_JSON:
         differences = "it was begun by another version of batchloom"
-    if differences:
+    return differences
+
+
+def _take_over(far: FarFolder, owner: Owner) -> bytes:
+    """Delete what another job has sent, and put this job's claim in the place of its own; the claim that lies there."""
+    # Since it was looked at first, all inputs may have been read.
+    files = far.files()
+    if far_manifest(far, files) is not None:
         raise StoreConflictError(
-            f"{far.shown} holds unfinished work of another job ({differences}); delete all below it to begin anew, or "
-            "choose another --out."
+            f"Another run has just finished a store in {far.shown}; choose another --out."
         )
+    # What is claimed last stands to the end, so that whoever is stopped here can begin anew again.
+    _delete_sent(far, files)
+    far.delete(OWNER_NAME)
+    claims = msgspec.json.encode(owner)
+    data = far.create(OWNER_NAME, claims)
+    if data == claims:
+        # The other job, if it is at work, stops before its manifest; what it sent meanwhile is no whole store.
+        _delete_sent(far, far.files())
+    return data
+
+
+def _delete_sent(far: FarFolder, files: Iterable[str]) -> None:
+    """Delete the files of a store; what else somebody put beside them stays."""
+    sent = [name for name in files if _OF_STORE.fullmatch(name)]
+    with ThreadPoolExecutor(_FILES_AT_ONCE, "deletes") as pool:
+        for _ in pool.map(far.delete, sent):
+            pass
 
 
 def far_manifest(far: FarFolder, files: dict[str, FarFile]) -> Manifest | None:
@@ -187,13 +279,19 @@ def _recorded(record: Path) -> dict[str, Uploaded]:
     return known
 
 
-def publish(store: Path, uploads: Uploads, tell: Callable[[int, int, int], Any]) -> None:
+def publish(
+    store: Path,
+    uploads: Uploads,
+    tell: Callable[[int, int, int], Any],
+    before_last: Callable[[], Any] = lambda: None,
+) -> None:
     """Send a finished store, its manifest last.
 
     Args:
         store: its folder on this machine.
         uploads: what lies there already.
         tell: is called with the bytes that lie there, all bytes, and those of the first that were found there.
+        before_last: is called before the manifest is sent; what it raises keeps it here.
 
     Raises:
         OutputError: it cannot be sent; what was sent stays.
@@ -219,5 +317,6 @@ def publish(store: Path, uploads: Uploads, tell: Callable[[int, int, int], Any])
                 one.cancel()
             uploads.stop()
             raise
+    before_last()
     uploads.send(store / last, last)
     tell(total, total, found)

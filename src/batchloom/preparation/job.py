@@ -201,20 +201,29 @@ def run_recipe(
         streaming = settings.streaming
         with uncollected():
             report = read_facts(out)
-            seen = seen_before(report, recipe)
+            # A file may be of another kind than it was, under its old size and time.
+            seen = {} if settings.hash_inputs else seen_before(report, recipe)
             listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
         listing = replace(listing, notes=(*told, *listing.notes))
-        how = _How(settings, kept, report)
+        how = _How(settings, kept, report, base_of(out) if settings.append else None)
         return _make_listed(recipe, out, listing, spool, listener, began, how)
 
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """How listed inputs become a store: the settings of the run, a tokenizer that is kept, the report that is there."""
+    """How listed inputs become a store.
+
+    Attributes:
+        settings: of the run.
+        kept: the state of a tokenizer that is kept.
+        report: the sidecar of the store that is there.
+        base: the newest generation of the store to append to; None where there is none.
+    """
 
     settings: RunSettings
     kept: Mapping[str, Any] | None = None
     report: ReportFacts | None = None
+    base: Manifest | None = None
 
 
 def _make_listed(
@@ -227,11 +236,10 @@ def _make_listed(
     how: _How,
 ) -> PrepareResult:
     """Make the store of inputs that are listed."""
-    settings = how.settings
-    base = base_of(out) if settings.append else None
-    if base is not None:
-        return _append(*(recipe, out, listing, spool, listener, began), (how, base))
-    if settings.append:
+    appended = _append(recipe, out, listing, spool, listener, began, how)
+    if appended is not None:
+        return appended
+    if how.settings.append:
         note = f"There is no store at {out} yet: it is made."
         listing = replace(listing, notes=(*listing.notes, note))
     done = _done_before(recipe, out, listing, began, how)
@@ -245,7 +253,7 @@ def _make_listed(
             clear_leftover(work, done.generation)
             return done
         spool.sweep()
-        return Job(work, recipe, listing, listener, settings, began).run(how.kept)
+        return Job(work, recipe, listing, listener, how.settings, began).run(how.kept)
 
 
 def _append(
@@ -255,12 +263,14 @@ def _append(
     spool: Spool,
     listener: Listener,
     began: float,
-    asked: tuple[_How, Manifest],
-) -> PrepareResult:
-    """Make a new generation of a store of those inputs that it does not hold yet."""
-    how, base = asked
+    how: _How,
+) -> PrepareResult | None:
+    """Make a new generation of a store of those inputs that it does not hold yet; None where there is no store."""
+    base = how.base
+    if base is None:
+        return None
     refuse_unlike(recipe, base, out, how.kept)
-    listing = new_inputs(listing, base, out)
+    listing = new_inputs(listing, base, out, hashed=how.settings.hash_inputs)
     if not listing.sources:
         remove_leftover(out, base.generation)
         for note in listing.notes:
@@ -288,7 +298,8 @@ def _done_before(
     """The result of a job that is finished already; None where there is work to do."""
     report = how.report
     with uncollected():
-        manifest = finished_store(out, recipe, listing, report, how.kept)
+        hashed = how.settings.hash_inputs
+        manifest = finished_store(out, recipe, listing, report, how.kept, hashed=hashed)
     if manifest is None:
         return None
     note = report.engine_note if report else ""

@@ -39,6 +39,8 @@ def finished_store(
     listing: Listing,
     report: ReportFacts | None,
     kept: Mapping[str, Any] | None = None,
+    *,
+    hashed: bool = False,
 ) -> Manifest | None:
     """The manifest of the finished store at ``out`` when this job would write the same.
 
@@ -50,6 +52,7 @@ def finished_store(
         listing: its inputs.
         report: the sidecar of the store, if it has one.
         kept: the state of its tokenizer, where it is not to be found by the recipe.
+        hashed: whether inputs are told apart by their contents alone.
 
     Raises:
         StoreConflictError: there is one, of another recipe or of other inputs.
@@ -63,9 +66,11 @@ def finished_store(
     # What made it first may be given again when it has grown, and what made it grow, too.
     for entry in steps[1:]:
         told = read_facts(out, entry.number)
-        if not _differences(_as_made(manifest, entry), told, recipe, listing, kept):
+        made = _as_made(manifest, entry)
+        if not _differences(made, told, recipe, listing, kept, hashed=hashed):
             return manifest
-    refuse_other_job(f"{out}", _as_made(manifest, steps[0]), report, recipe, listing, kept)
+    made = _as_made(manifest, steps[0])
+    refuse_other_job(f"{out}", made, report, recipe, listing, kept, hashed=hashed)
     return manifest
 
 
@@ -83,6 +88,8 @@ def refuse_other_job(
     recipe: Recipe,
     listing: Listing,
     kept: Mapping[str, Any] | None = None,
+    *,
+    hashed: bool = False,
 ) -> None:
     """Refuse a finished store that another job has written.
 
@@ -93,11 +100,12 @@ def refuse_other_job(
         recipe: this job's.
         listing: this job's inputs.
         kept: the state of its tokenizer, where it is not to be found by the recipe.
+        hashed: whether inputs are told apart by their contents alone.
 
     Raises:
         StoreConflictError: it is of another recipe or of other inputs; says what differs.
     """
-    if differences := _differences(manifest, report, recipe, listing, kept):
+    if differences := _differences(manifest, report, recipe, listing, kept, hashed=hashed):
         raise StoreConflictError(
             f"{place} holds a finished store of another job ({_shown(differences)}); choose another --out, "
             "or delete that folder; what is new can be added to it with --append."
@@ -110,14 +118,17 @@ def _differences(
     recipe: Recipe,
     listing: Listing,
     kept: Mapping[str, Any] | None,
+    *,
+    hashed: bool,
 ) -> list[str]:
     """How a job differs from the one that a manifest is of, in a few words each."""
     differences = recipe_differences(manifest.recipe, recipe_plain(recipe))
     differences += _tokenizer_differences(recipe, manifest.tokenizer.fingerprint, kept)
-    if report is None or not _same_files(report.sources, listing.sources):
+    same = report is not None and _same_files(report.sources, listing.sources)
+    if not same:
         differences += _source_differences(manifest.sources, listing.sources)
-        if not differences:
-            differences = _content_differences(manifest, report, listing.sources)
+    if not differences and (hashed or not same):
+        differences = _content_differences(manifest, report, listing.sources, hashed=hashed)
     if not differences:
         differences = _kind_differences(
             [one.kind for one in manifest.sources],
@@ -392,14 +403,14 @@ def _compared(then: list[tuple[str, int]], now: list[tuple[str, int]]) -> list[s
 
 
 def _content_differences(
-    manifest: Manifest, report: ReportFacts | None, sources: Sequence[Source]
+    manifest: Manifest, report: ReportFacts | None, sources: Sequence[Source], *, hashed: bool
 ) -> list[str]:
-    """Files of the right names and sizes with another time: only their bytes can tell."""
+    """Files of the right names and sizes with another time, or all of them: only their bytes can tell."""
     times = {source.name: source.mtime_ns for source in report.sources} if report else {}
     return [
         f"inputs: {source.name} has other content"
         for source, entry in zip(sources, manifest.sources, strict=True)
-        if times.get(source.name, source.mtime_ns) != source.mtime_ns
+        if (hashed or times.get(source.name, source.mtime_ns) != source.mtime_ns)
         and content_hash(source, entry) != entry.hash
     ]
 

@@ -64,7 +64,8 @@ class Job:
         self._listener, self._settings, self._began = listener, settings, began
         self._started = datetime.now(UTC)
         self._readings = Readings(recipe, settings.limits)
-        self._content = content_hashes(listing.sources) if settings.hash_inputs else {}
+        unread = settings.hash_inputs and not listing.content
+        self._content = content_hashes(listing.sources) if unread else listing.content
         self._base = base
         run = Run(settings, self._content, base, listener, self._note)
         self._making = Making(work, recipe, listing, self._readings, run)

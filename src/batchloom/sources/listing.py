@@ -5,7 +5,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
@@ -66,11 +66,13 @@ class Listing:
     """The input files in the order they are read, and sentences about what was left out.
 
     ``twice`` are files that several inputs name: their names, the input they are read for, another.
+    ``content`` is the hash of the content of each by its path, where they were read for it.
     """
 
     sources: tuple[Source, ...]
     notes: tuple[str, ...]
     twice: tuple[tuple[str, int, int], ...] = ()
+    content: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
