@@ -63,7 +63,7 @@ def records_in(path: Path, kind: np.dtype[np.void]) -> int:
     if rest:
         raise OutputError(
             f"{path} has {size:,} bytes, no multiple of {kind.itemsize}: it was cut or overwritten; "
-            "remove it, then give the same command again."
+            "delete the work folder it lies in, to begin anew."
         )
     return count
 

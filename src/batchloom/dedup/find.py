@@ -13,6 +13,7 @@ from typing import IO, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.errors import OutputError
 from batchloom.dedup.aside import mapped, touching, written
 from batchloom.dedup.keys import KEY, ordered, slices
 
@@ -169,7 +170,13 @@ def gather(
         rows = mapped(path, DUPLICATE)
         begin = bisect_left(rows, (unit, start), key=_place)
         end = bisect_left(rows, (unit, stop), begin, key=_place)
-        pieces.append(rows[begin:end].copy())
+        some = rows[begin:end].copy()
+        if ((some["unit"] != unit) | (some["number"] < start) | (some["number"] >= stop)).any():
+            raise OutputError(
+                f"{path} was overwritten: its records are in no order; "
+                "delete the work folder it lies in, to begin anew."
+            )
+        pieces.append(some)
     every = np.concatenate(pieces)
     return every[np.argsort(every["number"], kind="stable")]
 

@@ -30,6 +30,8 @@ _U32, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 # Tokens and bins that are worked on together: what fits into a core's second cache.
 _BLOCK = 1 << 16
 # A longer document is sketched in pieces; the sketch of a union is the smaller of each bin.
+# Rounds after which documents that still have empty bins must be short, or repeat themselves.
+_REPEATING = 8
 _PIECE = 1 << 20
 
 
@@ -128,8 +130,11 @@ def _sketch(
     values, counts = _shingles(ids, lengths, shingle)
     of = np.repeat(np.arange(len(lengths), dtype=np.uint64) * np.uint64(hashes), counts)
     sketches = np.full(len(lengths) * hashes, _NONE)
-    round_ = 0
+    round_, once = 0, False
     while len(values):
+        if round_ >= _REPEATING and not once:
+            values, of = _each_once(values, of)
+            once = True
         # Later rounds change no bin that is filled, so where little is left many are thrown at once.
         end = 2 * hashes if round_ >= hashes else hashes
         rounds = np.arange(round_, min(end, round_ + 1 + _BLOCK // 16 // len(values)), dtype="u8")
@@ -150,6 +155,17 @@ def _sketch(
         values, of = values[left], of[left]
         round_ += len(rounds)
     return sketches.reshape(-1, hashes)
+
+
+def _each_once(
+    values: NDArray[np.uint64], of: NDArray[np.uint64]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The different shingles of each document: thrown twice, one falls where it fell."""
+    order = np.lexsort((values, of))
+    values, of = values[order], of[order]
+    new = np.ones(len(values), bool)
+    new[1:] = (values[1:] != values[:-1]) | (of[1:] != of[:-1])
+    return values[new], of[new]
 
 
 def _shingles(

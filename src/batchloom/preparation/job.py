@@ -240,7 +240,7 @@ def _make_listed(
     if appended is not None:
         return appended
     if how.settings.append:
-        note = f"There is no store at {out} yet: it is made."
+        note = f"There is no store at {out} yet: it is made, with the tokenizer {recipe.tokenizer}."
         listing = replace(listing, notes=(*listing.notes, note))
     done = _done_before(recipe, out, listing, began, how)
     if done is not None:

@@ -145,7 +145,15 @@ class Making:
 
     def workers(self) -> Ready:
         """Have workers begin, while the tokenizer is still found or learned; end those that are not used."""
-        self._ready = ready_for(self._settings.execution, self._at_once)
+        execution = self._settings.execution
+        if isinstance(execution.workers, int) and execution.workers > self.units:
+            self._note(
+                f"The input makes {counted(self.units, 'unit')} of work, so no more than {self.units:,} of "
+                f"{execution.workers:,} workers have something to do."
+            )
+        if execution.engine == "ray" and execution.address is None:
+            self._note("Ray is started on this machine, which takes some seconds.")
+        self._ready = ready_for(execution, self._at_once)
         return self._ready
 
     def make(self, tokenizer: Tokenizer) -> Made:

@@ -70,8 +70,31 @@ def finished_store(
         if not _differences(made, told, recipe, listing, kept, hashed=hashed):
             return manifest
     made = _as_made(manifest, steps[0])
+    if len(steps) > 1 and not hashed and _all_there(out, made, steps, recipe, listing, kept):
+        return manifest
     refuse_other_job(f"{out}", made, report, recipe, listing, kept, hashed=hashed)
     return manifest
+
+
+def _all_there(
+    out: Path,
+    made: Manifest,
+    steps: Sequence[GenerationEntry],
+    recipe: Recipe,
+    listing: Listing,
+    kept: Mapping[str, Any] | None,
+) -> bool:
+    """Whether a job differs from the one that made a store by nothing but inputs that were appended since."""
+    if recipe_differences(made.recipe, recipe_plain(recipe)):
+        return False
+    if _tokenizer_differences(recipe, made.tokenizer.fingerprint, kept):
+        return False
+    reports = [told for entry in steps if (told := read_facts(out, entry.number))]
+    there = {(one.path, one.bytes, one.mtime_ns) for told in reports for one in told.sources}
+    listed = {(one.path, one.bytes, one.mtime_ns) for one in report_sources(listing.sources)}
+    # Of what was read first all names are there still: a file less is another job.
+    first = {one.name for one in made.sources}
+    return listed <= there and first <= {source.name for source in listing.sources}
 
 
 def _as_made(manifest: Manifest, entry: GenerationEntry) -> Manifest:
@@ -280,6 +303,10 @@ def job_differences(
     differences = recipe_differences(found.recipe, job.recipe)
     if recipe is not None and tokenizer is not None:
         differences += _tokenizer_differences(recipe, tokenizer, kept)
+    if bool(found.content) != bool(job.content):
+        given = "is given now, and was not" if job.content else "was given, and is not now"
+        differences.append(f"--hash-inputs {given}: contents cannot be compared")
+        return _shown(differences)
     if found.sources == job.sources and found.content != job.content:
         pairs = zip(found.content, job.content, job.sources, strict=False)
         changed = [name for old, new, (name, _, _) in pairs if old != new]

@@ -12,6 +12,7 @@ from typing import Any, final
 from msgspec.structs import replace
 
 from batchloom.core.files import printable
+from batchloom.core.values import counted
 from batchloom.preparation.append_refusals import refuse_other_kind
 from batchloom.preparation.evaluation_sets import refuse_changed, steps_with_index
 from batchloom.preparation.finish import Finished, finish_store, make_manifest, move_store
@@ -163,8 +164,20 @@ class Job:
         refuse_changed(self._recipe.reading.clean, self._looked_into)
         self._resumed = made.resumed
         self._seconds |= made.seconds
+        self._tell_removed(made)
         sources, rules = self._listing.sources, self._readings.rules
         return Finished(self._recipe, rules, self._readings, sources, made, self._base)
+
+    def _tell_removed(self, made: Made) -> None:
+        """Say how much of texts stood before, which no count of documents tells."""
+        pieces = self._recipe.dedup.pieces
+        for flow in made.content.flows:
+            if flow.step == pieces and flow.bytes_in:
+                self._note(
+                    f"{flow.bytes_in - flow.bytes_out:,} bytes of {pieces} that stood before were taken out of "
+                    f"{counted(flow.altered, 'document')} that stayed, and out of "
+                    f"{counted(flow.documents_in - flow.documents_out, 'document')} with nothing else."
+                )
 
     def _content_of(self, made: Made) -> Content:
         """What became of the input, with the phases of the job among the stages of its units."""

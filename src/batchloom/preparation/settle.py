@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import let_go
 from batchloom.dedup.find import gather
 from batchloom.preparation.cutter import ShardCutter
@@ -120,6 +121,7 @@ class _Left:
     """Counts what is left of a unit."""
 
     def __init__(self, order: SettleOrder) -> None:
+        self._folder = order.folder
         self._sharding, self._settled = order.sharding, order.sharding.decided(())
         self._parts = [[0, 0] for _ in range(order.parts)]
         self._dropped: list[Counter[str]] = [Counter() for _ in range(order.parts)]
@@ -132,7 +134,10 @@ class _Left:
         kept = rows if why is None else rows[why == 0]
         self._seen += int(np.count_nonzero(rows["seen"]))
         if kept["seen"].any():
-            raise AssertionError("a text that stood before is a duplicate")
+            raise StoreConflictError(
+                f"{self._folder} and what was found to stand twice do not fit: files of the work folder were changed; "
+                "delete it to begin anew."
+            )
         codes = sharding.membership.codes(kept["hash"])
         if sharding.settled:
             self._moved |= bool((self._settled.codes(kept["hash"]) != codes).any())

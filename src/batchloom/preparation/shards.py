@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, final
 
 import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.aside import ASIDE
@@ -27,7 +28,7 @@ from batchloom.preparation.unit_files import (
 )
 from batchloom.preparation.work import attempt_folder, claim, read_shards, reading
 from batchloom.store.bands import Banding, Bands
-from batchloom.store.format import SUBSETS, shard_name
+from batchloom.store.format import SUBSETS, WORK_NAME, shard_name
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.mask import MaskBits
@@ -45,6 +46,7 @@ from batchloom.store.writer import (
 )
 
 _STRETCH_TOKENS = 1 << 20
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,13 @@ def _mask_bits(path: Path) -> MaskBits:
 def _copy(
     order: WriteOrder, task: ShardTask, first_shards: dict[str, int]
 ) -> dict[str, list[ShardEntry]]:
-    """Write the shards of these subsets document by document."""
+    """Write the shards of these subsets document by document.
+
+    Raises:
+        StoreConflictError: tokens are not those that were written.
+    """
+    for name, checksum in order.checksums.items():
+        _refuse_changed(order.folder / tokens_name(name), checksum)
     bands = _bands(order, task)
     writers = {
         name: SubsetWriter(task, name, first, order.first_part, bands)
@@ -244,6 +252,19 @@ def _copy(
     finally:
         for writer in writers.values():
             writer.abandon()
+
+
+def _refuse_changed(path: Path, checksum: str) -> None:
+    """Refuse a token file with other bytes than were written, which no later check could tell."""
+    found = xxhash.xxh3_128()
+    with reading(path), path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            found.update(piece)
+    if found.hexdigest() != checksum:
+        work = next(folder for folder in path.parents if folder.name == WORK_NAME)
+        raise StoreConflictError(
+            f"{path} holds other bytes than were written; delete {work} to begin anew, and look at the disk."
+        )
 
 
 class _Stretch(NamedTuple):

@@ -25,7 +25,7 @@ from batchloom.preparation.unit_files import (
 )
 from batchloom.preparation.unit_report import UnitReport
 from batchloom.preparation.units import Unit
-from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
+from batchloom.store.format import LOCK_NAME, MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.writer import make_folder, sync_folder, write_file, writing
 
@@ -40,7 +40,6 @@ SPOOL_NAME = "spool"
 KEYS, FOUND, DROPS = ".keys", ".rows", ".drops"
 # Of the temporary files; a job begun by another version is begun anew.
 WORK_VERSION = 6
-_LOCK = "lock"
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -251,7 +250,7 @@ class WorkFolder:
         self._made_out = not out.exists()
         make_folder(self.path)
         with writing(self.path):
-            self._lock: IO[str] = (self.path / _LOCK).open("a+")
+            self._lock: IO[str] = (self.path / LOCK_NAME).open("a+")
         self._take_lock()
 
     def __enter__(self) -> Self:
@@ -430,10 +429,10 @@ class WorkFolder:
             for path in self.path.iterdir():
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
-                elif path.name != _LOCK:
+                elif path.name != LOCK_NAME:
                     path.unlink()
             # Last: whoever finds no lock begins.
-            (self.path / _LOCK).unlink()
+            (self.path / LOCK_NAME).unlink()
             self.path.rmdir()
         self._lock.close()
 
@@ -450,7 +449,7 @@ class WorkFolder:
                     continue
                 if path.is_dir():
                     _discard(path)
-                elif path.name != _LOCK:
+                elif path.name != LOCK_NAME:
                     path.unlink()
 
     def _drop_unusable(self) -> None:

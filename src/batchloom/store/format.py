@@ -16,6 +16,8 @@ LENGTHS_NAME = "lengths.u32"
 GENERATIONS_NAME = "generations"
 # A folder with it is a store that is not finished, or that is being appended to.
 WORK_NAME = ".work"
+# In it; whoever prepares into the store holds it.
+LOCK_NAME = "lock"
 SUBSETS = ("train", "val", "test")
 SHARD_NAME = re.compile(r"shard_\d{5,9}")
 

@@ -23,6 +23,7 @@ from batchloom.core.errors import StoreConflictError, StoreError
 from batchloom.core.locks import lock_alone
 from batchloom.store.format import (
     GENERATIONS_NAME,
+    LOCK_NAME,
     MANIFEST_NAME,
     PAGE_NAME,
     QUARANTINE_NAME,
@@ -299,9 +300,27 @@ def refuse_unfinished(folder: Path) -> None:
         StoreConflictError: it is one.
     """
     if (folder / WORK_NAME).is_dir():
+        _refuse_at_work(folder)
         raise StoreConflictError(
             f"{folder} holds an unfinished job: give its prepare command again, which goes on, or give it up by "
             f"deleting {folder / WORK_NAME}; then give this command again."
+        )
+
+
+def _refuse_at_work(folder: Path) -> None:
+    """Refuse a store that a living process prepares into, whose work nobody may delete."""
+    path = folder / WORK_NAME / LOCK_NAME
+    if not path.is_file():
+        return
+    with writing(path), path.open() as lock:
+        lock_alone(
+            lock.fileno(),
+            path,
+            busy=lambda: (
+                f"Another run is preparing into {folder} (process {lock.read().strip() or 'unknown'}); wait for it, "
+                "then give this command again."
+            ),
+            ended=f"Another run into {folder} has just ended; give the command again.",
         )
 
 

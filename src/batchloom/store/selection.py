@@ -83,7 +83,7 @@ def name_documents(named: Named, path: Path, manifest: Manifest) -> None:
             ten of them are told at once.
     """
     try:
-        text = read_regular(path).decode()
+        text = read_regular(path).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise InputMissingError(f"{path} does not exist{nearest_path(str(path))}") from error
     except UnicodeDecodeError as error:
