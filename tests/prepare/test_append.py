@@ -327,6 +327,11 @@ def test_a_learned_tokenizer_stays():
     write("b.jsonl", range(50), "others, quite unlike them {}")
     batchloom.prepare("a.jsonl", out="s", tokenizer="train:300", val_fraction=0)
     state = Path("s/tokenizer_state.json").read_bytes()
+    Path("bad.jsonl").write_text('{"text": "words"}\n' + "no JSON\n" * 20)
+    # The store's tokenizer is not learned again, so a job that ends before a unit is done keeps nothing.
+    with pytest.raises(InputError, match="bad"):
+        batchloom.prepare("bad.jsonl", out="s", append=True)
+    assert not Path("s/.work").exists()
     batchloom.prepare("b.jsonl", out="s", append=True)
     assert Path("s/tokenizer_state.json").read_bytes() == state
     assert open_store("s")[50].text.startswith("others, quite unlike them 0")

@@ -277,7 +277,10 @@ class WorkFolder:
         except StoreConflictError:
             # Whoever asks for the job is told.
             return False
-        return job is not None and str(job.recipe.get("tokenizer")).startswith("train:")
+        # What is appended takes the tokenizer of its store.
+        if job is None or job.base:
+            return False
+        return str(job.recipe.get("tokenizer")).startswith("train:")
 
     def _take_lock(self) -> None:
         def busy() -> str:
