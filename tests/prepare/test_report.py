@@ -345,3 +345,20 @@ def test_the_page_says_what_was_asked_for_and_what_was_left_out(tmp_path):
     step = CleanStep("decontaminate", {"sets": sets})
     said = printable_settings(Recipe(inputs=("a",), reading=ReadRecipe(clean=(step,))))
     assert "secret" not in str(said)
+
+
+def test_every_pair_of_sources_has_its_examples_however_many_stand_before(tmp_path):
+    jsonl(tmp_path / "a.jsonl", [{"text": f"a text {number}"} for number in range(3000)])
+    jsonl(tmp_path / "b.jsonl", [{"text": f"a text {number}"} for number in range(2000)])
+    jsonl(tmp_path / "c.jsonl", [{"text": "a text 2999"}] * 40 + [{"text": "of its own"}])
+    names = [str(tmp_path / f"{name}.jsonl") for name in "abc"]
+    batchloom.prepare(names, out=tmp_path / "out", tokenizer="bytes", val_fraction=0, workers=1)
+    pairs = read_facts(tmp_path / "out").content.duplicates
+    told = {(one.dropped_from, one.kept_in): one for one in pairs}
+    assert told["b.jsonl", "a.jsonl"].count == 2000
+    last = told["c.jsonl", "a.jsonl"]
+    assert last.count == 40
+    assert [(one.dropped_record, one.kept_record) for one in last.examples] == [
+        (number, 2999) for number in range(5)
+    ]
+    assert last.examples[0].words.startswith("a text 2999")

@@ -19,6 +19,7 @@ from batchloom.preparation.report_pairs import (
 )
 from batchloom.preparation.subsets import Membership
 from batchloom.preparation.unit_files import ROW, ROWS_NAME, tokens_name, written_lengths
+from batchloom.preparation.unit_report import MOST_SAMPLES
 from batchloom.preparation.work import UnitWork, claimed_file, reading
 from batchloom.store.format import SUBSETS
 from batchloom.store.writer import write_file
@@ -28,7 +29,7 @@ from batchloom.tokens import Tokenizer
 OLDER = "(the store)"
 _STRETCH = 1 << 20
 _WORDS_TOKENS = 64
-# Looked at for examples in each stretch: the first of a pair is nearly always among them.
+# Looked at for examples in each stretch.
 _LOOKED_AT = 1000
 
 # Duplicates by pair of sources, and what is said of pairs that are not listed.
@@ -99,7 +100,7 @@ class DuplicateReader:
             dropped = self._group(rows["unit"], rows["part"])
             kept = self._group(rows["first_unit"], rows["first_part"])
             self._tally.add(dropped, kept)
-            for at in range(min(len(rows), _LOOKED_AT)):
+            for at in _first_of_pairs(dropped, kept):
                 pair = int(dropped[at]), int(kept[at])
                 if self._tally.wants(*pair) and (example := self._example(rows[at])):
                     self._tally.example(*pair, example)
@@ -151,6 +152,16 @@ def _rows(unit: UnitWork) -> NDArray[np.void] | None:
         return None
     with reading(path):
         return np.memmap(path, ROW, "r").view(np.ndarray)
+
+
+def _first_of_pairs(dropped: NDArray[np.int64], kept: NDArray[np.int64]) -> list[int]:
+    """Places of the first few of each pair of groups, the pairs with most of them, ascending."""
+    pairs = dropped * (int(kept.max(initial=0)) + 1) + kept
+    order = np.argsort(pairs, kind="stable")
+    _, starts, counts = np.unique(pairs[order], return_index=True, return_counts=True)
+    largest = np.argsort(-counts, kind="stable")[: _LOOKED_AT // MOST_SAMPLES]
+    taken = [order[starts[one] : starts[one] + min(counts[one], MOST_SAMPLES)] for one in largest]
+    return sorted(np.concatenate([np.zeros(0, np.int64), *taken]).astype(np.int64).tolist())
 
 
 def _stretches(files: Iterable[Path]) -> Iterator[NDArray[np.void]]:
