@@ -111,7 +111,7 @@ def test_to_nothing_it_makes_the_store_and_of_nothing_new_it_says_so(capsys):
     words = ["prepare", "a.jsonl", "--out", "s", "--tokenizer", "bytes", "--append"]
     assert run(words) == 0
     told = capsys.readouterr()
-    assert "There is no store at s yet: it is made." in told.err
+    assert "There is no store at s yet: it is made, with the tokenizer " in told.err
     assert "documents kept" in told.out
     before = tree("s")
     assert run(words) == 0

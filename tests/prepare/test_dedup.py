@@ -353,7 +353,7 @@ def test_a_dry_run_says_what_would_go_and_not_that_it_is_done(tmp_path, capsys):
     assert "encode" in told.out
     assert re.search(r"dropped: exact duplicate +1\n", told.out)
     assert "done in" not in told.out
-    assert "Nothing was written" in told.err
+    assert "No store was written" in told.err
     assert main([*words, "--similarity", "0.9"]) == 1
     assert "--restart" in capsys.readouterr().err
 
