@@ -23,7 +23,7 @@ def here(tmp_path, monkeypatch):
 CASES = [
     ("store", "real", 0, "train --data store reads the 2 documents of subset train, and looks"),
     ("store/train/shard_00000", "real", 0, "reads the 2 documents of it as they are"),
-    ("unseen", "real", 0, "nothing by batchloom train: there is no subset train"),
+    ("unseen", "real", 0, "nothing by batchloom train: it has no document of a subset train"),
     ("raw.jsonl", "real", 0, "batchloom prepare raw.jsonl --out STORE reads 2 documents of it"),
     ("made", "synthetic", 0, "made-up documents of subset train"),
     ("dummy", "synthetic", 0, "--data dummy makes up 100,000 documents as it goes"),

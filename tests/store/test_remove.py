@@ -9,6 +9,7 @@ import xxhash
 
 import batchloom
 from batchloom import check, open_store
+from batchloom.cli.main import run
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.store.compact import compact_store
 from batchloom.store.export import export_store
@@ -79,6 +80,21 @@ def test_plans_survive_a_removal(store):
         assert (new["input_ids"][gone] == 256).all()
         assert (new["labels"][gone] == -100).all()
         assert gone.sum() == (old["input_ids"] != new["input_ids"]).sum()
+
+
+def test_who_removes_everything_is_told(store, capsys):
+    assert not remove_documents(store, sources=["given"], dry_run=True).emptied
+    remove_documents(store, sources=["given"])
+    assert remove_documents(store, sources=["more/*"], dry_run=True).emptied
+    assert run(["remove", str(store), "--source", "more/*"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "No document is left: batchloom compact refuses a store without any, so delete" in told
+    with pytest.raises(InputError, match="All documents of .* are removed"):
+        compact_store(store)
+    run(["check", str(store)])
+    assert "nothing by batchloom train: it has no document of a subset train" in (
+        capsys.readouterr().out
+    )
 
 
 def test_every_form_of_a_line(store):

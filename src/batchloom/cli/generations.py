@@ -112,11 +112,18 @@ def _tell_removal(done: Removal, *, dry_run: bool) -> None:
     what = f"{counted(done.documents, 'document')} of {done.tokens:,} tokens"
     place = visible(str(done.path))
     if dry_run:
-        console.print(f"{what} would be removed from {place}; nothing was changed.")
+        left = " No document would be left." if done.emptied else ""
+        console.print(f"{what} would be removed from {place}; nothing was changed.{left}")
         return
     console.print(
         f"{what} removed from {place}, which is generation {done.generation} now: they read as end tokens without loss."
     )
+    if done.emptied:
+        console.print(
+            f"No document is left: batchloom compact refuses a store without any, so delete {place} where the text is "
+            "to go for good."
+        )
+        return
     console.print(
         f"Older generations and the shards themselves still hold the text: batchloom compact {place} deletes it, and "
         "runs on older generations cannot go on then."

@@ -48,6 +48,7 @@ class Removal:
         left_out: lines of the file that name records of which the store has no document, though it was made of them:
             they were duplicates, dropped, empty or bad, or are compacted away. The text of a duplicate stands under
             another record, and its hash names it.
+        emptied: whether the store has no document after it.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class Removal:
     before: int
     absent: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    emptied: bool = False
 
 
 def remove_documents(
@@ -114,6 +116,7 @@ def remove_documents(
         before,
         selection.absent(),
         selection.left_out(),
+        _none_left(found, taken),
     )
 
 
@@ -147,6 +150,13 @@ def _split(found: _Found) -> tuple[_Found, int]:
         if not gone.all():
             taken[name] = store, numbers[~gone]
     return taken, before
+
+
+def _none_left(found: _Found, taken: _Found) -> bool:
+    """Whether what is taken, and what was before, are all documents there are."""
+    stores = [store for store, _ in found.values()]
+    gone = sum(len(numbers) for _, numbers in taken.values())
+    return gone + sum(store.removed.size for store in stores) == sum(map(len, stores))
 
 
 def _told(taken: _Found, base: Manifest) -> tuple[tuple[str, int, int], ...]:

@@ -152,7 +152,7 @@ def _used_of(verdict: Verdict, counts: dict[str, int], older: str = "") -> str:
     if verdict.facts.get("preferences"):
         return "preference trainers read it (batchloom.store.preferences), and batchloom train refuses it"
     if not counts.get("train"):
-        return "nothing by batchloom train: there is no subset train"
+        return "nothing by batchloom train: it has no document of a subset train"
     val = f", and looks at the {counts['val']:,} of subset val" if counts.get("val") else ""
     made_up = " made-up" if verdict.data == "synthetic" else ""
     documents = f"{counts['train']:,}{made_up} documents"
