@@ -253,7 +253,8 @@ def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
     assert done.stderr.count("\n") == 1
 
 
-def test_ctrl_c_in_the_middle_of_the_work(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_in_the_middle_of_the_work(tmp_path, number, code):
     """A pipe as progress's first line: the work has begun when it says so."""
     with (tmp_path / "a.txt").open("w") as file:
         file.writelines(f"line {number}\n" for number in range(2_000_000))
@@ -266,9 +267,9 @@ def test_ctrl_c_in_the_middle_of_the_work(tmp_path):
     while not (tmp_path / "out" / ".work" / "units").exists():
         assert job.poll() is None
         time.sleep(0.01)
-    job.send_signal(signal.SIGINT)
+    job.send_signal(number)
     _, told = job.communicate(timeout=300)
-    assert job.returncode == 130
+    assert job.returncode == code
     assert told.strip().splitlines()[-1].startswith("batchloom: Stopped.")
     assert "Traceback" not in told
 

@@ -45,7 +45,8 @@ def main() -> None:
     try:
         if heeded:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        # A rank of a training may wait for others in native code, which no exception reaches.
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and sys.argv[1:2] != ["train"]:
             signal.signal(signal.SIGTERM, end)
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
