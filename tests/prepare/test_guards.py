@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 
-from batchloom.core.errors import StoreConflictError
+from batchloom.core.errors import StoreConflictError, TooManyBadRecordsError
 from batchloom.preparation import job, versions
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.run_settings import RunSettings
@@ -195,3 +195,15 @@ def test_shards_of_a_job_that_was_given_up_do_not_stay_in_the_store(tmp_path, in
     make(inputs, out, **SETTINGS)
     make(inputs, tmp_path / "whole", **SETTINGS)
     assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_a_smaller_budget_for_bad_records_is_asked_of_a_finished_store_too(tmp_path):
+    with (tmp_path / "a.jsonl").open("w") as file:
+        file.writelines(f'{{"text": "text {number}"}}\n' for number in range(30))
+        file.write("broken\n" * 4)
+    out = tmp_path / "out"
+    make(tmp_path / "a.jsonl", out, max_bad=5)
+    assert make(tmp_path / "a.jsonl", out, max_bad=4).already_done
+    with pytest.raises(TooManyBadRecordsError, match="4 of the 34 records .* --max-bad 3 allows"):
+        make(tmp_path / "a.jsonl", out, max_bad=3)
+    assert read_manifest(out).counts.quarantined == 4

@@ -10,7 +10,12 @@ from typing import Any, Literal
 
 from batchloom.chat.trained import TrainOn
 from batchloom.core.cycles import uncollected
-from batchloom.core.errors import InputError, SettingsError, StoreConflictError
+from batchloom.core.errors import (
+    InputError,
+    SettingsError,
+    StoreConflictError,
+    TooManyBadRecordsError,
+)
 from batchloom.core.spec import shown
 from batchloom.preparation.append import base_of, kept_tokenizer, new_inputs
 from batchloom.preparation.append_refusals import refuse_unlike
@@ -19,7 +24,7 @@ from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.far_job import run_far
 from batchloom.preparation.inputs import Given, list_inputs
 from batchloom.preparation.overlong import Overlong
-from batchloom.preparation.recipe import Dtype, Recipe, is_path
+from batchloom.preparation.recipe import Dtype, Recipe, allowed_bad, is_path
 from batchloom.preparation.recipe_choice import (
     Chosen,
     RecipePlace,
@@ -46,7 +51,7 @@ from batchloom.preparation.work import SPOOL_NAME, WorkFolder
 from batchloom.sources.addresses import is_url
 from batchloom.sources.listing import Listing
 from batchloom.sources.spool import Spool
-from batchloom.store.format import MANIFEST_NAME, WORK_NAME
+from batchloom.store.format import MANIFEST_NAME, QUARANTINE_NAME, WORK_NAME
 from batchloom.store.generations import changing
 from batchloom.store.manifest import Manifest, read_manifest
 from batchloom.store.writer import writing
@@ -302,6 +307,12 @@ def _done_before(
         manifest = finished_store(out, recipe, listing, report, how.kept, hashed=hashed)
     if manifest is None:
         return None
+    bad, records = manifest.counts.quarantined, manifest.counts.records
+    if bad > allowed_bad(recipe.max_bad, records):
+        raise TooManyBadRecordsError(
+            f"{bad:,} of the {records:,} records that {out} was made of are bad, more than --max-bad {recipe.max_bad} "
+            f"allows; they stand in {out / QUARANTINE_NAME}. Mend the input, or give the budget it was made with."
+        )
     note = report.engine_note if report else ""
     seconds = time.perf_counter() - began
     return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)
