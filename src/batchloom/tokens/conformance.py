@@ -125,7 +125,7 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
         return tokenizer
     definition = tokenizer.definition
-    reference = ReferenceEngine(definition, tokenizer.name)
+    reference = tokenizer.reference
     texts = conformance_texts([*definition.control, *definition.added])
     texts += _vocabulary_texts(tokenizer.vocab_size, reference) + _bounded(sample)
     differing, example = _compare(tokenizer, reference, texts)
@@ -170,7 +170,7 @@ def on_engine(tokenizer: Tokenizer, choice: EngineChoice) -> Tokenizer:
     """The same tokenizer, encoding as it was chosen elsewhere."""
     if not isinstance(tokenizer, JsonTokenizer) or not (choice.exact or choice.apart):
         return tokenizer
-    reference = ReferenceEngine(tokenizer.definition, tokenizer.name)
+    reference = tokenizer.reference
     if choice.exact:
         return tokenizer.on_exact(choice.note, reference)
     return tokenizer.with_apart(choice.apart, choice.note, reference)
@@ -191,7 +191,7 @@ def verify_control(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
         return tokenizer
     definition = tokenizer.definition
-    reference = ReferenceEngine(definition, tokenizer.name)
+    reference = tokenizer.reference
     some = _spread(conformance_texts(), 200)
     tokens = _spread([*definition.control, *definition.added], 64)
     texts = [token.join([text[:200], *tokens, "\n"]) for token in tokens for text in some[:3]]

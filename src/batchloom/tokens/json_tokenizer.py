@@ -88,7 +88,8 @@ class JsonTokenizer:
         return self._loaded_fast
 
     @property
-    def _reference(self) -> ReferenceEngine:
+    def reference(self) -> ReferenceEngine:
+        """HF tokenizers with the same definition, loaded when first asked for, once."""
         if self._loaded_reference is None:
             self._loaded_reference = ReferenceEngine(self.definition, self.name)
         return self._loaded_reference
@@ -101,7 +102,7 @@ class JsonTokenizer:
         """See :class:`~batchloom.tokens.seam.Tokenizer`."""
         fast = self._fast
         if not isinstance(fast, FastEngine):
-            return self._reference.encode(texts, control=control)
+            return self.reference.encode(texts, control=control)
         # Looking into every text costs a twentieth of encoding it: only where there is a reason.
         if not self._apart:
             return fast.encode(texts, control=control)
@@ -114,16 +115,16 @@ class JsonTokenizer:
         ids, offsets = fast.encode(rest, control=control)
         pieces = np.split(ids, offsets[1:-1])
         for place in apart:
-            pieces[place] = self._reference.encode([texts[place]], control=control)[0]
+            pieces[place] = self.reference.encode([texts[place]], control=control)[0]
         return joined(pieces)
 
     def encode_placed(self, text: str) -> Placed:
         """See :class:`~batchloom.tokens.seam.Tokenizer`."""
-        return self._reference.encode_placed(text)
+        return self.reference.encode_placed(text)
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """See :class:`~batchloom.tokens.seam.Tokenizer`."""
-        return self._reference.decode(checked_ids(ids, self).tolist())
+        return self.reference.decode(checked_ids(ids, self).tolist())
 
     def state(self) -> dict[str, Any]:
         """See :class:`~batchloom.tokens.seam.Tokenizer`."""
