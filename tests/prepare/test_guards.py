@@ -17,6 +17,7 @@ from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.tally import Progress
 from batchloom.preparation.work import WorkFolder
 from batchloom.store.manifest import read_manifest
+from batchloom.store.remove import remove_documents
 from prepare.stores import jsonl, make, recipe_of, tree
 
 SETTINGS = {"unit_bytes": 900, "tokens_per_shard": 500, "val_fraction": 0.2}
@@ -207,3 +208,36 @@ def test_a_smaller_budget_for_bad_records_is_asked_of_a_finished_store_too(tmp_p
     with pytest.raises(TooManyBadRecordsError, match="4 of the 34 records .* --max-bad 3 allows"):
         make(tmp_path / "a.jsonl", out, max_bad=3)
     assert read_manifest(out).counts.quarantined == 4
+
+
+def test_tokens_that_are_not_those_that_were_written_are_not_copied(tmp_path, inputs):
+    # Of the second file half stays, so that it is copied and not linked.
+    lines = inputs[0].read_text().splitlines(keepends=True)
+    inputs[1].write_text(
+        "".join([*lines[:20], *(line.replace("word", "other") for line in lines[20:])])
+    )
+    settings = {"unit_bytes": inputs[0].stat().st_size, "val_fraction": 0.0}
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, out, listener=stop_at("write"), **settings)
+    path = max(out.glob(".work/units/*/tokens.train.bin"), key=lambda one: one.stat().st_size)
+    data = path.read_bytes()
+    path.write_bytes(data[:-4] + bytes(4))
+    with pytest.raises(StoreConflictError, match="holds other bytes than were written; delete"):
+        make(inputs, out, **settings)
+    path.write_bytes(data)
+    make(inputs, out, **settings)
+    make(inputs, tmp_path / "whole", **settings)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_who_changes_a_store_waits_for_a_run_that_is_at_work_in_it(tmp_path, inputs):
+    make(inputs[:1], tmp_path / "out", **SETTINGS)
+    with (
+        WorkFolder(tmp_path / "out"),
+        pytest.raises(
+            StoreConflictError, match=rf"Another run is .* \(process {os.getpid()}\); wait"
+        ),
+    ):
+        remove_documents(tmp_path / "out", sources=["a.jsonl"])
+    assert remove_documents(tmp_path / "out", sources=["a.jsonl"]).documents
