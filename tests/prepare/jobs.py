@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -170,3 +171,26 @@ def end(process, seconds=300):
 def carried_out(told):
     """What came of a job, in a process of its own."""
     return end(start(told))
+
+
+def killed_at(events, count, work):
+    """Do something in a forked process that is killed at the count-th of these audit events; whether it was."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside sleeping threads
+        child = os.fork()
+    if not child:
+        seen = 0
+
+        def hook(name, _):
+            nonlocal seen
+            if name in events:
+                seen += 1
+                if seen == count:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])

@@ -3,7 +3,6 @@
 import importlib.metadata
 import io
 import os
-import signal
 import sys
 import warnings
 
@@ -18,6 +17,7 @@ from batchloom.preparation.tally import Progress
 from batchloom.preparation.work import WorkFolder
 from batchloom.store.manifest import read_manifest
 from batchloom.store.remove import remove_documents
+from prepare.jobs import killed_at
 from prepare.stores import jsonl, make, recipe_of, tree
 
 SETTINGS = {"unit_bytes": 900, "tokens_per_shard": 500, "val_fraction": 0.2}
@@ -111,25 +111,8 @@ def test_a_store_that_has_changed_since_it_was_looked_at_is_not_appended_to(
 
 def killed_while_it_deletes(count, recipe, out, settings):
     """Prepare in a forked process that is killed at the count-th deletion; whether it was."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if not child:
-        seen = 0
-
-        def hook(name, _):
-            nonlocal seen
-            if name in DELETIONS:
-                seen += 1
-                if seen == count:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(hook)
-        try:
-            run_recipe(recipe, out, stop_at("tokenize"), settings=settings)
-        finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    stop = stop_at("tokenize")
+    return killed_at(DELETIONS, count, lambda: run_recipe(recipe, out, stop, settings=settings))
 
 
 def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(tmp_path, inputs):

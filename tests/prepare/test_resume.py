@@ -4,11 +4,9 @@ import importlib.metadata
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import msgspec
@@ -20,6 +18,7 @@ from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.report import read_facts
 from batchloom.preparation.tally import Note, Progress
 from batchloom.text.registry import parse_steps
+from prepare.jobs import killed_at
 from prepare.stores import SMALL, jsonl, make, texts, tree
 
 RENAMES = {"os.rename", "os.link", "os.remove", "os.rmdir"}
@@ -39,26 +38,7 @@ SETTINGS = {"limits": SMALL, "unit_bytes": 1200, "val_fraction": 0.2, "tokens_pe
 
 def run_killed(events, count, inputs, out, **settings):
     """Prepare in a forked process that is killed at the count-th of these audit events; whether it was."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside sleeping threads
-        child = os.fork()
-    if not child:
-        seen = 0
-
-        def hook(name, _):
-            nonlocal seen
-            if name in events:
-                seen += 1
-                if seen == count:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(hook)
-        try:
-            make(inputs, out, **settings)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
+    return killed_at(events, count, lambda: make(inputs, out, **settings))
 
 
 def test_killed_at_any_rename_the_result_is_the_same(tmp_path, inputs):

@@ -110,56 +110,6 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     stages: dict[str, Spent] = {}
 
 
-@final
-class Merging:
-    """Units together, in the order of their numbers, whenever each of them comes.
-
-    What is held is one report, and those of units that came before an earlier one.
-    """
-
-    def __init__(self) -> None:
-        self._flows: dict[str, Flow] = {}
-        self._drops: dict[str, Dropped] = {}
-        self._lengths = np.zeros(_BINS, np.int64)
-        self._languages: Counter[str] = Counter()
-        self._sources: dict[str, SourceCounts] = {}
-        self._stages: dict[str, Spent] = {}
-        self._waiting: dict[int, UnitReport] = {}
-        self._next = 0
-
-    def add(self, number: int, report: UnitReport) -> None:
-        """Take the report of a unit; each number once."""
-        self._waiting[number] = report
-        while (one := self._waiting.pop(self._next, None)) is not None:
-            self._next += 1
-            self._join(one)
-
-    def _join(self, one: UnitReport) -> None:
-        flows, drops, sources = self._flows, self._drops, self._sources
-        for flow in one.flows:
-            flows[flow.step] = flows.get(flow.step, Flow(step=flow.step)) + flow
-        for reason, dropped in one.drops.items():
-            drops[reason] = drops.get(reason, Dropped(dropped.step, 0)) + dropped
-        self._lengths += one.lengths
-        self._languages.update(one.languages)
-        for name, counts in one.sources.items():
-            sources[name] = sources.get(name, SourceCounts()) + counts
-        self._stages = added(self._stages, one.stages)
-
-    def report(self) -> UnitReport:
-        """What all units together tell."""
-        if self._waiting:
-            raise AssertionError(f"unit {self._next} has told nothing")
-        return UnitReport(
-            flows=tuple(self._flows.values()),
-            drops=self._drops,
-            lengths=tuple(self._lengths.tolist()),
-            languages=dict(self._languages),
-            sources=self._sources,
-            stages=self._stages,
-        )
-
-
 def first_words(text: str) -> str:
     """The beginning of a text as a report shows it, every character visible."""
     beginning = text[:_LOOKED_AT].lstrip()[:MOST_WORDS]
@@ -183,7 +133,7 @@ class UnitTally:
 
     def dropped(self, step: str, reason: str, count: int = 1) -> None:
         """Count documents that a step left out."""
-        self._drops[reason] = self._drops.get(reason, Dropped(step, 0)) + Dropped(step, count)
+        self._drop(reason, Dropped(step, count))
 
     def wants_sample(self, reason: str) -> bool:
         """Whether another sample of a reason would be kept."""
@@ -195,7 +145,7 @@ class UnitTally:
         name = sample.source.encode("utf-8", "replace").decode()
         words, detail = first_words(sample.words), first_words(sample.detail)
         cut = Sample(name, sample.record, words, detail)
-        self._drops[reason] = self._drops.get(reason, Dropped(step, 0)) + Dropped(step, 0, (cut,))
+        self._drop(reason, Dropped(step, 0, (cut,)))
 
     def lengths(self, lengths: NDArray[np.integer]) -> None:
         """Count documents by their lengths in tokens, uint32 [documents]."""
@@ -211,6 +161,20 @@ class UnitTally:
         """Count documents of a source."""
         self._sources[name] = self._sources.get(name, SourceCounts()) + more
 
+    def join(self, one: UnitReport) -> None:
+        """Count what another unit told, which comes after what is counted."""
+        for flow in one.flows:
+            self.flow(flow)
+        for reason, dropped in one.drops.items():
+            self._drop(reason, dropped)
+        self._lengths += one.lengths
+        self.languages(one.languages)
+        for name, counts in one.sources.items():
+            self.source(name, counts)
+
+    def _drop(self, reason: str, more: Dropped) -> None:
+        self._drops[reason] = self._drops.get(reason, Dropped(more.step, 0)) + more
+
     def report(self, stages: Mapping[str, Spent]) -> UnitReport:
         """What the unit tells, with where its time went."""
         return UnitReport(
@@ -221,3 +185,30 @@ class UnitTally:
             sources=dict(self._sources),
             stages=added(stages, {}),
         )
+
+
+@final
+class Merging:
+    """Units together, in the order of their numbers, whenever each of them comes.
+
+    What is held is one report, and those of units that came before an earlier one.
+    """
+
+    def __init__(self) -> None:
+        self._tally, self._stages = UnitTally(), dict[str, Spent]()
+        self._waiting: dict[int, UnitReport] = {}
+        self._next = 0
+
+    def add(self, number: int, report: UnitReport) -> None:
+        """Take the report of a unit; each number once."""
+        self._waiting[number] = report
+        while (one := self._waiting.pop(self._next, None)) is not None:
+            self._next += 1
+            self._tally.join(one)
+            self._stages = added(self._stages, one.stages)
+
+    def report(self) -> UnitReport:
+        """What all units together tell."""
+        if self._waiting:
+            raise AssertionError(f"unit {self._next} has told nothing")
+        return self._tally.report(self._stages)
