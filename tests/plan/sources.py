@@ -20,3 +20,4 @@ class LengthsOnly:
 
     def __init__(self, lengths, fingerprint="f"):
         self.lengths, self.fingerprint = ArrayLengths(lengths), fingerprint
+        self.tokens = int(np.sum(lengths))

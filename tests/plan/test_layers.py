@@ -85,7 +85,7 @@ def test_every_epoch_holds_every_token_once_whatever_the_ranks(layers, spec, dat
 def test_any_position_is_the_same_asked_in_any_way(layers, spec, data):
     spec = PlanSpec(**spec)
     walked, counted, resumed, adopted = (Plan(Layered(layers), spec) for _ in range(4))
-    adopted.adopt_counts(counted.count_all())
+    adopted.order(0).adopt(counted.order(0).count_all())
     position = data.draw(st.integers(0, counted.positions - 1))
     state = json.loads(json.dumps(walked.state(position)))
     assert resumed.resume(state) == position
@@ -100,7 +100,7 @@ def test_one_generation_has_the_order_it_always_had():
     spec = PlanSpec(seq_len=64, global_batch_size=4, pool_size=100)
     one = Plan(Layered([lengths.tolist()]), spec)
     assert "layers" not in one.identity["sources"]["data"]
-    assert "layers" not in one.table_identity
+    assert "layers" not in one.order(0).table_identity
 
 
 def test_where_generations_end_is_part_of_a_plan():
@@ -112,7 +112,7 @@ def test_where_generations_end_is_part_of_a_plan():
         store.fingerprint = "the same documents"
         plans.append(Plan(store, spec))
     assert len({plan.fingerprint for plan in plans}) == 3
-    assert len({json.dumps(plan.table_identity) for plan in plans}) == 3
+    assert len({json.dumps(plan.order(0).table_identity) for plan in plans}) == 3
     with pytest.raises(StateError, match=r"sources.data.layers was \[\[10, 1\], \[30, 1\]\]"):
         plans[2].resume(plans[1].state(0))
 

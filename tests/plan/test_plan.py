@@ -242,9 +242,9 @@ def test_a_state_carries_its_pool():
     plan = Plan(source, spec)
     assert plan.resume(state) == 1000
     plan.rows(1000, 1040)
-    assert (plan._counts >= 0).sum() < 20
+    assert (plan.order(0).counts >= 0).sum() < 20
     plan.state(1004)
-    assert (plan._counts >= 0).sum() < 20
+    assert (plan.order(0).counts >= 0).sum() < 20
 
 
 def test_a_longer_run_goes_on_where_a_shorter_one_ended():
@@ -262,17 +262,17 @@ def test_a_table_of_another_plan_is_refused_when_it_contradicts():
     plan = Plan(LengthsOnly([3] * 100), spec)
     for wrong in (2, -2):
         other = Plan(LengthsOnly([3] * 100), spec)
-        other.adopt_counts(plan.count_all() + wrong)
+        other.order(0).adopt(plan.order(0).count_all() + wrong)
         with pytest.raises(PlanError, match="another plan's"):
             other.rows(0, 50)
     with pytest.raises(PlanError, match="does not belong to this plan"):
-        plan.adopt_counts(np.ones(3, np.int64))
+        plan.order(0).adopt(np.ones(3, np.int64))
 
 
 def test_the_tables_name_follows_what_counts_depend_on():
     def identity(**changed):
         spec = PlanSpec(**{"seq_len": 4, "global_batch_size": 2, **changed})
-        return str(Plan(LengthsOnly([3] * 9), spec).table_identity)
+        return str(Plan(LengthsOnly([3] * 9), spec).order(0).table_identity)
 
     same = [{"epochs": 2}, {"global_batch_size": 8}, {"last": "drop"}, {"steps": 4}]
     other = [
@@ -320,7 +320,7 @@ def test_settings_are_refused_all_at_once():
         ("steps", 2**48 + 1, "from 1 to 281474976710656"),
         ("epochs", 2**24 + 1, "from 1 to 16777216"),
         ("epochs", True, "True is not"),
-        ("pool_size", 2**24 + 1, "from 1 to 16777216"),
+        ("pool_size", 2**24 + 1, "from 0 to 16777216"),
         ("seed", 2**128, "is not a whole number from -340282366920938463463374607431768211455 to"),
         ("seed", 2**300, "a number of 301 bits is not"),
     ],

@@ -18,11 +18,11 @@ def announce_left_out(plan: Plan) -> bool:
     spec = plan.spec
     if spec.overlong not in ("drop", "truncate"):
         return False
-    if plan.pools.documents <= _AT_ONCE:
+    if plan.documents <= _AT_ONCE:
         _tell_numbers(plan)
         return False
     what = "documents" if spec.overlong == "drop" else "the ends of documents"
-    log_of(plan).warning(
+    log_of(*plan.stores.values()).warning(
         "overlong=%r leaves out %s longer than seq_len %d; plan.left_out() counts them, and "
         "overlong='split' keeps them.",
         spec.overlong,
@@ -34,9 +34,9 @@ def announce_left_out(plan: Plan) -> bool:
 
 def announce_cut(plan: Plan) -> None:
     """Tell that conversations are cut, where a store of texts and conversations has long documents."""
-    long = plan.pools.documents > _AT_ONCE or plan.longest() > plan.spec.seq_len
+    long = plan.documents > _AT_ONCE or plan.longest() > plan.spec.seq_len
     if long:
-        log_of(plan).warning(
+        log_of(*plan.stores.values()).warning(
             "The store holds texts and conversations, and its documents longer than seq_len %d are cut, conversations "
             "too: overlong='drop' leaves all of them out; prepare --max-tokens %d leaves out conversations alone.",
             plan.spec.seq_len,
@@ -54,12 +54,12 @@ def count_left_out(plan: Plan) -> None:
 def _tell_numbers(plan: Plan) -> None:
     left_out, spec = plan.left_out(), plan.spec
     if left_out.tokens:
-        log_of(plan).warning(
+        log_of(*plan.stores.values()).warning(
             "overlong=%r leaves %s of %s documents and %s tokens out of every epoch, as longer than seq_len %d; "
             "overlong='split' keeps them.",
             spec.overlong,
             f"{left_out.documents:,}",
-            f"{plan.pools.documents:,}",
+            f"{plan.documents:,}",
             f"{left_out.tokens:,}",
             spec.seq_len,
         )

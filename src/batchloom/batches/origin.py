@@ -4,7 +4,6 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any, final
 
-from batchloom.plan.plan import Plan
 from batchloom.store.reader import Store
 
 _SYNTHETIC = "source=synthetic"
@@ -18,9 +17,9 @@ def origin_of(store: Store) -> str:
     return f"{source} {store.path.name}{split} {store.fingerprint[:12]}"
 
 
-def log_of(plan: Plan) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+def log_of(*stores: object) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
     """The log ``batchloom``, whose every line about synthetic data says that it is."""
-    if isinstance(plan.store, Store) and plan.store.synthetic:
+    if any(isinstance(store, Store) and store.synthetic for store in stores):
         return _Synthetic(_LOG)
     return _LOG
 

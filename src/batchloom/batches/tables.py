@@ -1,6 +1,6 @@
 """The sequences-per-pool table: counted once beside the training, kept by fingerprint.
 
-A table is a pure function of a plan's ``table_identity``, so it is cached beside the store
+A table is a pure function of a source's ``table_identity``, so it is cached beside the store
 (``STORE/plans/NAME.counts``) or, where the store is read-only, in the user's cache folder. One
 process of a node counts it, under a lock that dies with its holder; the others wait for the
 file. Small plans are counted in place when asked: that takes milliseconds.
@@ -23,9 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.origin import log_of
-from batchloom.core.errors import StoreError
+from batchloom.core.errors import InputError, StoreError
 from batchloom.core.fingerprint import canonical, fingerprint
-from batchloom.plan.plan import Plan
+from batchloom.core.spec import to_plain
+from batchloom.plan.plan import SOURCE, Plan
+from batchloom.plan.source import SourceOrder
 from batchloom.store.reader import Store
 
 # Up to this many pools (a million documents) counting takes less time than starting a process.
@@ -37,9 +39,9 @@ _HEADER = struct.Struct("<8sQ16s")
 _FOLDER = "plans"
 
 
-def table_name(plan: Plan) -> str:
-    """File name of a plan's table."""
-    return fingerprint(plan.table_identity) + ".counts"
+def table_name(order: SourceOrder) -> str:
+    """File name of a source's table."""
+    return fingerprint(order.table_identity) + ".counts"
 
 
 def table_folders(store: Store) -> list[Path]:
@@ -51,39 +53,46 @@ def table_folders(store: Store) -> list[Path]:
     return [beside / _FOLDER, cache]
 
 
-def load_table(plan: Plan, folders: list[Path]) -> bool:
-    """Let the plan adopt its cached table; False when there is none yet, or a damaged one.
+def load_tables(plan: Plan) -> None:
+    """Let the sources of a plan adopt those of their tables that are cached."""
+    for order in plan.orders():
+        if not order.counted:
+            load_table(order, table_folders(stored(order)))
+
+
+def load_table(order: SourceOrder, folders: list[Path]) -> bool:
+    """Let a source adopt its cached table; False when there is none yet, or a damaged one.
 
     Raises:
-        PlanError: a table that contradicts what the plan has counted itself.
+        PlanError: a table that contradicts what the source has counted itself.
     """
     for folder in folders:
-        path = folder / table_name(plan)
+        path = folder / table_name(order)
         try:
             data = path.read_bytes()
         except OSError:
             continue  # Not there, or a folder this user may not read: as good as not counted.
         counts = _decode(data)
         if counts is None:
-            log_of(plan).warning("%s is damaged; it is counted again.", path)
+            log_of(stored(order)).warning("%s is damaged; it is counted again.", path)
             continue
-        plan.adopt_counts(counts)
+        order.adopt(counts)
         return True
     return False
 
 
 def write_table(
-    plan: Plan, folders: list[Path], progress: Callable[[int, int], None] | None = None
+    order: SourceOrder, folders: list[Path], progress: Callable[[int, int], None] | None = None
 ) -> Path:
     """Count all pools and write the table to the first folder that can be written.
 
     Raises:
         StoreError: none of the folders can be written.
     """
-    data = _encode(plan.count_all(progress))
+    data = _encode(order.count_all(progress))
     reasons = []
     for folder in folders:
-        path = folder / table_name(plan)
+        path = folder / table_name(order)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # A name of its own: two nodes may count at once, with one process number.
@@ -104,38 +113,63 @@ def write_table(
     )
 
 
-def wait_for_table(plan: Plan, folders: list[Path]) -> None:
+def wait_for_tables(plan: Plan) -> None:
     """Return when the plan has its counts: adopted from another process, or counted here.
 
-    Tells the log ``batchloom`` (level INFO) every few seconds how far it is.
+    Sources of few pools are counted at once. Tells the log ``batchloom`` (level INFO) every few seconds how far it is.
     """
-    told = time.monotonic()
+    for order in plan.orders():
+        if order.pools.count <= IN_PLACE:
+            order.count_all()
+        else:
+            wait_for_table(order, table_folders(stored(order)))
+
+
+def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
+    """Return when a source has its counts: adopted from another process, or counted here."""
+    log, told = log_of(stored(order)), time.monotonic()
 
     def tell(done: int, pools: int) -> None:
         nonlocal told
         if time.monotonic() - told > _TELL_SECONDS:
             told = time.monotonic()
-            log_of(plan).info(
-                "Counting sequences for the length of the run: %d of %d pools.", done, pools
+            log.info(
+                "Counting sequences for the length of the run: %d of %d pools%s.",
+                done,
+                pools,
+                whose,
             )
 
-    while not plan.has_counts and not load_table(plan, folders):
-        with lock_table(plan, folders) as mine:
-            if mine and not load_table(plan, folders):
-                write_table(plan, folders, tell)
+    whose = "" if order.name == SOURCE else f" of {order.name}"
+    while not order.counted and not load_table(order, folders):
+        with lock_table(order, folders) as mine:
+            if mine and not load_table(order, folders):
+                write_table(order, folders, tell)
             elif not mine:
                 if time.monotonic() - told > _TELL_SECONDS:
                     told = time.monotonic()
-                    log_of(plan).info(
-                        "Waiting for another process of this node to count sequences."
-                    )
+                    log.info("Waiting for another process of this node to count sequences.")
                 time.sleep(0.05)
 
 
+def stored(order: SourceOrder) -> Store:
+    """The open store of a source.
+
+    Raises:
+        InputError: it is only lengths.
+    """
+    if not isinstance(order.store, Store):
+        raise InputError(
+            f"A Loader reads the tokens of an open store; this plan was made of {type(order.store).__name__}. "
+            "Give Plan(open_store(path), spec)."
+        )
+    return order.store
+
+
 @contextlib.contextmanager
-def lock_table(plan: Plan, folders: list[Path]) -> Iterator[bool]:
+def lock_table(order: SourceOrder, folders: list[Path]) -> Iterator[bool]:
     """Whether this process is the one that counts; the lock dies with the process."""
-    descriptor = _lock_file(table_name(plan), folders)
+    descriptor = _lock_file(table_name(order), folders)
     if descriptor is None:
         yield True
         return
@@ -147,7 +181,7 @@ def lock_table(plan: Plan, folders: list[Path]) -> Iterator[bool]:
             return
         except OSError as error:
             # No locks on this file system: counting twice is slow, not wrong.
-            log_of(plan).warning("No lock beside %s: %s.", folders[0], error.strerror)
+            log_of(stored(order)).warning("No lock beside %s: %s.", folders[0], error.strerror)
         yield True
     finally:
         # Closing alone would leave the lock to children forked meanwhile.
@@ -166,7 +200,7 @@ def _lock_file(name: str, folders: list[Path]) -> int | None:
     return None
 
 
-def count_beside(store: Store, spec: dict[str, object]) -> None:
+def count_beside(plan: Plan) -> None:
     """Start counting in a process of its own, at low priority; see :mod:`batchloom.batches.count`.
 
     Should it fail, whoever needs the table counts it and meets the reason.
@@ -177,15 +211,20 @@ def count_beside(store: Store, spec: dict[str, object]) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    request = canonical(
-        {
-            "path": str(store.path),
-            "split": store.split,
-            "generation": store.generation,
-            "spec": spec,
-        }
-    )
+    waiting = [order for order in plan.orders() if not order.counted]
+    request = canonical([_request(order) for order in waiting])
     threading.Thread(target=process.communicate, args=(request,), daemon=True).start()
+
+
+def _request(order: SourceOrder) -> dict[str, object]:
+    store = stored(order)
+    return {
+        "name": order.name,
+        "path": str(store.path),
+        "split": store.split,
+        "generation": store.generation,
+        "spec": to_plain(order.spec),
+    }
 
 
 def _encode(counts: NDArray[np.int64]) -> bytes:

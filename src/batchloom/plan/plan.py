@@ -1,210 +1,390 @@
 """The plan: the whole order of a run as a value. Every answer is arithmetic on lengths."""
 
 import threading
-from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, final
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import PlanError, StateError
+from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.spec import to_plain
-from batchloom.plan.pools import LeftOut, Lengths, Pools
-from batchloom.plan.rows import Rows, join_rows, slice_rows
-from batchloom.plan.spec import ORDER_VERSION, PlanSpec
+from batchloom.plan.edits import Edit, check_edit, edit_plain
+from batchloom.plan.identity import origin_identity, source_identity
+from batchloom.plan.mixture import Mixture, PlanStore, SourceSpec, Weights, weighed_in
+from batchloom.plan.pools import LeftOut, Pools
+from batchloom.plan.rows import Rows, join_rows, named, reorder_rows, slice_rows
+from batchloom.plan.shares import Caps, Measured, apportion, flat_weights, measure, sequence_shares
+from batchloom.plan.source import Found, SourceOrder
+from batchloom.plan.spec import PlanSpec
+from batchloom.plan.state import resume_at, state_at
+from batchloom.plan.timeline import Segment, Stretch, Timeline, course_of
 
 SOURCE = "data"
-_KEPT_POOLS = 4
-_KEPT_EPOCHS = 2
-_KEPT_ANCHORS = 1024
-# What may change between a run and its continuation without changing the order.
-_NOT_ORDER = ("epochs", "steps", "last")
-
-
-class PlanStore(Protocol):
-    """What a plan needs of a store: its lengths and its fingerprint."""
-
-    @property
-    def lengths(self) -> Lengths:
-        """Lengths of the documents in tokens."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the content of the store."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """A pool in the order of the run: its epoch, its place there, the sequences before it."""
-
-    epoch: int
-    slot: int
-    before: int
+WHOLE = (0, 1)
+# Rows of a mixture are gathered from its sources so many positions at once.
+_WINDOW = 8192
+_KEPT_WINDOWS = 4
 
 
 @final
 class Plan:
-    """The order of one store under one spec: position p of the run is one sequence.
+    """The order of one store, or of a mixture, under one spec: position p of the run is one sequence.
 
-    Step s holds positions [s * global_batch_size, (s + 1) * global_batch_size). Answers depend
-    on the arguments of the constructor alone; what is kept inside (pools entered before,
-    counts of sequences) only saves work. Safe to share between threads.
+    Step s holds positions [s * global_batch_size, (s + 1) * global_batch_size), where no edit
+    changed that. Answers depend on the arguments of the constructor alone; what is kept inside (pools
+    entered before, counts of sequences) only saves work. Safe to share between threads.
 
     Args:
-        store: what to order: anything with ``lengths`` and a ``fingerprint``.
+        data: what to order: a store (anything with ``lengths``, ``tokens`` and a ``fingerprint``), or a mixture.
         spec: settings of the order.
+        edits: what changes later in the run, in the order it was decided.
+
+    Attributes:
+        data, spec, edits: as given; the spec with the size of its pools chosen.
+        names: of the sources, in the order of their numbers in rows; of a lone store ``data``.
 
     Raises:
-        PlanError: the store has no documents, or one that is too long with overlong='error'.
+        PlanError: a source without documents, or with one that is too long with overlong='error'; weights that
+            cannot be met; a mixture that says nothing of its end; an edit that cannot be.
+        SettingsError: settings or edits that contradict the mixture; every problem.
     """
 
-    def __init__(self, store: PlanStore, spec: PlanSpec) -> None:
-        self.store, self.spec = store, spec
-        self.pools = Pools(store.lengths, spec, SOURCE)
-        if not self.pools.count:
-            raise PlanError("The store has no documents in this subset; there is nothing to plan.")
-        if spec.overlong == "error":
-            self.pools.refuse_overlong()
-        self._counts = np.full(self.pools.count, -1, np.int64)
-        self._total = -1
-        self._recent: OrderedDict[tuple[int, int], Rows] = OrderedDict()
-        self._orders: OrderedDict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = OrderedDict()
-        # Pools whose place in the run is known, by the sequences before them.
-        self._anchors = [Cursor(0, 0, 0)]
+    def __init__(
+        self, data: PlanStore | Mixture, spec: PlanSpec, edits: Sequence[Edit] = ()
+    ) -> None:
+        self.data, self.edits = data, tuple(edits)
+        self._stores: dict[str, PlanStore] = (
+            dict(sorted(data.stores.items())) if isinstance(data, Mixture) else {SOURCE: data}
+        )
+        self.names = tuple(self._stores)
+        self.spec = spec.with_pools_for(len(self.names))
+        self._check()
         self._lock = threading.RLock()
+        self._orders: dict[tuple[int, int], SourceOrder] = {}
+        self._measured: dict[tuple[int, int], Measured] = {}
+        # Where an edit of seq_len left each source, as (epoch, slot, row): found, or told by a state.
+        self.cuts: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._windows: dict[tuple[int, int], tuple[int, int, Rows]] = {}
+        mixture = data if isinstance(data, Mixture) else None
+        first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
+        weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
+        self.course = course_of(weights, first, mixture.stages if mixture else (), self.edits)
+        # Lengths of sequences by era.
+        self._seq_lens = (spec.seq_len, *(seq_len for _, seq_len in self.course.cuts))
+        self.timeline = Timeline(
+            self.course,
+            self._slots,
+            (len(self.names), spec.lanes),
+            self._limit,
+            stop=mixture is not None and mixture.exhausted == "stop",
+        )
+        for number in self.weighed:
+            # What is too long for a plan that cuts nothing is told before anything is served.
+            if self._spec_of(number, 0).overlong == "error":
+                self.order(number)
 
-    def __reduce__(self) -> tuple[type["Plan"], tuple[PlanStore, PlanSpec]]:
-        return Plan, (self.store, self.spec)
+    def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
+        return Plan, (self.data, self.spec, self.edits)
 
     def twin(self) -> "Plan":
         """The same plan with what is known of it so far and a lock of its own, for after a fork."""
-        plan = Plan(self.store, self.spec)
-        plan._counts, plan._total = self._counts.copy(), self._total
-        plan._anchors = list(self._anchors)
+        plan = Plan(self.data, self.spec, self.edits)
+        plan.cuts = dict(self.cuts)
+        plan.timeline.adopt(self.timeline.exhausted, 0)
+        for (era, number), order in sorted(self._orders.items()):
+            plan.order(number, era).learn_from(order)
         return plan
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the fingerprint is made of: every field that decides the order."""
-        spec = {k: v for k, v in to_plain(self.spec).items() if k not in _NOT_ORDER}
-        spec["block"] = self.pools.blocks[0]
-        source = {"store": self.store.fingerprint, "documents": self.pools.documents}
-        return {
-            "order_version": ORDER_VERSION,
-            "spec": spec,
-            "sources": {SOURCE: {**source, **self._layers()}},
-        }
+    def edited(self, edit: Edit) -> "Plan":
+        """The plan with one more edit, and with what is known of this one.
 
-    def _layers(self) -> dict[str, list[list[int]]]:
-        """Documents and block of each layer, where there are several: pools end with them."""
-        layers = zip(self.pools.layers, self.pools.blocks, strict=True)
-        return {"layers": [list(layer) for layer in layers]} if len(self.pools.layers) > 1 else {}
+        Raises:
+            PlanError, SettingsError: the edit cannot be.
+        """
+        plan = Plan(self.data, self.spec, (*self.edits, edit))
+        for (era, number), order in sorted(self._orders.items()):
+            if plan._seq_lens[: era + 1] == self._seq_lens[: era + 1] and not era:
+                plan.order(number, era).learn_from(order)
+        return plan
+
+    def _check(self) -> None:
+        mixture = self.data if isinstance(self.data, Mixture) else None
+        for name, store in self._stores.items():
+            if not store.lengths.size:
+                what = f"Source {name!r}" if mixture else "The store"
+                raise PlanError(
+                    f"{what} has no documents in this subset; there is nothing to plan."
+                )
+        if mixture and self.spec.epochs is not None:
+            raise SettingsError(
+                [
+                    "epochs: the sources of a mixture have epochs of their own: give steps, or "
+                    "sources={name: SourceSpec(epochs=...)} with exhausted='stop' or 'redistribute'"
+                ]
+            )
+        if mixture and self.spec.steps is None and mixture.exhausted == "repeat":
+            raise SettingsError(
+                [
+                    "steps: missing; a mixture that repeats its sources has no end of its own (exhausted='stop' has)"
+                ]
+            )
+        sizes = {name: store.lengths.size for name, store in self._stores.items()}
+        last = 0
+        for edit in self.edits:
+            if edit.weights is not None and mixture is None:
+                raise SettingsError(
+                    ["weights: one store has none; start with a Mixture to change them"]
+                )
+            check_edit(edit, self._stores, last, self.spec.lanes, sizes)
+            last = edit.step
+
+    # -- sources ---------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> PlanStore:
+        """The store of a plan of one.
+
+        Raises:
+            PlanError: it is a mixture; ``stores`` has all.
+        """
+        if isinstance(self.data, Mixture):
+            raise PlanError("A mixture has several stores; plan.stores names them.")
+        return self.data
+
+    @property
+    def stores(self) -> Mapping[str, PlanStore]:
+        """The stores by the names of the sources, in the order of ``names``."""
+        return self._stores
+
+    @property
+    def pools(self) -> Pools:
+        """The pools of a plan of one store."""
+        return self.order(self._only()).pools
+
+    def _only(self) -> int:
+        _ = self.store
+        return 0
+
+    def source_spec(self, number: int) -> SourceSpec:
+        """What is said of one source alone."""
+        given = self.data.sources if isinstance(self.data, Mixture) else {}
+        return given.get(self.names[number], SourceSpec())
+
+    def _spec_of(self, number: int, era: int) -> PlanSpec:
+        own = self.source_spec(number)
+        return self.spec.for_source(self._seq_lens[era], own.seed, own.overlong)
+
+    def order(self, number: int, era: int = 0) -> SourceOrder:
+        """The order of a source, by its number, after so many changes of ``seq_len``.
+
+        Raises:
+            PlanError: a document is too long with overlong='error'.
+        """
+        with self._lock:
+            known = self._orders.get((era, number))
+            if known is None:
+                known = self._make_order(number, era)
+                self._orders[era, number] = known
+            return known
+
+    def _make_order(self, number: int, era: int) -> SourceOrder:
+        name, spec = self.names[number], self._spec_of(number, era)
+        store = self._stores[name]
+        if era == 0:
+            order = SourceOrder(name, store, spec)
+        else:
+            before = self.order(number, era - 1)
+            order = before.continued(spec, self.cut(number, era))
+        if spec.overlong == "error":
+            order.pools.refuse_overlong()
+        order.kept = max(order.kept if len(self.names) == 1 else 2 * spec.lanes, 2)
+        return order
+
+    def cut(self, number: int, era: int) -> tuple[int, int, int]:
+        """Where a source was left when an era began: (epoch, slot, row)."""
+        if (era, number) not in self.cuts:
+            position = self.course.cuts[era - 1][0]
+            self.timeline.segment_at(position)
+            earlier = [s for s in self.timeline.segments() if s.era == era - 1]
+            index = int(earlier[-1].served(position)[number, 0])
+            self.cuts[era, number] = self.order(number, era - 1).cut(index)
+        return self.cuts[era, number]
+
+    def orders(self) -> list[SourceOrder]:
+        """The orders of all sources that have a weight from somewhere on, in their last packing."""
+        era = len(self._seq_lens) - 1
+        return [self.order(number, era) for number in self.weighed]
+
+    @cached_property
+    def weighed(self) -> tuple[int, ...]:
+        """Numbers of the sources that have a weight somewhere in the run."""
+        found: set[str] = set()
+        for change in self.course.changes:
+            found |= weighed_in(change.weights, self.names)
+        return tuple(n for n, name in enumerate(self.names) if name in found)
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def measured(self, number: int, era: int = 0) -> Measured:
+        """What the weights of a source are counted with."""
+        known = self._measured.get((era, number))
+        if known is None:
+            name = self.names[number]
+            store = self._stores[name]
+            known = measure(name, store, self._spec_of(number, era))
+            self._measured[era, number] = known
+        return known
+
+    def _slots(self, weights: Weights, gone: frozenset[int], era: int) -> dict[int, int]:
+        mixture = self.data
+        if not isinstance(mixture, Mixture):
+            return {0: 1}
+        tokens = {name: store.tokens for name, store in self._stores.items()}
+        caps = None
+        if mixture.most_epochs is not None:
+            if self.spec.steps is None:
+                raise SettingsError(
+                    ["steps: missing; most_epochs is of a run of a known number of steps"]
+                )
+            caps = Caps(
+                mixture.most_epochs,
+                self.spec.steps * self.spec.global_batch_size * self.spec.seq_len,
+            )
+        flat = flat_weights(weights, tokens, mixture.temperature, caps)
+        flat = {name: w for name, w in flat.items() if self.names.index(name) not in gone}
+        if not flat:
+            return {}
+        known = {name: self.measured(self.names.index(name), era) for name in flat}
+        counts = apportion(sequence_shares(flat, mixture.unit, known), self.spec.lanes)
+        return {self.names.index(name): count for name, count in counts.items()}
+
+    def epochs_of(self, number: int) -> int | None:
+        """How often a source of a mixture may be passed through; None for no bound."""
+        if not isinstance(self.data, Mixture) or self.data.exhausted == "repeat":
+            return None
+        return self.source_spec(number).epochs or 1
+
+    def _limit(self, number: int, era: int, lane: int, count: int) -> int | None:
+        epochs = self.epochs_of(number)
+        if epochs is None:
+            return None
+        order = self.order(number, era)
+        if order.surely_has(count, epochs, lane):
+            return None
+        limit = order.limit(epochs, lane)
+        return limit if limit < count else None
+
+    # -- names -----------------------------------------------------------------------------------
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What the fingerprint is made of, before any edit: every field that decides the order."""
+        return origin_identity(self)
+
+    @cached_property
+    def journal(self) -> list[dict[str, Any]]:
+        """The edits as plain values, each with the sources it adds and the fingerprint after it."""
+        known = set(self.identity["sources"])
+        name, entries = fingerprint(self.identity), []
+        for edit in self.edits:
+            entry = edit_plain(edit)
+            used = weighed_in(edit.weights, self.names) if edit.weights is not None else set()
+            added = sorted(used - known)
+            if added:
+                entry["added"] = {
+                    source: source_identity(self, self.names.index(source)) for source in added
+                }
+                known |= set(added)
+            name = fingerprint([name, entry])
+            entries.append({**entry, "fingerprint": name})
+        return entries
 
     @property
     def fingerprint(self) -> str:
         """32 hex digits that name the order.
 
         Equal fingerprints give equal steps, up to where the shorter of two runs ends: past its
-        end a run has empty sequences.
+        end a run has empty sequences. An edit makes a new one, of the old and the edit.
         """
-        return fingerprint(self.identity)
+        name: str = self.journal[-1]["fingerprint"] if self.journal else fingerprint(self.identity)
+        return name
+
+    # -- counts ----------------------------------------------------------------------------------
 
     def left_out(self) -> LeftOut:
         """What ``overlong='drop'`` or ``'truncate'`` keeps out of every epoch; reads all lengths."""
-        return self.pools.left_out()
+        found = [order.pools.left_out() for order in self.orders()]
+        return LeftOut(sum(one.documents for one in found), sum(one.tokens for one in found))
 
     def longest(self) -> int:
         """Tokens of the longest document; reads all lengths."""
-        return self.pools.longest()
+        return max(order.pools.longest() for order in self.orders())
 
     @property
-    def table_identity(self) -> dict[str, Any]:
-        """What the counts of sequences depend on, for caching them: not epochs or batch size."""
-        names = ("seq_len", "packing", "overlong", "seed", "shuffle", "pool_size")
-        spec = to_plain(self.spec)
-        return {
-            "order_version": ORDER_VERSION,
-            "store": self.store.fingerprint,
-            "source": SOURCE,
-            "block": self.pools.blocks[0],
-            **self._layers(),
-            **{name: spec[name] for name in names},
-        }
+    def documents(self) -> int:
+        """Documents of all sources."""
+        return sum(order.pools.documents for order in self.orders())
 
     @property
     def has_counts(self) -> bool:
         """Whether every pool's number of sequences is known, so that no question waits."""
-        return self._total >= 0
+        return all(order.counted for order in self.orders())
 
-    def adopt_counts(self, counts: NDArray[np.int64]) -> None:
-        """Take the number of sequences of every pool, int64 [pools], as counted before.
-
-        Raises:
-            PlanError: another number of pools, or a count that contradicts a known one.
-        """
-        with self._lock:
-            known = self._counts >= 0
-            if counts.shape != self._counts.shape or (counts[known] != self._counts[known]).any():
-                raise PlanError(
-                    f"A table of {counts.size} pools does not belong to this plan of {self.pools.count}; "
-                    "delete the cached table, it will be made again."
-                )
-            self._counts = counts.astype(np.int64)
-            self._total = self._checked_total()
-
-    def count_all(self, progress: Callable[[int, int], None] | None = None) -> NDArray[np.int64]:
-        """Number of sequences of every pool, int64 [pools]; counts those not yet known.
+    def count_all(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Count the sequences of every pool of every source not yet known.
 
         Args:
             progress: called with (pools counted, pools) after each pool.
         """
-        for pool in range(self.pools.count):
-            if self._counts[pool] < 0:
-                count = self.pools.count_sequences(pool)
-                with self._lock:
-                    self._counts[pool] = count
-            if progress:
-                progress(pool + 1, self.pools.count)
-        with self._lock:
-            self._total = self._checked_total()
-            return self._counts.copy()
+        orders = self.orders()
+        pools, done = sum(order.pools.count for order in orders), 0
+        for order in orders:
 
-    def _checked_total(self) -> int:
-        total = int(self._counts.sum())
-        if not total:
-            raise PlanError(
-                f"No sequence can be made of {self.pools.documents} documents: all are empty, or longer than "
-                f"seq_len {self.spec.seq_len} with overlong='drop'. Raise seq_len or use overlong='split'."
-            )
-        return total
+            def tell(counted: int, _of: int, done: int = done) -> None:
+                if progress:
+                    progress(done + counted, pools)
+
+            order.count_all(tell)
+            done += order.pools.count
 
     @property
     def sequences_per_epoch(self) -> int:
-        """Sequences of one epoch; counts every pool when that has not been done."""
-        if self._total < 0:
-            self.count_all()
-        return self._total
+        """Sequences of one epoch of a plan of one store; counts every pool when that has not been done."""
+        return self.order(self._only(), len(self._seq_lens) - 1).sequences
 
-    @property
+    @cached_property
     def positions(self) -> int:
-        """Positions of the whole run that carry data (with ``steps``: steps x batch size)."""
+        """Positions of the run's steps that carry data; the first after the last of them."""
         if self.spec.steps is not None:
-            return self.spec.steps * self.spec.global_batch_size
-        return (self.spec.epochs or 1) * self.sequences_per_epoch
+            return self.course.position_of(self.spec.steps)
+        if isinstance(self.data, Mixture):
+            return self.timeline.run_out()
+        last = self._last_segment()
+        order = self.order(0, last.era)
+        ends = []
+        for lane in range(self.spec.lanes):
+            limit = order.limit(self.spec.epochs or 1, lane)
+            ends.append(last.place(0, lane, limit) or last.position)
+        # The first position of any lane for which nothing is left.
+        return min(ends)
+
+    def _last_segment(self) -> Segment:
+        marks = [change.position for change in self.course.changes]
+        marks += [position for position, _ in self.course.cuts]
+        segment = self.timeline.segment_at(max(marks))
+        if segment is None:
+            raise AssertionError("one store has no schedule that ends")
+        return segment
 
     @property
     def steps(self) -> int:
         """Exact number of steps of the run."""
         if self.spec.steps is not None:
             return self.spec.steps
-        size = self.spec.global_batch_size
-        return self.positions // size if self.spec.last == "drop" else -(-self.positions // size)
+        step, inside = self.course.step_at(self.positions)
+        return step + (inside > 0 and self.spec.last == "fill")
 
     def has_step(self, step: int) -> bool:
         """Whether the run has this step; answers without counting pools far ahead."""
@@ -212,157 +392,181 @@ class Plan:
             return False
         if self.spec.steps is not None:
             return step < self.spec.steps
-        size = self.spec.global_batch_size
-        needed = (step + 1) * size - 1 if self.spec.last == "drop" else step * size
-        return self.locate(needed) is not None
+        first = self.course.position_of(step)
+        return self.holds(
+            first + self.course.size_of(step) - 1 if self.spec.last == "drop" else first
+        )
 
-    def locate(self, position: int) -> Cursor | None:
-        """The pool that holds a position; None when the run ends before it.
-
-        Without the counts of all pools this walks from the nearest pool it knows, counting
-        the pools between; with them it is a binary search (over sums made once an epoch).
-        """
-        epochs = None if self.spec.steps is not None else (self.spec.epochs or 1)
-        if self.spec.steps is not None and position >= self.positions:
-            return None
+    def holds(self, position: int) -> bool:
+        """Whether a position of a run without a number of steps carries data."""
         with self._lock:
-            if self._total >= 0:
-                return self._search(position, epochs)
-            return self._walk(position, epochs)
+            segment = self.timeline.segment_at(position)
+            if segment is None:
+                return False
+            if isinstance(self.data, Mixture):
+                return True
+            _, lanes, indices = segment.at(np.array([position]))
+            order = self.order(0, segment.era)
+            return order.find(int(lanes[0]), int(indices[0]), self.spec.epochs or 1) is not None
 
-    def _search(self, position: int, epochs: int | None) -> Cursor | None:
-        epoch, inside = divmod(position, self._total)
-        if epochs is not None and epoch >= epochs:
-            return None
-        ends = self._epoch(epoch)[1]
-        slot = int(ends.searchsorted(inside, side="right"))
-        before = int(ends[slot - 1]) if slot else 0
-        return Cursor(epoch, slot, epoch * self._total + before)
+    # -- rows ------------------------------------------------------------------------------------
 
-    def _walk(self, position: int, epochs: int | None) -> Cursor | None:
-        place = bisect_right(self._anchors, position, key=lambda anchor: anchor.before)
-        cursor = self._anchors[place - 1]
-        empty = 0
-        while True:
-            if self._total >= 0:
-                return self._search(position, epochs)
-            if cursor.slot == self.pools.count:
-                cursor = Cursor(cursor.epoch + 1, 0, cursor.before)
-            if epochs is not None and cursor.epoch >= epochs:
+    def locate(self, position: int) -> Found | None:
+        """Where a position of a plan of one store stands; None when the run ends before it."""
+        with self._lock:
+            segment = self.timeline.segment_at(position)
+            if segment is None or not self.holds(position):
                 return None
-            pool = int(self._order(cursor.epoch)[cursor.slot])
-            # Who asks for the first sequence of a pool is about to enter it: pack it once.
-            begins = position == cursor.before
-            count = len(self._entered(pool, cursor.epoch)) if begins else self._count(pool)
-            if position < cursor.before + count:
-                self._anchor(cursor)
-                return cursor
-            empty = 0 if count else empty + 1
-            if empty >= self.pools.count:
-                self._checked_total()
-            cursor = Cursor(cursor.epoch, cursor.slot + 1, cursor.before + count)
+            sources, lanes, indices = segment.at(np.array([position]))
+            order = self.order(int(sources[0]), segment.era)
+            return order.find(int(lanes[0]), int(indices[0]))
 
-    def _anchor(self, cursor: Cursor) -> None:
-        """Remember where a pool begins; the origin and the latest ones are kept."""
-        place = bisect_right(self._anchors, cursor.before, key=lambda anchor: anchor.before)
-        if self._anchors[place - 1] != cursor:
-            self._anchors.insert(place, cursor)
-        if len(self._anchors) > _KEPT_ANCHORS:
-            del self._anchors[1]
-
-    def _count(self, pool: int) -> int:
-        if self._counts[pool] < 0:
-            self._counts[pool] = self.pools.count_sequences(pool)
-            self._total_when_known()
-        return int(self._counts[pool])
-
-    def _total_when_known(self) -> None:
-        if (self._counts >= 0).all():
-            self._total = self._checked_total()
-
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        return self._epoch(epoch)[0]
-
-    def _epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The pools in an epoch's order, and the sequences up to the end of each (once known)."""
-        order, ends = self._orders.pop(epoch, (None, None))
-        if order is None:
-            order = self.pools.order(epoch)
-        if ends is None or (self._total >= 0 and not ends.size):
-            ends = np.cumsum(self._counts[order]) if self._total >= 0 else np.empty(0, np.int64)
-        self._orders[epoch] = (order, ends)
-        while len(self._orders) > _KEPT_EPOCHS:
-            self._orders.popitem(last=False)
-        return order, ends
-
-    def rows(self, start: int, stop: int) -> Rows:
+    def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
         """The rows of positions ``start`` to ``stop - 1``; rows past the end of the run are empty.
+
+        Args:
+            start, stop: positions under one ``seq_len``.
+            part: (r, R) gives the positions whose lane is r modulo R only, in their order.
 
         Raises:
             PlanError: a negative or reversed range, or a store that gives no sequence at all.
         """
         if not 0 <= start <= stop:
             raise PlanError(f"Positions {start} to {stop} are no range of this plan.")
-        pieces = []
-        position = start
+        if part != WHOLE and (start % self.spec.lanes or stop % self.spec.lanes):
+            raise PlanError(
+                f"Positions {start} to {stop} are no whole groups of {self.spec.lanes} lanes."
+            )
         with self._lock:
-            while position < stop:
-                cursor = self.locate(position)
-                if cursor is None:
-                    break
-                pool = self._entered(int(self._order(cursor.epoch)[cursor.slot]), cursor.epoch)
-                end = min(cursor.before + len(pool), stop)
-                if self.spec.steps is not None:
-                    end = min(end, self.positions)
-                pieces.append(slice_rows(pool, position - cursor.before, end - cursor.before))
-                position = end
-        return join_rows(pieces, stop - start)
+            first, last, rows = self._window(start, stop, part)
+            if (first, last) == (start, stop):
+                return rows
+            return slice_rows(
+                rows, self._rows_in(start - first, part), self._rows_in(stop - first, part)
+            )
 
-    def _entered(self, pool: int, epoch: int) -> Rows:
-        rows = self._recent.pop((epoch, pool), None)
-        if rows is None:
-            rows = self.pools.rows(pool, epoch)
-            if self._counts[pool] < 0:
-                self._counts[pool] = len(rows)
-                self._total_when_known()
-            elif self._counts[pool] != len(rows):
-                raise PlanError(
-                    f"Pool {pool} packs into {len(rows)} sequences, the table says {self._counts[pool]}: it is "
-                    "another plan's, or the store has changed. Delete the cached table, it will be made again."
-                )
-        self._recent[epoch, pool] = rows
-        while len(self._recent) > _KEPT_POOLS:
-            self._recent.popitem(last=False)
+    def _rows_in(self, positions: int, part: tuple[int, int]) -> int:
+        """Rows of a part in so many positions, which are a multiple of ``lanes`` unless all is asked for."""
+        if part == WHOLE:
+            return positions
+        return positions // self.spec.lanes * len(range(part[0], self.spec.lanes, part[1]))
+
+    def _positions(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
+        positions = np.arange(start, stop)
+        if part == WHOLE or start == stop:
+            return positions
+        rank, ranks = part
+        kept = []
+        for segment, a, b in self._stretch(start, stop):
+            inside = np.arange(a, b)
+            lanes = segment.at(inside)[1] if segment else inside % self.spec.lanes
+            kept.append(inside[lanes % ranks == rank])
+        return np.concatenate(kept)
+
+    def _stretch(self, start: int, stop: int) -> list[tuple[Segment | None, int, int]]:
+        """The segments of a range of positions; None past the end of the run."""
+        found: list[tuple[Segment | None, int, int]] = []
+        while start < stop:
+            segment = self.timeline.segment_at(start)
+            until = stop if segment is None else self.timeline.until(segment) or stop
+            # What is known to follow may have been found while this was asked.
+            if segment is not None:
+                self.timeline.segment_at(min(until, stop) - 1)
+                until = self.timeline.until(segment) or stop
+            found.append((segment, start, min(until, stop)))
+            start = min(until, stop)
+        return found
+
+    def _window(self, start: int, stop: int, part: tuple[int, int]) -> tuple[int, int, Rows]:
+        """Rows of a range that holds the one asked for: of many sources more are made at once."""
+        if len(self.names) == 1 and self.spec.lanes == 1:
+            return start, stop, self._made(start, stop, part)
+        kept = self._windows.get(part)
+        if kept and kept[0] <= start and stop <= kept[1]:
+            return kept
+        end = stop
+        if kept and kept[0] <= start <= kept[1] + 8 * (stop - start) and stop - start < _WINDOW:
+            # Whoever reads on, and most of what lies between, gets more than was asked for.
+            end = self._window_end(start, stop)
+        made = (start, end, self._made(start, end, part))
+        self._windows[part] = made
+        while len(self._windows) > _KEPT_WINDOWS:
+            del self._windows[next(iter(self._windows))]
+        return made
+
+    def _window_end(self, start: int, stop: int) -> int:
+        lanes = self.spec.lanes
+        end = max(stop, (start + _WINDOW) // lanes * lanes)
+        for position, _ in self.course.cuts:
+            if stop <= position < end:
+                end = position
+        if self.spec.steps is not None:
+            end = max(min(end, self.positions), stop)
+        return end
+
+    def _made(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+        end = stop if self.spec.steps is None else max(min(stop, self.positions), start)
+        pieces = []
+        for segment, a, b in self._stretch(start, end):
+            positions = self._positions(a, b, part)
+            if segment is None:
+                continue
+            made = self._gathered(segment, positions)
+            pieces.append(self._banned(made, positions))
+        return join_rows(pieces, self._rows_in(stop - start, part))
+
+    def _gathered(self, segment: Segment, positions: NDArray[np.int64]) -> Rows:
+        """The rows of positions of one segment, gathered source by source and lane by lane."""
+        epochs = None
+        if not isinstance(self.data, Mixture) and self.spec.steps is None:
+            epochs = self.spec.epochs or 1
+        sources, lanes, indices = segment.at(positions)
+        groups = sources * self.spec.lanes + lanes
+        if len(segment.sources) == 1 and self.spec.lanes == 1:
+            number, first = int(segment.sources[0]), int(indices[0])
+            pieces = self.order(number, segment.era).rows(0, first, first + len(positions), epochs)
+            return named(join_rows(pieces, len(positions)), number)
+        order = np.argsort(groups, kind="stable")
+        begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        found = []
+        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True):
+            at = order[begin]
+            number, lane, first = int(sources[at]), int(lanes[at]), int(indices[at])
+            pieces = self.order(number, segment.era).rows(lane, first, first + end - begin, epochs)
+            found.append(named(join_rows(pieces, end - begin), number))
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return reorder_rows(join_rows(found, len(order)), place)
+
+    def _banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
+        """The same rows, with the spans of documents marked that are banned by then."""
+        for position, name, numbers in self.course.bans:
+            if not len(positions) or positions[-1] < position:
+                continue
+            late = np.repeat(positions >= position, np.diff(rows.pointers))
+            late &= rows.sources == self.names.index(name)
+            hit = late & np.isin(rows.documents, np.array(numbers, np.int64))
+            if hit.any():
+                rows = rows.with_banned(hit if rows.banned is None else hit | rows.banned)
         return rows
+
+    # -- state -----------------------------------------------------------------------------------
 
     def state(self, position: int) -> dict[str, Any]:
         """One position as plain JSON values, with what it takes to go on there at once.
 
-        Keys: ``order_version``, ``fingerprint``, ``identity`` (its fields, so that a refusal
-        can name the one that differs), ``edits``, ``position``, ``end`` (the positions of the run
-        that carry data, where ``position`` lies past them, else None), per source ``epoch``,
-        ``slot`` (the pool's place in the epoch's order) and ``before`` (sequences before that
-        pool), and ``check``, the fingerprint of all the others.
+        Keys: ``order_version``, ``fingerprint``, ``identity`` (its fields before any edit, so that a
+        refusal can name the one that differs), ``edits`` (the journal), ``position``, ``end`` (the positions
+        of the run that carry data, where ``position`` lies past them, else None), per source ``epoch``,
+        ``slot`` (the pool's place in the epoch's order) and ``before`` (sequences before that pool), or for each
+        lane a list of them; after edits and where sources are exhausted ``cuts`` and ``exhausted``; and
+        ``check``, the fingerprint of all the others.
 
         Raises:
             PlanError: a negative position.
         """
-        if position < 0:
-            raise PlanError(f"Position {position} does not exist; positions count from 0.")
-        cursor = self.locate(position)
-        past = cursor is None and self.spec.steps is None
-        # At the end of a run, the pool of its last sequence: a longer run goes on from there.
-        known = cursor or self.locate(min(position, self.positions) - 1) or Cursor(0, 0, 0)
-        plain: dict[str, Any] = {
-            "order_version": ORDER_VERSION,
-            "fingerprint": self.fingerprint,
-            "identity": self.identity,
-            "edits": [],
-            "position": position,
-            "end": self.positions if past else None,
-            "sources": {SOURCE: {"epoch": known.epoch, "slot": known.slot, "before": known.before}},
-        }
-        return {**plain, "check": fingerprint(plain)}
+        with self._lock:
+            return state_at(self, position)
 
     def resume(self, state: dict[str, Any]) -> int:
         """Check a state against this plan and return the position to go on with.
@@ -374,55 +578,5 @@ class Plan:
             StateError: not a state, changed by hand, of another order version, or of another
                 plan; names each field that differs.
         """
-        cursor = self._checked(state)
-        position, end = int(state["position"]), state["end"]
         with self._lock:
-            self._anchor(cursor)
-        if end is not None and position > end and self.locate(end) is not None:
-            size = self.spec.global_batch_size
-            return int(end) // size * size
-        return position
-
-    def _checked(self, state: dict[str, Any]) -> Cursor:
-        """The cursor of a state that belongs to this plan."""
-        try:
-            rest = {name: value for name, value in state.items() if name != "check"}
-            theirs, check, cursor = state["identity"], state["check"], state["sources"][SOURCE]
-            version, edits = state["order_version"], state["edits"]
-            found = Cursor(cursor["epoch"], cursor["slot"], cursor["before"])
-            same = check == fingerprint(rest)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise StateError(
-                f"This is not a loader's state ({error!r}). Give what state_dict() returned."
-            ) from error
-        if version != ORDER_VERSION:
-            raise StateError(
-                f"The state has order_version {version}, this batchloom makes {ORDER_VERSION}; go on with the "
-                "version that wrote it, or start without it."
-            )
-        if state["fingerprint"] != self.fingerprint:
-            differ = _differences(theirs, self.identity) or [
-                f"fingerprint was {state['fingerprint']!r}"
-            ]
-            raise StateError(
-                f"The state belongs to another plan: {'; '.join(differ)}. Give the settings and the "
-                "store the state was made with, or start without it."
-            )
-        if not same or edits:
-            raise StateError(
-                "The state was changed after it was saved: its check does not fit its fields. Use the one that "
-                "was saved."
-            )
-        return found
-
-
-def _differences(theirs: Any, ours: Any, path: str = "") -> list[str]:
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        return [
-            line
-            for key in sorted({*theirs, *ours})
-            for line in _differences(
-                theirs.get(key), ours.get(key), f"{path}.{key}" if path else key
-            )
-        ]
-    return [] if theirs == ours else [f"{path} was {theirs!r} and is {ours!r}"]
+            return resume_at(self, state)

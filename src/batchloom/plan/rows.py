@@ -1,6 +1,6 @@
 """Rows: what a plan answers, in flat arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +20,8 @@ class Rows:
         starts: first token of the span inside its document, int64 [N].
         lengths: tokens of the span, at least 1, int64 [N].
         places: where the span begins inside its row, int64 [N].
+        banned: whether the span's document is banned, so that it is served as padding, bool [N]; None where
+            none is.
     """
 
     pointers: NDArray[np.int64]
@@ -28,9 +30,21 @@ class Rows:
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     places: NDArray[np.int64]
+    banned: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.pointers) - 1
+
+    def with_banned(self, banned: NDArray[np.bool_]) -> "Rows":
+        """The same rows, with other spans banned."""
+        return replace(self, banned=banned)
+
+
+def named(rows: Rows, source: int) -> Rows:
+    """The same rows, all of the source of this number."""
+    if not source:
+        return rows
+    return replace(rows, sources=np.full(len(rows.sources), source, np.int32))
 
 
 def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
@@ -43,6 +57,7 @@ def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
         rows.starts[first:last],
         rows.lengths[first:last],
         rows.places[first:last],
+        None if rows.banned is None else rows.banned[first:last],
     )
 
 
@@ -60,6 +75,7 @@ def reorder_rows(rows: Rows, order: NDArray[np.int64]) -> Rows:
         rows.starts[chosen],
         rows.lengths[chosen],
         rows.places[chosen],
+        None if rows.banned is None else rows.banned[chosen],
     )
 
 
@@ -80,6 +96,15 @@ def join_rows(pieces: list[Rows], count: int) -> Rows:
         _joined([piece.starts for piece in pieces], np.int64),
         _joined([piece.lengths for piece in pieces], np.int64),
         _joined([piece.places for piece in pieces], np.int64),
+        _joined_bans(pieces),
+    )
+
+
+def _joined_bans(pieces: list[Rows]) -> NDArray[np.bool_] | None:
+    if all(piece.banned is None for piece in pieces):
+        return None
+    return np.concatenate(
+        [np.zeros(len(p.sources), bool) if p.banned is None else p.banned for p in pieces]
     )
 
 

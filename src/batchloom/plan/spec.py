@@ -1,7 +1,7 @@
 """The settings of a plan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -15,8 +15,11 @@ Last = Literal["fill", "drop"]
 ORDER_VERSION = 1
 
 POOL_SIZE = 65_536
+# Of many sources or lanes each has a pool in memory: they are smaller.
+SMALL_POOL_SIZE, MANY = 8_192, 16
 # A pool is packed in memory, and its sort keys hold (row, hash, span) in 64 bits.
 MOST_POOL_SIZE = 1 << 24
+MOST_LANES = 4096
 # From this many documents on, what is permuted is blocks of neighbours (docs/order.md).
 BLOCKS_FROM = 4_000_000
 BLOCK = 64
@@ -42,9 +45,12 @@ class PlanSpec:
         steps: steps in all, over as many epochs as they take; at most 2**48.
         last: the last step of a run that ends inside it is filled (``fill``) with sequences
             that carry no loss, or left out (``drop``).
-        pool_size: documents packed together, at most 2**24.
+        pool_size: documents packed together, at most 2**24; 0 chooses: 65,536, or 8,192 where there are
+            more than 16 sources or lanes.
         block: neighbouring documents that are permuted as one; 0 chooses by the number of
             documents alone: 1 below 4 million, else 64.
+        lanes: what pools are dealt to, so that on object storage a rank touches only those of its own
+            lanes; ``global_batch_size`` is a multiple of it. 1 deals nothing.
         bounds: least and most of each number, the same for every spec.
     """
 
@@ -55,8 +61,9 @@ class PlanSpec:
             "seed": (-_MOST_SEED, _MOST_SEED),
             "epochs": (1, 1 << 24),
             "steps": (1, 1 << 48),
-            "pool_size": (1, MOST_POOL_SIZE),
+            "pool_size": (0, MOST_POOL_SIZE),
             "block": (0, MOST_POOL_SIZE),
+            "lanes": (1, MOST_LANES),
         }
     )
 
@@ -69,8 +76,9 @@ class PlanSpec:
     epochs: int | None = None
     steps: int | None = None
     last: Last = "fill"
-    pool_size: int = POOL_SIZE
+    pool_size: int = 0
     block: int = 0
+    lanes: int = 1
 
     def __post_init__(self) -> None:
         problems = set_wholes(self, self.bounds)
@@ -92,6 +100,11 @@ class PlanSpec:
         wrong = {problem.split(":")[0] for problem in problems}
         if not wrong & {"pool_size", "block"} and self.block and self.pool_size % self.block:
             problems.append(f"pool_size: {self.pool_size} is not a multiple of block {self.block}")
+        if not wrong & {"lanes", "global_batch_size"} and self.global_batch_size % self.lanes:
+            problems.append(
+                f"lanes: {self.lanes} does not divide global_batch_size {self.global_batch_size}; the largest "
+                f"below it that does is {nearest_divisor(self.global_batch_size, self.lanes)}"
+            )
         if self.steps is not None and not wrong & {"steps", "global_batch_size"}:
             positions = self.steps * self.global_batch_size
             if positions > MOST_POSITIONS:
@@ -101,8 +114,26 @@ class PlanSpec:
                 )
         raise_problems(problems)
 
+    def with_pools_for(self, sources: int) -> "PlanSpec":
+        """The same with the size of its pools chosen, for so many sources."""
+        if self.pool_size:
+            return self
+        size = SMALL_POOL_SIZE if max(sources, self.lanes) > MANY else POOL_SIZE
+        # A block that was asked for is never cut.
+        return replace(self, pool_size=-(-size // max(self.block, 1)) * max(self.block, 1))
+
+    def for_source(self, seq_len: int, seed: int | None, overlong: Overlong | None) -> "PlanSpec":
+        """The same for one source, with what is said of it alone."""
+        own = replace(self, seq_len=seq_len, overlong=overlong or self.overlong)
+        return own if seed is None else replace(own, seed=seed)
+
     def block_for(self, documents: int) -> int:
         """The block used for a source of so many documents."""
         if self.block:
             return self.block
         return BLOCK if documents >= BLOCKS_FROM and self.pool_size % BLOCK == 0 else 1
+
+
+def nearest_divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is at most ``most``."""
+    return max(n for n in range(1, min(most, number) + 1) if number % n == 0)

@@ -1,0 +1,89 @@
+"""From items that are packed together to rows in the order they are served."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.fingerprint import key128
+from batchloom.core.keys import Key, keyed_hashes, shuffled
+from batchloom.plan.pack import Packed, pack
+from batchloom.plan.rows import Rows, reorder_rows
+from batchloom.plan.spec import PlanSpec
+
+Ints = NDArray[np.int64]
+
+
+def packed_rows(
+    documents: Ints, firsts: Ints, lengths: Ints, spec: PlanSpec, keys: tuple[Key, Key]
+) -> Rows:
+    """Pack stretches of documents, and put spans and rows into the order of their keyed hashes.
+
+    Args:
+        documents: number of each stretch's document [N].
+        firsts: its first token inside the document [N].
+        lengths: its tokens [N].
+        spec: ``seq_len``, ``packing`` and ``shuffle``; without ``shuffle`` spans and rows come by
+            document.
+        keys: of the spans inside a row, and of the rows.
+    """
+    packed = pack(lengths, spec.seq_len, spec.packing)
+    order = _span_order(packed, spec, keys[0])
+    taken = packed.items[order]
+    sizes = packed.lengths[order]
+    pointers = np.zeros(packed.count + 1, np.int64)
+    np.cumsum(np.bincount(packed.sequences, minlength=packed.count), out=pointers[1:])
+    begins = np.cumsum(sizes) - sizes
+    first = begins[pointers[:-1]] if packed.count else begins
+    rows = Rows(
+        pointers=pointers,
+        sources=np.zeros(len(order), np.int32),
+        documents=documents[taken],
+        starts=packed.starts[order] + firsts[taken],
+        lengths=sizes,
+        places=begins - np.repeat(first, np.diff(pointers)),
+    )
+    if spec.shuffle:
+        return reorder_rows(rows, shuffled(len(rows), keys[1]))
+    first = rows.pointers[:-1]
+    return reorder_rows(rows, np.lexsort((rows.starts[first], rows.documents[first])))
+
+
+def repacked_rows(left: Rows, name: str, spec: PlanSpec, place: tuple[int, int]) -> Rows:
+    """What is left of a pool, packed anew under another spec; neighbouring pieces of a document are one again.
+
+    Nothing of it is left out as too long: what a pool once held is served.
+
+    Args:
+        left: rows not served yet.
+        name: of the source.
+        spec: the new settings.
+        place: epoch and slot of the pool they are of.
+    """
+    order = np.lexsort((left.starts, left.documents))
+    documents, starts, lengths = left.documents[order], left.starts[order], left.lengths[order]
+    joins = (documents[1:] == documents[:-1]) & (starts[1:] == starts[:-1] + lengths[:-1])
+    first = np.flatnonzero(np.concatenate([np.ones(min(len(order), 1), bool), ~joins]))
+    sizes = np.add.reduceat(lengths, first) if len(first) else lengths
+    keys = [
+        key128(spec.seed, name, purpose, *place) for purpose in ("rest spans", "rest sequences")
+    ]
+    return packed_rows(documents[first], starts[first], sizes, spec, (keys[0], keys[1]))
+
+
+def _span_order(packed: Packed, spec: PlanSpec, key: Key) -> Ints:
+    """Spans row by row; inside a row shuffled, or as in the store."""
+    sequences, items = packed.sequences, packed.items
+    if spec.packing == "wrap":
+        return np.arange(len(sequences))
+    if not spec.shuffle:
+        return np.lexsort((packed.starts, items, sequences))
+    # One sort of (row, hash, index) in a single integer is several times a lexsort. Two
+    # pieces of one document never share a row, so the item's hash alone orders them.
+    bits = max(len(sequences) - 1, 1).bit_length()
+    row_bits = int(sequences.max(initial=0)).bit_length()
+    hashes = keyed_hashes(items, key)
+    free = 64 - bits - row_bits
+    keys = (sequences.astype(np.uint64) << np.uint64(64 - row_bits)) if row_bits else np.uint64(0)
+    keys = keys | ((hashes >> np.uint64(64 - free)) << np.uint64(bits))
+    keys |= np.arange(len(sequences), dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64((1 << bits) - 1)).astype(np.int64)

@@ -1,0 +1,158 @@
+"""From weights to whole numbers: how many sequences each source has in a period."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError
+from batchloom.plan.mixture import PlanStore, Unit, Weights
+from batchloom.plan.pack import count_sequences
+from batchloom.plan.pools import Pools
+from batchloom.plan.spec import PlanSpec
+
+LEAST_PERIOD, MOST_PERIOD = 1 << 16, 1 << 20
+_MOST_OFF = 0.01
+
+
+class Measured(NamedTuple):
+    """What is known of a source before it is counted: of all of it tokens and documents, of its first pool the rest.
+
+    ``per_sequence`` is (tokens, documents) of a sequence, a mean over the first pool that has any.
+    """
+
+    tokens: int
+    documents: int
+    per_sequence: tuple[float, float]
+
+
+def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
+    """Measure a source by its first pool with sequences.
+
+    Raises:
+        PlanError: it has none.
+    """
+    pools = Pools(store.lengths, spec, name)
+    for pool in range(pools.count):
+        lengths = pools.fitted(pool)
+        count = count_sequences(lengths, spec.seq_len, spec.packing)
+        if count:
+            filled = (float(lengths.sum()) / count, float((lengths > 0).sum()) / count)
+            return Measured(store.tokens, pools.documents, filled)
+    raise PlanError(
+        f"Source {name!r} gives no sequence: its documents are all empty, or longer than seq_len "
+        f"{spec.seq_len} with overlong='drop'. Leave it out, raise seq_len or use overlong='split'."
+    )
+
+
+def flat_weights(
+    weights: Weights, sizes: Mapping[str, int], temperature: float, caps: "Caps | None"
+) -> dict[str, float]:
+    """The weight of every source that has one above 0, adding up to 1; groups are divided among theirs.
+
+    Args:
+        weights: as of a mixture, checked.
+        sizes: tokens of each source.
+        temperature: of weights by size.
+        caps: the bound of epochs of weights by size.
+    """
+    if weights == "size":
+        return _by_size(list(sizes), sizes, temperature, caps)
+    found: dict[str, float] = {}
+    for name, weight in weights.items():
+        if isinstance(weight, Mapping):
+            inner = weight["sources"]
+            inside = (
+                _normal(inner)
+                if isinstance(inner, Mapping)
+                else _by_size(list(inner), sizes, temperature, caps)
+            )
+            found.update({source: weight["weight"] * share for source, share in inside.items()})
+        else:
+            found[name] = float(weight)
+    return _normal(found)
+
+
+class Caps(NamedTuple):
+    """A bound of epochs for a run of so many tokens."""
+
+    most_epochs: float
+    tokens: int
+
+
+def _by_size(
+    names: list[str], sizes: Mapping[str, int], temperature: float, caps: Caps | None
+) -> dict[str, float]:
+    if caps is None:
+        largest = max(sizes[name] for name in names) or 1
+        return _normal({name: (sizes[name] / largest) ** (1 / temperature) for name in names})
+    left, shares = float(caps.tokens), {}
+    ascending = sorted(names, key=lambda name: (sizes[name], name))
+    for number, name in enumerate(ascending):
+        shares[name] = min(left / (len(ascending) - number), sizes[name] * caps.most_epochs)
+        left -= shares[name]
+    return _normal(shares)
+
+
+def _normal(weights: Mapping[str, float]) -> dict[str, float]:
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items() if weight > 0}
+
+
+def sequence_shares(
+    weights: Mapping[str, float], unit: Unit, measured: Mapping[str, Measured]
+) -> dict[str, float]:
+    """Shares of the sequences that give the weights in their unit, adding up to 1."""
+    shares = {}
+    for name, weight in weights.items():
+        tokens, documents = measured[name].per_sequence
+        if unit == "tokens":
+            shares[name] = weight / tokens
+        elif unit == "documents":
+            shares[name] = weight / documents
+        else:
+            shares[name] = weight * measured[name].documents / documents
+    return _normal(shares)
+
+
+def apportion(shares: Mapping[str, float], lanes: int = 1) -> dict[str, int]:
+    """Slots of each source in the shortest period that keeps every share within 1 %.
+
+    Periods are the powers of two from 2**16 to 2**20, rounded up to a multiple of ``lanes``; slots are
+    apportioned by largest remainders, the first name first, and none is left without.
+
+    Raises:
+        PlanError: no period does; names the source, and the least share that would do.
+    """
+    if len(shares) == 1:
+        return dict.fromkeys(shares, 1)
+    names = sorted(shares)
+    wanted = np.array([shares[name] for name in names])
+    period = LEAST_PERIOD
+    while True:
+        slots = -(-period // lanes) * lanes
+        counts = _largest_remainders(wanted, slots)
+        off = np.abs(counts / slots / wanted - 1)
+        if off.max() <= _MOST_OFF:
+            return dict(zip(names, counts.tolist(), strict=True))
+        if period >= MOST_PERIOD:
+            break
+        period *= 2
+    worst = int(off.argmax())
+    raise PlanError(
+        f"Source {names[worst]!r} has {wanted[worst]:.2g} of the sequences, which a period of {MOST_PERIOD:,} meets within "
+        f"{off[worst]:.1%} only; 1 % is asked for. Give it at least {1 / (2 * _MOST_OFF * MOST_PERIOD):.2g}, or weight 0."
+    )
+
+
+def _largest_remainders(shares: NDArray[np.float64], slots: int) -> NDArray[np.int64]:
+    exact = shares * slots
+    counts = np.maximum(np.floor(exact).astype(np.int64), 1)
+    order = np.argsort(-(exact - np.floor(exact)), kind="stable")
+    missing = slots - int(counts.sum())
+    if missing > 0:
+        counts[order[:missing]] += 1
+    for _ in range(-missing):
+        counts[int((counts - exact).argmax())] -= 1
+    return counts

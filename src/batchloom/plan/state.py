@@ -1,0 +1,164 @@
+"""The state of a run: one position, the plan it belongs to, and where each source stands."""
+
+from typing import TYPE_CHECKING, Any
+
+from batchloom.core.errors import StateError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.plan.mixture import Mixture
+from batchloom.plan.source import Cursor
+from batchloom.plan.spec import ORDER_VERSION
+
+if TYPE_CHECKING:
+    from batchloom.plan.plan import Plan
+    from batchloom.plan.timeline import Segment
+
+
+def state_at(plan: "Plan", position: int) -> dict[str, Any]:
+    """What ``Plan.state`` gives."""
+    if position < 0:
+        raise StateError(f"Position {position} does not exist; positions count from 0.")
+    past = plan.spec.steps is None and not plan.holds(position)
+    # At the end of a run, the pool of its last sequence: a longer run goes on from there.
+    known = max(min(position, plan.positions) - 1, 0) if past else position
+    segment = plan.timeline.segment_at(known)
+    plain: dict[str, Any] = {
+        "order_version": ORDER_VERSION,
+        "fingerprint": plan.fingerprint,
+        "identity": plan.identity,
+        "edits": plan.journal,
+        "position": position,
+        "end": plan.positions if past else None,
+        "sources": _cursors(plan, segment, known) if segment else {},
+    }
+    gone = {plan.names[n]: where for n, where in plan.timeline.exhausted.items() if where <= known}
+    if gone:
+        plain["exhausted"] = gone
+    if segment and segment.era:
+        numbers = [plan.names.index(name) for name in plain["sources"]]
+        plain["cuts"] = {
+            plan.names[n]: [list(plan.cut(n, era)) for era in range(1, segment.era + 1)]
+            for n in numbers
+        }
+    return {**plain, "check": fingerprint(plain)}
+
+
+def _cursors(plan: "Plan", segment: "Segment", position: int) -> dict[str, Any]:
+    """Where each source stands: the pool of the sequence it serves next, or for lanes a list of them."""
+    served = segment.served(position)
+    found: dict[str, Any] = {}
+    for number in plan.weighed:
+        order = plan.order(number, segment.era)
+        if plan.spec.lanes == 1:
+            found[plan.names[number]] = _plain(order.stands(0, int(served[number, 0])))
+        elif order.counted:
+            # With the table every question is quick, and a lane's place need not be told.
+            found[plan.names[number]] = []
+        else:
+            found[plan.names[number]] = [
+                _plain(order.stands(lane, int(served[number, lane])))
+                for lane in range(plan.spec.lanes)
+            ]
+    return found
+
+
+def _plain(cursor: Cursor) -> dict[str, int]:
+    return {"epoch": cursor.epoch, "slot": cursor.slot, "before": cursor.before}
+
+
+def resume_at(plan: "Plan", state: dict[str, Any]) -> int:
+    """What ``Plan.resume`` gives."""
+    position, end, cursors = _checked(plan, state)
+    names = {name: number for number, name in enumerate(plan.names)}
+    plan.timeline.adopt(
+        {names[n]: where for n, where in state.get("exhausted", {}).items()}, position
+    )
+    for name, cuts in state.get("cuts", {}).items():
+        for era, (epoch, slot, row) in enumerate(cuts, 1):
+            plan.cuts[era, names[name]] = (epoch, slot, row)
+    era = len(state.get("cuts", {}) and next(iter(state["cuts"].values())))
+    for name, places in cursors.items():
+        order = plan.order(names[name], era)
+        for lane, cursor in enumerate(places):
+            order.anchor(lane, cursor)
+    if end is not None and position > end and plan.holds(end):
+        step, inside = plan.course.step_at(end)
+        return plan.course.position_of(step) if inside else int(end)
+    return position
+
+
+def _checked(
+    plan: "Plan", state: dict[str, Any]
+) -> tuple[int, int | None, dict[str, list[Cursor]]]:
+    """Position, end and cursors of a state that belongs to this plan."""
+    try:
+        rest = {name: value for name, value in state.items() if name != "check"}
+        theirs, check, version, edits = (
+            state[name] for name in ("identity", "check", "order_version", "edits")
+        )
+        cursors = {
+            name: [
+                Cursor(one["epoch"], one["slot"], one["before"])
+                for one in (places if isinstance(places, list) else [places])
+            ]
+            for name, places in state["sources"].items()
+        }
+        position, end = state["position"], state["end"]
+        same = check == fingerprint(rest)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise StateError(
+            f"This is not a loader's state ({error!r}). Give what state_dict() returned."
+        ) from error
+    if version != ORDER_VERSION:
+        raise StateError(
+            f"The state has order_version {version}, this batchloom makes {ORDER_VERSION}; go on with the "
+            "version that wrote it, or start without it."
+        )
+    if state["fingerprint"] != plan.fingerprint:
+        raise StateError(_other_plan(plan, theirs, edits, state["fingerprint"]))
+    if not same:
+        raise StateError(
+            "The state was changed after it was saved: its check does not fit its fields. Use the one that "
+            "was saved."
+        )
+    return int(position), end, cursors
+
+
+def _other_plan(plan: "Plan", theirs: Any, edits: Any, name: str) -> str:
+    """What differs between a state's plan and this one, and what would go on."""
+    differ = differences(theirs, plan.identity)
+    if not differ and edits != plan.journal:
+        return (
+            f"The state's journal ({len(edits)} edits) is not the plan's ({len(plan.journal)}): "
+            f"{_first_edit(edits, plan.journal)}. A loader made without edits takes those of the state; a new edit "
+            "is given to the loader that goes on."
+        )
+    told = "; ".join(differ) or f"fingerprint was {name!r}"
+    weights = (
+        isinstance(plan.data, Mixture) and differ and all(d.startswith("mixture.") for d in differ)
+    )
+    remedy = (
+        "Give the weights the run began with, and change them from a step on by an edit (loader.edit)."
+        if weights
+        else "Give the settings and the store the state was made with, or start without it."
+    )
+    return f"The state belongs to another plan: {told}. {remedy}"
+
+
+def _first_edit(theirs: Any, ours: list[dict[str, Any]]) -> str:
+    for number, (one, other) in enumerate(zip(theirs, ours, strict=False)):
+        if one != other:
+            return f"edit {number} " + "; ".join(differences(one, other))
+    return "one has more"
+
+
+def differences(theirs: Any, ours: Any, path: str = "") -> list[str]:
+    """Each field in which two plain values differ: ``path was ... and is ...``."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        return [
+            line
+            for key in sorted({*theirs, *ours})
+            for line in differences(
+                theirs.get(key), ours.get(key), f"{path}.{key}" if path else key
+            )
+        ]
+    return [] if theirs == ours else [f"{path} was {theirs!r} and is {ours!r}"]

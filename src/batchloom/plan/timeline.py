@@ -1,0 +1,307 @@
+"""The course of a run: where weights, batch size and sequence length change, and what each position is then."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.plan.edits import Edit
+from batchloom.plan.mixture import Stage, Weights
+from batchloom.plan.schedule import Schedule
+
+Ints = NDArray[np.int64]
+
+# So many positions are made sure of at once.
+_STRIDE = 65_536
+
+
+class Stretch(NamedTuple):
+    """From ``step`` on, which begins at ``position``, steps of ``size`` sequences of ``seq_len`` tokens."""
+
+    step: int
+    position: int
+    size: int
+    seq_len: int
+
+
+class Change(NamedTuple):
+    """New weights at a position."""
+
+    position: int
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is known of a run without any length: its stretches, and where its weights change.
+
+    Attributes:
+        stretches: by step; each begins with its first step.
+        changes: by position; the first at 0.
+        cuts: positions from which another ``seq_len`` holds, each with it.
+        bans: positions from which documents are banned: (position, source, numbers).
+    """
+
+    stretches: tuple[Stretch, ...]
+    changes: tuple[Change, ...]
+    cuts: tuple[tuple[int, int], ...]
+    bans: tuple[tuple[int, str, tuple[int, ...]], ...]
+
+    def stretch_at(self, position: int) -> Stretch:
+        """The stretch that holds a position."""
+        place = bisect_right(self.stretches, position, key=lambda stretch: stretch.position)
+        return self.stretches[max(place - 1, 0)]
+
+    def position_of(self, step: int) -> int:
+        """The first position of a step."""
+        place = bisect_right(self.stretches, step, key=lambda stretch: stretch.step)
+        at = self.stretches[max(place - 1, 0)]
+        return at.position + (step - at.step) * at.size
+
+    def step_at(self, position: int) -> tuple[int, int]:
+        """The step that holds a position, and the place inside it; of a skipped position the step after."""
+        at = self.stretch_at(position)
+        step, inside = divmod(position - at.position, at.size)
+        place = self.stretches.index(at)
+        if place + 1 < len(self.stretches) and at.step + step >= self.stretches[place + 1].step:
+            return self.stretches[place + 1].step, 0
+        return at.step + step, inside
+
+    def size_of(self, step: int) -> int:
+        """Sequences of a step."""
+        place = bisect_right(self.stretches, step, key=lambda stretch: stretch.step)
+        return self.stretches[max(place - 1, 0)].size
+
+
+def course_of(
+    weights: Weights,
+    first: Stretch,
+    stages: Sequence[Stage],
+    edits: Sequence[Edit],
+) -> Course:
+    """Lay out stages and edits, in order of their steps (at the same step stages first).
+
+    Args:
+        weights: of the beginning.
+        first: the first stretch, at step and position 0.
+        stages: of the mixture.
+        edits: in the order they were appended.
+    """
+    stretches, changes = [first], [Change(0, weights)]
+    cuts: list[tuple[int, int]] = []
+    bans: list[tuple[int, str, tuple[int, ...]]] = []
+    left, waiting, tokens = list(stages), list(edits), 0
+    while left or waiting:
+        now = stretches[-1]
+        stage_step = _stage_step(left[0], now, tokens) if left else None
+        if stage_step is not None and (not waiting or stage_step <= waiting[0].step):
+            at = now.position + (stage_step - now.step) * now.size
+            changes.append(Change(at, left.pop(0).weights))
+            continue
+        edit = waiting.pop(0)
+        tokens += (edit.step - now.step) * now.size * now.seq_len
+        position = now.position + (edit.step - now.step + edit.skip) * now.size
+        after = Stretch(
+            edit.step, position, edit.global_batch_size or now.size, edit.seq_len or now.seq_len
+        )
+        if after != now._replace(step=edit.step, position=position) or edit.skip:
+            if after.step == now.step:
+                stretches.pop()
+            stretches.append(after)
+        if edit.seq_len and edit.seq_len != now.seq_len:
+            cuts.append((position, edit.seq_len))
+        if edit.weights is not None:
+            changes.append(Change(position, edit.weights))
+            left = []
+        bans += [(position, name, tuple(numbers)) for name, numbers in edit.ban.items()]
+    return Course(tuple(stretches), tuple(changes), tuple(cuts), tuple(bans))
+
+
+def _stage_step(stage: Stage, now: Stretch, tokens: int) -> int:
+    """The first step of a stage, if nothing changes before; ``tokens`` are those before ``now``."""
+    if stage.step is not None:
+        return max(stage.step, now.step)
+    more = max((stage.tokens or 0) - tokens, 0)
+    return now.step - (-more // (now.size * now.seq_len))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Positions under one schedule and one sequence length.
+
+    Attributes:
+        position: the first.
+        sources: number in the plan of each source of the schedule.
+        schedule: which source each position takes.
+        era: how often ``seq_len`` was changed before.
+        bases: sequences each source of the plan has served of each lane in this era before, int64 [sources, lanes].
+    """
+
+    position: int
+    sources: NDArray[np.int32]
+    schedule: Schedule
+    era: int
+    bases: Ints
+
+    def at(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
+        """(source, lane, index in the era) of positions."""
+        local, lanes, indices = self.schedule.at(positions - self.position)
+        sources = self.sources[local].astype(np.int64)
+        return sources, lanes, indices + self.bases[sources, lanes]
+
+    def served(self, position: int) -> Ints:
+        """What ``bases`` would be at a position from this segment on."""
+        counts = self.bases.copy()
+        counts[self.sources] += self.schedule.count(position - self.position)
+        return counts
+
+    def place(self, source: int, lane: int, index: int) -> int | None:
+        """The position of a sequence of a source, if it follows in this segment and its schedule goes on."""
+        local = np.flatnonzero(self.sources == source)
+        before = int(self.bases[source, lane])
+        if not local.size or index < before:
+            return None
+        return self.position + self.schedule.place(int(local[0]), lane, index - before)
+
+
+@final
+class Timeline:
+    """Segments, made as far as they are asked for, since where a source is exhausted follows from its counts.
+
+    Args:
+        course: where weights and lengths change.
+        slots: (weights, numbers of the sources that are gone, era) -> slots of a period by the number of the
+            source; empty where none is left.
+        shape: number of sources, and of lanes.
+        limit: (source, era, lane, count) -> how many sequences a lane of a source has in an era, if these are
+            fewer than ``count``; else None, told without counting where that is certain.
+        stop: whether the run ends where the first source is exhausted; else the others take its share.
+
+    Attributes:
+        exhausted: position from which on each exhausted source is gone.
+        end: where the run ends because nothing is left; None while that is not known.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        slots: Callable[[Weights, frozenset[int], int], Mapping[int, int]],
+        shape: tuple[int, int],
+        limit: Callable[[int, int, int, int], int | None],
+        *,
+        stop: bool,
+    ) -> None:
+        self._course, self._slots, self._limit, self._stop = course, slots, limit, stop
+        self._lanes = shape[1]
+        self.exhausted: dict[int, int] = {}
+        self.end: int | None = None
+        self._marks = sorted({*(c.position for c in course.changes), *(p for p, _ in course.cuts)})
+        self._eras = [0, *(position for position, _ in course.cuts)]
+        self._segments: list[Segment] = []
+        # Up to here no source is exhausted but those that are known.
+        self._sure = 0
+        self._append(0, np.zeros(shape, np.int64))
+
+    def _append(self, position: int, served: Ints) -> None:
+        era = bisect_right(self._eras, position) - 1
+        if self._segments and era != self._segments[-1].era:
+            served = np.zeros_like(served)
+        place = bisect_right(self._course.changes, position, key=lambda change: change.position)
+        weights = self._course.changes[place - 1].weights
+        gone = frozenset(n for n, where in self.exhausted.items() if where <= position)
+        slots = self._slots(weights, gone, era)
+        if not slots:
+            self.end = position if self.end is None else min(self.end, position)
+            return
+        numbers = np.array(sorted(slots), np.int32)
+        schedule = Schedule(tuple(slots[n] for n in numbers.tolist()), self._lanes)
+        self._segments.append(Segment(position, numbers, schedule, era, served))
+
+    def segment_at(self, position: int) -> Segment | None:
+        """The segment that holds a position; None where the run has ended before."""
+        while self._sure <= position and (self.end is None or self._sure < self.end):
+            self._go_on(position)
+        if self.end is not None and position >= self.end:
+            return None
+        place = bisect_right(self._segments, position, key=lambda segment: segment.position)
+        return self._segments[place - 1]
+
+    def until(self, segment: Segment) -> int | None:
+        """Where a segment ends, as far as is known now; None where nothing is known to follow."""
+        place = self._segments.index(segment)
+        if place + 1 < len(self._segments):
+            return self._segments[place + 1].position
+        later = bisect_right(self._marks, segment.position)
+        ends = [self._marks[later]] if later < len(self._marks) else []
+        ends += [self.end] if self.end is not None else []
+        return min(ends) if ends else None
+
+    def segments(self) -> Sequence[Segment]:
+        """All segments known so far, in order."""
+        return self._segments
+
+    def _go_on(self, position: int) -> None:
+        """Make sure of the last segment up to its end or past ``position``, whichever comes first."""
+        now = self._segments[-1]
+        later = bisect_right(self._marks, now.position)
+        end = self._marks[later] if later < len(self._marks) else None
+        # In strides, so that asking one position after another is not a question of its own each.
+        wanted = max(position + 1, self._sure + _STRIDE)
+        if end is not None:
+            wanted = min(wanted, end)
+        first = self._first_exhausted(now, wanted)
+        if first is None:
+            self._sure = wanted
+            if wanted == end:
+                self._append(wanted, now.served(wanted))
+            return
+        where, number = first
+        where = max(where // self._lanes * self._lanes, now.position)
+        self.exhausted[number] = where
+        if self._stop:
+            self.end = where
+        else:
+            self._append(where, now.served(where))
+        self._sure = max(self._sure, where)
+
+    def _first_exhausted(self, now: Segment, wanted: int) -> tuple[int, int] | None:
+        """(position, source) of the first that is exhausted before ``wanted``."""
+        served = now.served(wanted)
+        found = []
+        for number in now.sources.tolist():
+            for lane in range(self._lanes):
+                limit = self._limit(number, now.era, lane, int(served[number, lane]))
+                if limit is not None:
+                    first = max(limit, int(now.bases[number, lane]))
+                    found.append((now.place(number, lane, first) or now.position, number))
+        return min(found, default=None)
+
+    def adopt(self, exhausted: Mapping[int, int], position: int) -> None:
+        """Take over which sources were exhausted up to a position, and where."""
+        for where, number in sorted((where, number) for number, where in exhausted.items()):
+            self._pass_marks(where)
+            self.exhausted[number] = where
+            if self._stop:
+                self.end = where
+            else:
+                self._append(where, self._segments[-1].served(where))
+        self._pass_marks(position)
+        self._sure = max(self._sure, position)
+
+    def _pass_marks(self, position: int) -> None:
+        """Begin the segments of all marks up to a position."""
+        while (later := bisect_right(self._marks, self._segments[-1].position)) < len(self._marks):
+            if self._marks[later] > position:
+                break
+            self._append(self._marks[later], self._segments[-1].served(self._marks[later]))
+
+    def run_out(self) -> int:
+        """The position at which the run ends because its sources are exhausted."""
+        stride = 1 << 16
+        while self.end is None:
+            self.segment_at(self._sure + stride)
+            stride *= 2
+        return self.end
