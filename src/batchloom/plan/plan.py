@@ -94,6 +94,9 @@ class Plan:
         """What the fingerprint is made of: every field that decides the order."""
         spec = {k: v for k, v in to_plain(self.spec).items() if k not in _NOT_ORDER}
         spec["block"] = self.pools.blocks[0]
+        if self.spec.align == 1:
+            # Orders from before it could be asked for keep their fingerprint.
+            del spec["align"]
         source = {"store": self.store.fingerprint, "documents": self.pools.documents}
         return {
             "order_version": ORDER_VERSION,
@@ -126,8 +129,9 @@ class Plan:
     @property
     def table_identity(self) -> dict[str, Any]:
         """What the counts of sequences depend on, for caching them: not epochs or batch size."""
-        names = ("seq_len", "packing", "overlong", "seed", "shuffle", "pool_size")
+        names = ["seq_len", "packing", "overlong", "seed", "shuffle", "pool_size"]
         spec = to_plain(self.spec)
+        names += ["align"] if self.spec.align > 1 else []
         return {
             "order_version": ORDER_VERSION,
             "store": self.store.fingerprint,

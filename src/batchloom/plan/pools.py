@@ -13,7 +13,7 @@ from batchloom.core.fingerprint import key128
 from batchloom.core.keys import Key, keyed_hashes, shuffled
 from batchloom.plan.pack import count_sequences, pack
 from batchloom.plan.permute import Permutation
-from batchloom.plan.rows import Rows, reorder_rows
+from batchloom.plan.rows import Rows, aligned, reorder_rows
 from batchloom.plan.spec import PlanSpec
 
 
@@ -191,7 +191,7 @@ class Pools:
 
     def count_sequences(self, pool: int) -> int:
         """Number of sequences a pool packs into; the same in every epoch."""
-        lengths = self._fitted(self.members(pool))
+        lengths = aligned(self._fitted(self.members(pool)), self._spec.align)
         return count_sequences(lengths, self._spec.seq_len, self._spec.packing)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
@@ -203,9 +203,12 @@ class Pools:
     def rows(self, pool: int, epoch: int) -> Rows:
         """All rows of a pool in the order an epoch takes them."""
         members = self.members(pool)
-        packed = pack(self._fitted(members), self._spec.seq_len, self._spec.packing)
+        fitted = self._fitted(members)
+        taken = aligned(fitted, self._spec.align)
+        packed = pack(taken, self._spec.seq_len, self._spec.packing)
         order = self._span_order(pool, packed.sequences, packed.items, packed.starts)
         lengths = packed.lengths[order]
+        items, starts = packed.items[order], packed.starts[order]
         pointers = np.zeros(packed.count + 1, np.int64)
         np.cumsum(np.bincount(packed.sequences, minlength=packed.count), out=pointers[1:])
         begins = np.cumsum(lengths) - lengths
@@ -213,9 +216,10 @@ class Pools:
         rows = Rows(
             pointers=pointers,
             sources=np.zeros(len(order), np.int32),
-            documents=members[packed.items[order]],
-            starts=packed.starts[order],
-            lengths=lengths,
+            documents=members[items],
+            starts=starts,
+            # The last piece of a document takes more of its row than it has tokens.
+            lengths=lengths if taken is fitted else np.minimum(lengths, fitted[items] - starts),
             places=begins - np.repeat(first, np.diff(pointers)),
         )
         return reorder_rows(rows, self._row_order(pool, epoch, rows))

@@ -19,7 +19,8 @@ class Rows:
         documents: number of the document in its source, int64 [N].
         starts: first token of the span inside its document, int64 [N].
         lengths: tokens of the span, at least 1, int64 [N].
-        places: where the span begins inside its row, int64 [N].
+        places: where the span begins inside its row, int64 [N]. Behind a span its row holds nothing
+            up to the next multiple of the plan's ``align``.
     """
 
     pointers: NDArray[np.int64]
@@ -31,6 +32,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.pointers) - 1
+
+
+def aligned(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
+    """What lengths take of their rows: each rounded up to a multiple of ``align``."""
+    return lengths if align == 1 else -(-lengths // align) * align
 
 
 def slice_rows(rows: Rows, start: int, stop: int) -> Rows:

@@ -45,6 +45,8 @@ class PlanSpec:
         pool_size: documents packed together, at most 2**24.
         block: neighbouring documents that are permuted as one; 0 chooses by the number of
             documents alone: 1 below 4 million, else 64.
+        align: every document begins at a multiple of so many tokens of its sequence, and padding
+            without loss fills what is left behind it: 2 x C for C context-parallel ranks. 1 for none.
         bounds: least and most of each number, the same for every spec.
     """
 
@@ -57,6 +59,7 @@ class PlanSpec:
             "steps": (1, 1 << 48),
             "pool_size": (1, MOST_POOL_SIZE),
             "block": (0, MOST_POOL_SIZE),
+            "align": (1, 1 << 24),
         }
     )
 
@@ -71,6 +74,7 @@ class PlanSpec:
     last: Last = "fill"
     pool_size: int = POOL_SIZE
     block: int = 0
+    align: int = 1
 
     def __post_init__(self) -> None:
         problems = set_wholes(self, self.bounds)
@@ -92,6 +96,12 @@ class PlanSpec:
         wrong = {problem.split(":")[0] for problem in problems}
         if not wrong & {"pool_size", "block"} and self.block and self.pool_size % self.block:
             problems.append(f"pool_size: {self.pool_size} is not a multiple of block {self.block}")
+        if not wrong & {"align", "seq_len"} and self.seq_len % self.align:
+            below = self.seq_len // self.align * self.align
+            fitting = " or ".join(str(n) for n in (below, below + self.align) if n)
+            problems.append(
+                f"seq_len: {self.seq_len} is not a multiple of align {self.align}; {fitting} is"
+            )
         if self.steps is not None and not wrong & {"steps", "global_batch_size"}:
             positions = self.steps * self.global_batch_size
             if positions > MOST_POSITIONS:
