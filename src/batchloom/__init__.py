@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from batchloom.diagnosis.doctor import doctor
     from batchloom.plan.plan import Plan
+    from batchloom.plan.ranks import Mesh
     from batchloom.plan.spec import PlanSpec
     from batchloom.preparation.check import check
     from batchloom.preparation.dataset_config import DatasetConfig
@@ -41,6 +42,7 @@ _HOMES = {
     "DatasetConfig": "batchloom.preparation.dataset_config",
     "InputError": "batchloom.core.errors",
     "Loader": "batchloom.batches.loader",
+    "Mesh": "batchloom.plan.ranks",
     "OutputError": "batchloom.core.errors",
     "Plan": "batchloom.plan.plan",
     "PlanError": "batchloom.core.errors",
@@ -67,6 +69,7 @@ __all__ = [
     "DatasetConfig",
     "InputError",
     "Loader",
+    "Mesh",
     "OutputError",
     "Plan",
     "PlanError",

@@ -9,6 +9,7 @@ Both are used with ``batch_size=None``, since an item is a whole batch of this r
 
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any, final
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -16,8 +17,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from batchloom.batches.assemble import Batch
 from batchloom.batches.left_out import announce_left_out
 from batchloom.batches.loader import Loader
+from batchloom.batches.spec import BatchSpec
 from batchloom.core.errors import StateError
-from batchloom.core.spec import to_plain
 from batchloom.plan.plan import Plan
 
 
@@ -27,7 +28,7 @@ class _Twin:
 
     def __init__(self, loader: Loader) -> None:
         self._store, self._spec = loader.store, loader.plan.spec
-        self._batch_spec = to_plain(loader.spec)
+        self._batch_spec = loader.spec
         self._state = loader.plan.state(loader.next_step * self._spec.global_batch_size)
         self._made: tuple[int, Loader] | None = None
         # Here, since each worker would tell it again.
@@ -42,8 +43,14 @@ class _Twin:
         if self._made is None or self._made[0] != os.getpid():
             plan = Plan(self._store, self._spec)
             plan.resume(self._state)
-            self._made = (os.getpid(), Loader(plan, **{**self._batch_spec, "prefetch": 0}))
+            self._made = (os.getpid(), Loader(plan, **_options(self._batch_spec)))
         return self._made[1]
+
+
+def _options(spec: BatchSpec) -> dict[str, Any]:
+    """The settings of batches as ``Loader`` takes them, without a thread of its own."""
+    options = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    return {**options, "prefetch": 0}
 
 
 @final

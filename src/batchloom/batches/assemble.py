@@ -2,12 +2,16 @@
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.plan.rows import Rows
+from batchloom.core.errors import PlanError
+from batchloom.core.spec import shown
+from batchloom.plan.ranks import divisors
+from batchloom.plan.rows import Rows, aligned
 
 IGNORE = -100
 _APART = 64
@@ -25,10 +29,94 @@ class Batch(dict[str, Any]):
         origin: where its data came from, as log lines say it.
     """
 
-    def __init__(self, arrays: Mapping[str, Any], step: int = -1, origin: str = "") -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, Any],
+        step: int = -1,
+        origin: str = "",
+        cuts: "VarlenCuts | None" = None,
+    ) -> None:
         # Frameworks move a batch by rebuilding it from its items alone: type(batch)({...}).
         super().__init__(arrays)
-        self.step, self.origin = step, origin
+        self.step, self.origin, self._cuts = step, origin, cuts
+
+    def split(self, micro_batch_size: int) -> list["Batch"]:
+        """The batch in parts of so many rows each, in order, as views of the same memory.
+
+        A part of the varlen form whose rows hold no span is padding without loss, since models
+        take no empty input.
+
+        Raises:
+            PlanError: a size that does not divide the rows (names those that do), or a varlen batch
+                that was rebuilt and no longer knows its rows.
+        """
+        if "cu_seq_lens_q" not in self:
+            rows = len(self["input_ids"])
+            parts: list[dict[str, Any]] = [
+                {key: value[first : first + micro_batch_size] for key, value in self.items()}
+                for first in _firsts(rows, micro_batch_size)
+            ]
+        elif self._cuts is None:
+            raise PlanError(
+                "A varlen batch that was rebuilt from its arrays does not know where its rows end: split it before it "
+                "is moved, and move the parts."
+            )
+        else:
+            firsts = _firsts(len(self._cuts.pointers) - 1, micro_batch_size)
+            parts = [
+                _varlen_part(self, self._cuts, first, first + micro_batch_size) for first in firsts
+            ]
+        return [Batch(part, self.step, self.origin) for part in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenCuts:
+    """Where the rows of a varlen batch end.
+
+    Attributes:
+        pointers: row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
+        align: what the tokens of every span are a multiple of.
+    """
+
+    pointers: Ids
+    align: int
+
+
+def _firsts(rows: int, size: int) -> range:
+    """The first row of each part of ``size`` rows."""
+    if size < 1 or rows % size:
+        fitting = ", ".join(map(str, divisors(rows)))
+        raise PlanError(
+            f"A batch of {rows} rows cannot be cut into micro-batches of {shown(size)}; {fitting} can. "
+            f"Loader(micro_batch_size=..., uneven='pad') fills up with rows that carry no loss."
+        )
+    return range(0, rows, size)
+
+
+def _varlen_part(batch: Batch, cuts: VarlenCuts, first: int, stop: int) -> dict[str, Any]:
+    """Some rows of a varlen batch; arrays or tensors, whole documents or slices of each."""
+    bounds, tokens = batch["cu_seq_lens_q"], batch["input_ids"].shape[1]
+    # Of C context ranks each holds every C-th part of all spans.
+    context = int(bounds[-1]) // tokens
+    from_span, to_span = int(cuts.pointers[first]), int(cuts.pointers[stop])
+    empty = from_span == to_span
+    if empty:
+        begin, end = 0, cuts.align // context
+        own = bounds[:2] - bounds[:2]
+        own[1] = cuts.align
+    else:
+        own = bounds[from_span : to_span + 1] - bounds[from_span]
+        begin, end = (int(bounds[span]) // context for span in (from_span, to_span))
+    part = {
+        name: batch[name][:, begin:end]
+        for name in ("input_ids", "labels", "position_ids", "seq_idx")
+    }
+    if empty:
+        part["labels"] = part["labels"] * 0 + IGNORE
+    longest = int((own[1:] - own[:-1]).max())
+    part["seq_idx"] = part["seq_idx"] - part["seq_idx"][0, 0]
+    lengths = {"max_length_q": longest, "max_length_k": longest}
+    return {**part, "cu_seq_lens_q": own, "cu_seq_lens_k": own + 0, **lengths}
 
 
 class Reader(Protocol):
@@ -54,38 +142,36 @@ class Reader(Protocol):
 
 
 def assemble_rows(
-    store: Reader, rows: Rows, seq_len: int, labels: str
+    store: Reader, rows: Rows, seq_len: int, labels: str, align: int = 1
 ) -> dict[str, NDArray[np.int64]]:
     """A padded batch of R rows.
 
     Returns:
         ``input_ids``, ``labels`` and ``position_ids``, each int64 [R, seq_len]. Positions
         restart at 0 with each span; padding counts as one more span, holds the end token
-        and carries no loss.
+        and carries no loss. What aligns a span belongs to it: positions go on there.
     """
     count = len(rows)
     pieces = store.read(rows.documents, rows.starts, rows.lengths)
     ramps = _ramps(rows.lengths, seq_len)
     # Most batches are full, and then there is nothing to look for.
     full = int(rows.lengths.sum()) == count * seq_len
-    paddings = [] if full else _paddings(rows, seq_len)
-    for at, begin, end in reversed(paddings):
+    paddings = [] if full else _paddings(rows, seq_len, align)
+    for at, begin, end, first in reversed(paddings):
         pieces.insert(at, np.full(end - begin, store.end_id))
-        ramps.insert(at, np.arange(end - begin))
+        ramps.insert(at, np.arange(first, first + end - begin))
     ids, targets, positions = _block(count * seq_len)
     # Concatenating views is one copy a span without an assignment in Python for each.
     np.concatenate(pieces, out=ids)
     np.concatenate(ramps, out=positions)
-    begins = np.arange(0, count * seq_len, seq_len)
-    begins = begins.repeat(rows.pointers[1:] - rows.pointers[:-1])
-    begins += rows.places
+    begins = _begins(rows, seq_len)
     _fill_targets(targets, ids, begins, rows.lengths, labels)
     if store.masked:
         trained = store.mask(rows.documents, rows.starts, rows.lengths)
-        for at, begin, end in reversed(paddings):
+        for at, begin, end, _ in reversed(paddings):
             trained.insert(at, np.zeros(end - begin, bool))
         _untrain(targets, trained, labels)
-    for _, begin, end in paddings:
+    for _, begin, end, _ in paddings:
         targets[begin:end] = IGNORE
     shape = (count, seq_len)
     return {
@@ -93,6 +179,14 @@ def assemble_rows(
         "labels": targets.reshape(shape),
         "position_ids": positions.reshape(shape),
     }
+
+
+def _begins(rows: Rows, seq_len: int) -> Ids:
+    """Where each span begins in the flat batch."""
+    begins = np.arange(0, len(rows) * seq_len, seq_len)
+    begins = begins.repeat(rows.pointers[1:] - rows.pointers[:-1])
+    begins += rows.places
+    return begins
 
 
 def _ramps(lengths: Ids, seq_len: int) -> list[Ids]:
@@ -121,8 +215,11 @@ def _block(size: int) -> tuple[Ids, Ids, Ids]:
     return block[:size], block[second : second + size], block[third:]
 
 
-def assemble_varlen(store: Reader, rows: Rows, labels: str) -> dict[str, Any]:
+def assemble_varlen(store: Reader, rows: Rows, labels: str, align: int = 1) -> dict[str, Any]:
     """The spans of R rows back to back without padding, as HF's flattening collator gives them.
+
+    With ``align`` each span is followed by padding up to a multiple of it, which holds the end token,
+    carries no loss and counts as part of the span: under a causal mask no token sees it.
 
     Returns:
         ``input_ids``, ``labels``, ``position_ids`` int64 [1, T]; ``seq_idx`` int32 [1, T], the
@@ -131,21 +228,31 @@ def assemble_varlen(store: Reader, rows: Rows, labels: str) -> dict[str, Any]:
     """
     pieces = store.read(rows.documents, rows.starts, rows.lengths)
     # A step without spans (the end of a run) is one token of padding: models take no empty input.
-    lengths = rows.lengths if pieces else np.ones(1, np.int64)
-    ids = np.concatenate(pieces or [np.array([store.end_id])], dtype=np.int64)
-    total = ids.size
+    true = rows.lengths if pieces else np.zeros(1, np.int64)
+    lengths = aligned(np.maximum(true, 1), align)
+    total = int(lengths.sum())
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
     longest = int(lengths.max())
     cumulative = bounds.astype(np.int32)
+    positions = np.arange(total) - np.repeat(bounds[:-1], lengths)
+    gaps = _gaps(bounds[:-1] + true, bounds[1:])
+    for at, begin, end in reversed(gaps):
+        pieces.insert(at, np.full(end - begin, store.end_id))
+    ids = np.concatenate(pieces, dtype=np.int64)
     targets = np.empty_like(ids)
-    _fill_targets(targets, ids, bounds[:-1], lengths, labels)
-    if store.masked and pieces:
-        _untrain(targets, store.mask(rows.documents, rows.starts, rows.lengths), labels)
+    _fill_targets(targets, ids, bounds[:-1], np.maximum(true, 1), labels)
+    if store.masked and rows.lengths.size:
+        trained = store.mask(rows.documents, rows.starts, rows.lengths)
+        for at, begin, end in reversed(gaps):
+            trained.insert(at, np.zeros(end - begin, bool))
+        _untrain(targets, trained, labels)
+    for _, begin, end in gaps:
+        targets[begin:end] = IGNORE
     return {
         "input_ids": ids[None],
         "labels": targets[None],
-        "position_ids": (np.arange(total) - np.repeat(bounds[:-1], lengths))[None],
+        "position_ids": positions[None],
         "seq_idx": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None],
         "cu_seq_lens_q": cumulative,
         "cu_seq_lens_k": cumulative.copy(),
@@ -154,19 +261,40 @@ def assemble_varlen(store: Reader, rows: Rows, labels: str) -> dict[str, Any]:
     }
 
 
-def _paddings(rows: Rows, seq_len: int) -> list[tuple[int, int, int]]:
-    """(number of the span it comes before, begin, end) of each stretch no span fills, in order.
+def _gaps(begins: Ids, ends: Ids) -> list[tuple[int, int, int]]:
+    """(number of the span it comes before, begin, end) of what lies behind each span, where there is any."""
+    short = np.flatnonzero(begins < ends)
+    stretches = (short + 1, begins[short], ends[short])
+    return list(zip(*(column.tolist() for column in stretches), strict=True))
 
-    Begin and end are places in the flat batch: the end of each row that has room.
+
+def _paddings(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, int, int]]:
+    """(number of the span it comes before, begin, end, first position) of each stretch no span fills.
+
+    Begin and end are places in the flat batch, in order: what aligns a span, and the end of each row
+    that has room.
     """
+    taken = aligned(rows.lengths, align)
     begins = np.arange(len(rows)) * seq_len
     ends = begins + seq_len
     filled = rows.pointers[1:] > rows.pointers[:-1]
     last = rows.pointers[1:][filled] - 1
-    begins[filled] += rows.places[last] + rows.lengths[last]
+    begins[filled] += rows.places[last] + taken[last]
     short = begins < ends
     stretches = (rows.pointers[1:][short], begins[short], ends[short])
-    return list(zip(*(column.tolist() for column in stretches), strict=True))
+    ends_of_rows = [
+        (at, begin, end, 0)
+        for at, begin, end in zip(*(column.tolist() for column in stretches), strict=True)
+    ]
+    if taken is rows.lengths:
+        return ends_of_rows
+    begins = _begins(rows, seq_len)
+    lengths = rows.lengths.tolist()
+    gaps = [
+        (at, begin, end, lengths[at - 1])
+        for at, begin, end in _gaps(begins + rows.lengths, begins + taken)
+    ]
+    return sorted(gaps + ends_of_rows, key=lambda stretch: stretch[1])
 
 
 def _fill_targets(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str) -> None:

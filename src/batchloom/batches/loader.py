@@ -10,10 +10,18 @@ from typing import Any, final
 import numpy as np
 
 from batchloom.batches.ahead import Ahead
-from batchloom.batches.assemble import Batch, assemble_rows, assemble_varlen
+from batchloom.batches.assemble import Batch
 from batchloom.batches.device import require_torch, to_torch
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
+from batchloom.batches.share import (
+    Share,
+    make_arrays,
+    measured,
+    rank_rows,
+    share_of,
+    trained_tokens,
+)
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
 from batchloom.batches.tables import (
     IN_PLACE,
@@ -23,18 +31,17 @@ from batchloom.batches.tables import (
     wait_for_table,
 )
 from batchloom.batches.world import find_world
-from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
+from batchloom.core.errors import InputError, SettingsError, StateError
 from batchloom.core.spec import shown, to_plain, whole
+from batchloom.plan.deal import Imbalance
 from batchloom.plan.plan import SOURCE, Plan
-from batchloom.plan.ranks import check_world, rank_positions
+from batchloom.plan.ranks import DATA_PARALLEL, Mesh, Place, Uneven
 from batchloom.plan.spec import POOL_SIZE, Last, Overlong, PlanSpec
 from batchloom.store.manifest import generation_with, read_manifest
 from batchloom.store.reader import Store
 
 # glibc keeps no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
 _MOST_KEPT = 32 << 20
-# Where spans begin in a batch is counted in 32 bits (cu_seq_lens).
-_MOST_TOKENS = (1 << 31) - 1
 
 
 @final
@@ -51,12 +58,21 @@ class Loader:
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
-        packing, seed, shuffle, epochs, steps, last, pool_size, block: see ``PlanSpec``.
+        packing, seed, shuffle, epochs, steps, last, pool_size, block, align: see ``PlanSpec``.
         overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
             of is worth nothing, and ``split`` for any other.
         rank: data-parallel rank; found out when neither it nor ``world_size`` is given: from an
             initialised torch.distributed, torchrun, SLURM or MPI variables, else 0 of 1.
         world_size: number of data-parallel ranks.
+        mesh: how processes stand together that are tensor-, context- or pipeline-parallel: then
+            ``rank`` and ``world_size`` count all processes. Peers are given the same rows,
+            context-parallel ones each its slice of them.
+        uneven: ``refuse`` a world size that does not divide the batch, or ``pad`` ranks with rows
+            that carry no loss, so that all have the same number.
+        micro_batch_size: rows of one forward pass: a rank's rows are to divide into it (with
+            ``pad`` they are filled up to do); ``batch.split(micro_batch_size)`` cuts a batch.
+        balance: deal the rows of each step so that every rank has about the same sum of squared
+            span lengths; which rows a step holds stays as it is.
         labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
@@ -69,8 +85,8 @@ class Loader:
 
     Raises:
         SettingsError: settings that are unknown or contradict each other.
-        PlanError: a world size that does not divide the batch (names those that do), a batch
-            of 2**31 tokens or more, or a store without documents.
+        PlanError: a world size or micro-batch that does not divide the batch, a mesh that does not
+            fit (names what would), a batch of 2**31 tokens or more, or a store without documents.
         InputError: a store of preferences, whose rejected answers are not to be imitated.
         MissingDependencyError: torch is asked for and not installed.
     """
@@ -90,8 +106,13 @@ class Loader:
         last: Last = "fill",
         pool_size: int = POOL_SIZE,
         block: int = 0,
+        align: int = 1,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: Mesh = DATA_PARALLEL,
+        uneven: Uneven = "refuse",
+        micro_batch_size: int | None = None,
+        balance: bool = False,
         labels: Labels = "aligned",
         output: Output = "torch",
         form: Form = "rows",
@@ -107,6 +128,7 @@ class Loader:
             "last": last,
             "pool_size": pool_size,
             "block": block,
+            "align": align,
         }
         self.plan = _plan(data, seq_len, global_batch_size, settings)
         rank, world_size = find_world(rank, world_size)
@@ -117,13 +139,20 @@ class Loader:
             prefetch=prefetch,
             rank=rank,
             world_size=world_size,
+            mesh=mesh,
+            uneven=uneven,
+            micro_batch_size=micro_batch_size,
+            balance=balance,
         )
         if output == "torch":
             require_torch()
-        self._rows = _share(self.plan.spec, self.spec)
+        self._share = share_of(self.plan.spec, self.spec)
         self.store = _store_of(self.plan)
         refuse_preferences(self.store)
-        self._share_of = 0 if self.store.replicated else self.spec.rank
+        if self.store.replicated:
+            place = self._share.place
+            place = Place(0, place.world_size, place.context_rank)
+            self._share = Share(place, self._share.rows)
         self._folders = table_folders(self.store)
         self._start = 0
         self._resumed = self._told = False
@@ -204,14 +233,27 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step of this rank, whether or not the run is that long."""
-        spec = self.plan.spec
-        size, ranks = spec.global_batch_size, self.spec.world_size
-        rows = self.plan.rows(*rank_positions(step, size, self._share_of, ranks))
-        if self.spec.form == "varlen":
-            arrays = assemble_varlen(self.store, rows, self.spec.labels)
-        else:
-            arrays = assemble_rows(self.store, rows, spec.seq_len, self.spec.labels)
-        return Batch(to_torch(arrays) if self.spec.output == "torch" else arrays, step, self.origin)
+        rows = rank_rows(self.plan, step, self._share, balance=self.spec.balance)
+        context = self._share.place.context_rank
+        arrays, cuts = make_arrays(self.store, rows, self.plan.spec, self.spec, context)
+        arrays = to_torch(arrays) if self.spec.output == "torch" else arrays
+        return Batch(arrays, step, self.origin, cuts)
+
+    def trained_tokens(self, step: int) -> int:
+        """Tokens that carry a loss in a step, over all ranks: what its summed loss is divided by (at least by 1).
+
+        Every rank finds out by itself: of the plan, and in a store that masks tokens of the masks of
+        the whole step.
+        """
+        if self.store.replicated:
+            rows = rank_rows(self.plan, step, self._share, balance=self.spec.balance)
+            return self._share.place.world_size * trained_tokens(self.store, rows)
+        size = self.plan.spec.global_batch_size
+        return trained_tokens(self.store, self.plan.rows(step * size, (step + 1) * size))
+
+    def imbalance(self, step: int) -> Imbalance:
+        """How unevenly the attention cost of a step lies on ranks, in stretches and as it is dealt."""
+        return measured(self.plan, step, self._share, balance=self.spec.balance)
 
     def _next(self, step: int) -> Batch | None:
         return self.batch(step) if self.plan.has_step(step) else None
@@ -268,7 +310,7 @@ class Loader:
         M_MMAP_THRESHOLD): without this, freed batches go back to the system and come again as
         page faults. The block is never touched, so it costs no memory.
         """
-        batch = 3 * 8 * self._rows * self.plan.spec.seq_len
+        batch = 3 * 8 * self._share.rows * self.plan.spec.seq_len
         np.empty(min((self.spec.prefetch + 2) * batch, _MOST_KEPT), np.uint8)
 
     def _count_beside(self) -> None:
@@ -350,18 +392,6 @@ def refuse_preferences(store: Store) -> None:
         f"{store.path} holds preferences ({store.preferences}): a loader would train the answers that are not wanted, "
         f"too. Preference trainers read them with batchloom.store.preferences. {remedy}."
     )
-
-
-def _share(plan: PlanSpec, spec: BatchSpec) -> int:
-    """Rows of a rank's batches, after checking that they can be dealt and counted."""
-    check_world(plan.global_batch_size, spec.rank, spec.world_size)
-    rows = plan.global_batch_size // spec.world_size
-    if rows * plan.seq_len > _MOST_TOKENS:
-        raise PlanError(
-            f"A batch of {rows} sequences of {plan.seq_len} tokens holds {rows * plan.seq_len}, more than "
-            f"{_MOST_TOKENS}: lower global_batch_size or seq_len, or use more ranks."
-        )
-    return rows
 
 
 def _plan(

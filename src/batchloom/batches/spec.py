@@ -3,14 +3,23 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.core.spec import nearest, raise_problems, set_wholes
+from batchloom.core.spec import is_switch, nearest, raise_problems, set_wholes, shown
+from batchloom.plan.ranks import DATA_PARALLEL, Mesh, Uneven
 
 Labels = Literal["aligned", "shifted"]
 Output = Literal["torch", "numpy"]
 Form = Literal["rows", "varlen"]
 
 _MOST_RANKS = (1 << 24) - 1
-_BOUNDS = {"prefetch": (0, 1024), "rank": (0, _MOST_RANKS), "world_size": (1, _MOST_RANKS + 1)}
+_BOUNDS = {
+    "prefetch": (0, 1024),
+    "rank": (0, _MOST_RANKS),
+    "world_size": (1, _MOST_RANKS + 1),
+    "micro_batch_size": (1, 1 << 24),
+}
+
+
+_WORDS = (("labels", Labels), ("output", Output), ("form", Form), ("uneven", Uneven))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +32,13 @@ class BatchSpec:
         output: ``torch`` tensors or ``numpy`` arrays.
         form: ``rows`` [batch, seq_len], or ``varlen``: spans back to back without padding.
         prefetch: batches made ahead by the producer thread; 0 makes them when asked.
-        rank: this process's data-parallel rank.
-        world_size: number of data-parallel ranks.
+        rank: this process's data-parallel rank; with a mesh, its rank among all processes of it.
+        world_size: number of data-parallel ranks; with a mesh, of all its processes.
+        uneven: where a step cannot be dealt evenly to ranks, or a rank's rows to micro-batches:
+            ``refuse``, or ``pad`` with rows that carry no loss.
+        micro_batch_size: rows of one forward pass, which a rank's rows are to divide into; None for all.
+        mesh: how processes stand together that are tensor-, context- or pipeline-parallel.
+        balance: whether the rows of a step are dealt to ranks by their attention cost.
     """
 
     labels: Labels = "aligned"
@@ -33,12 +47,21 @@ class BatchSpec:
     prefetch: int = 4
     rank: int = 0
     world_size: int = 1
+    uneven: Uneven = "refuse"
+    micro_batch_size: int | None = None
+    mesh: Mesh = DATA_PARALLEL
+    balance: bool = False
 
     def __post_init__(self) -> None:
         problems = set_wholes(self, _BOUNDS)
-        for name, known in (("labels", Labels), ("output", Output), ("form", Form)):
+        for name, known in _WORDS:
             value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
             if value not in options:
                 hint = nearest(str(value), options)
                 problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
+        mesh: object = self.mesh
+        if not isinstance(mesh, Mesh):
+            problems.append(f"mesh: {shown(mesh)} is no batchloom.Mesh")
+        if not is_switch(self.balance):
+            problems.append(f"balance: {shown(self.balance)} is neither True nor False")
         raise_problems(problems)

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from batchloom.core.fingerprint import key128
 from batchloom.core.keys import Key, keyed_hashes, shuffled
 from batchloom.plan.pack import Packed, pack
-from batchloom.plan.rows import Rows, reorder_rows
+from batchloom.plan.rows import Rows, aligned, reorder_rows
 from batchloom.plan.spec import PlanSpec
 
 Ints = NDArray[np.int64]
@@ -21,14 +21,14 @@ def packed_rows(
         documents: number of each stretch's document [N].
         firsts: its first token inside the document [N].
         lengths: its tokens [N].
-        spec: ``seq_len``, ``packing`` and ``shuffle``; without ``shuffle`` spans and rows come by
+        spec: ``seq_len``, ``packing``, ``align`` and ``shuffle``; without ``shuffle`` spans and rows come by
             document.
         keys: of the spans inside a row, and of the rows.
     """
-    packed = pack(lengths, spec.seq_len, spec.packing)
+    room = aligned(lengths, spec.align)
+    packed = pack(room, spec.seq_len, spec.packing)
     order = _span_order(packed, spec, keys[0])
-    taken = packed.items[order]
-    sizes = packed.lengths[order]
+    taken, starts, sizes = packed.items[order], packed.starts[order], packed.lengths[order]
     pointers = np.zeros(packed.count + 1, np.int64)
     np.cumsum(np.bincount(packed.sequences, minlength=packed.count), out=pointers[1:])
     begins = np.cumsum(sizes) - sizes
@@ -37,8 +37,9 @@ def packed_rows(
         pointers=pointers,
         sources=np.zeros(len(order), np.int32),
         documents=documents[taken],
-        starts=packed.starts[order] + firsts[taken],
-        lengths=sizes,
+        starts=starts + firsts[taken],
+        # The last piece of a stretch takes more of its row than it has tokens.
+        lengths=sizes if room is lengths else np.minimum(sizes, lengths[taken] - starts),
         places=begins - np.repeat(first, np.diff(pointers)),
     )
     if spec.shuffle:

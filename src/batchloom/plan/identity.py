@@ -16,12 +16,13 @@ _NOT_ORDER = ("epochs", "steps", "last")
 def origin_identity(plan: "Plan") -> dict[str, Any]:
     """The identity of a plan before any edit.
 
-    A plan of one store has the fields it always had: ``lanes`` is named where there are several, and the
-    mixture where there is one.
+    A plan of one store has the fields it always had; lanes, alignment and mixture are named where there are some.
     """
     spec = {k: v for k, v in to_plain(plan.spec).items() if k not in _NOT_ORDER}
-    if plan.spec.lanes == 1:
-        del spec["lanes"]
+    # Orders from before these could be asked for keep their fingerprint.
+    for name in ("lanes", "align"):
+        if spec[name] == 1:
+            del spec[name]
     identity: dict[str, Any] = {"order_version": ORDER_VERSION, "spec": spec}
     mixture = plan.data
     if not isinstance(mixture, Mixture):

@@ -14,7 +14,7 @@ from batchloom.core.keys import Key, shuffled
 from batchloom.plan.arrange import packed_rows
 from batchloom.plan.pack import count_sequences
 from batchloom.plan.permute import Permutation
-from batchloom.plan.rows import Rows
+from batchloom.plan.rows import Rows, aligned
 from batchloom.plan.spec import PlanSpec
 
 
@@ -192,7 +192,8 @@ class Pools:
 
     def count_sequences(self, pool: int) -> int:
         """Number of sequences a pool packs into; the same in every epoch."""
-        return count_sequences(self.fitted(pool), self._spec.seq_len, self._spec.packing)
+        taken = aligned(self.fitted(pool), self._spec.align)
+        return count_sequences(taken, self._spec.seq_len, self._spec.packing)
 
     def fitted(self, pool: int) -> NDArray[np.int64]:
         """Lengths of the documents of a pool as they are packed, int64 [N]."""

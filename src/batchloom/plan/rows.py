@@ -19,7 +19,8 @@ class Rows:
         documents: number of the document in its source, int64 [N].
         starts: first token of the span inside its document, int64 [N].
         lengths: tokens of the span, at least 1, int64 [N].
-        places: where the span begins inside its row, int64 [N].
+        places: where the span begins inside its row, int64 [N]. Behind a span its row holds nothing
+            up to the next multiple of the plan's ``align``.
         banned: whether the span's document is banned, so that it is served as padding, bool [N]; None where
             none is.
     """
@@ -45,6 +46,11 @@ def named(rows: Rows, source: int) -> Rows:
     if not source:
         return rows
     return replace(rows, sources=np.full(len(rows.sources), source, np.int32))
+
+
+def aligned(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
+    """What lengths take of their rows: each rounded up to a multiple of ``align``."""
+    return lengths if align == 1 else -(-lengths // align) * align
 
 
 def slice_rows(rows: Rows, start: int, stop: int) -> Rows:

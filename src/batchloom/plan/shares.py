@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.plan.mixture import PlanStore, Unit, Weights
-from batchloom.plan.pack import count_sequences
 from batchloom.plan.pools import Pools
 from batchloom.plan.spec import PlanSpec
 
@@ -36,7 +35,7 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
     pools = Pools(store.lengths, spec, name)
     for pool in range(pools.count):
         lengths = pools.fitted(pool)
-        count = count_sequences(lengths, spec.seq_len, spec.packing)
+        count = pools.count_sequences(pool)
         if count:
             filled = (float(lengths.sum()) / count, float((lengths > 0).sum()) / count)
             return Measured(store.tokens, pools.documents, filled)

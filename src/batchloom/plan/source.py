@@ -216,7 +216,8 @@ class SourceOrder:
     @property
     def table_identity(self) -> dict[str, Any]:
         """What the counts of sequences depend on, for caching them: not epochs or batch size."""
-        names = ("seq_len", "packing", "overlong", "seed", "shuffle", "pool_size")
+        names = ["seq_len", "packing", "overlong", "seed", "shuffle", "pool_size"]
+        names += ["align"] if self.spec.align > 1 else []
         spec = to_plain(self.spec)
         return {
             "order_version": ORDER_VERSION,

@@ -51,6 +51,8 @@ class PlanSpec:
             documents alone: 1 below 4 million, else 64.
         lanes: what pools are dealt to, so that on object storage a rank touches only those of its own
             lanes; ``global_batch_size`` is a multiple of it. 1 deals nothing.
+        align: every document begins at a multiple of so many tokens of its sequence, and padding
+            without loss fills what is left behind it: 2 x C for C context-parallel ranks. 1 for none.
         bounds: least and most of each number, the same for every spec.
     """
 
@@ -64,6 +66,7 @@ class PlanSpec:
             "pool_size": (0, MOST_POOL_SIZE),
             "block": (0, MOST_POOL_SIZE),
             "lanes": (1, MOST_LANES),
+            "align": (1, 1 << 24),
         }
     )
 
@@ -79,6 +82,7 @@ class PlanSpec:
     pool_size: int = 0
     block: int = 0
     lanes: int = 1
+    align: int = 1
 
     def __post_init__(self) -> None:
         problems = set_wholes(self, self.bounds)
@@ -104,6 +108,12 @@ class PlanSpec:
             problems.append(
                 f"lanes: {self.lanes} does not divide global_batch_size {self.global_batch_size}; the largest "
                 f"below it that does is {nearest_divisor(self.global_batch_size, self.lanes)}"
+            )
+        if not wrong & {"align", "seq_len"} and self.seq_len % self.align:
+            below = self.seq_len // self.align * self.align
+            fitting = " or ".join(str(n) for n in (below, below + self.align) if n)
+            problems.append(
+                f"seq_len: {self.seq_len} is not a multiple of align {self.align}; {fitting} is"
             )
         if self.steps is not None and not wrong & {"steps", "global_batch_size"}:
             positions = self.steps * self.global_batch_size

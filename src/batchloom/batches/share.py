@@ -1,0 +1,116 @@
+"""What one process is given of a step: its rows, and its slice of them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from batchloom.batches.assemble import Reader, VarlenCuts, assemble_rows, assemble_varlen
+from batchloom.batches.spec import BatchSpec
+from batchloom.core.errors import PlanError
+from batchloom.plan.deal import Imbalance, balanced, imbalance, row_costs, stretches
+from batchloom.plan.plan import Plan
+from batchloom.plan.ranks import Place, check_world, rank_positions, rows_of_rank, slice_indices
+from batchloom.plan.rows import Rows, join_rows, reorder_rows
+from batchloom.plan.spec import PlanSpec
+
+# Where spans begin in a batch is counted in 32 bits (cu_seq_lens).
+_MOST_TOKENS = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a process is given of every step.
+
+    Attributes:
+        place: where it stands.
+        rows: rows of its batches.
+    """
+
+    place: Place
+    rows: int
+
+
+def share_of(plan: PlanSpec, spec: BatchSpec) -> Share:
+    """A process's share, after checking that it can be dealt, cut and counted.
+
+    Raises:
+        PlanError: says which sizes would fit.
+    """
+    place = spec.mesh.place(spec.rank, spec.world_size)
+    size = plan.global_batch_size
+    check_world(size, place.rank, place.world_size, spec.uneven)
+    rows = rows_of_rank(size, place.world_size, spec.micro_batch_size, spec.uneven)
+    if rows * plan.seq_len > _MOST_TOKENS:
+        raise PlanError(
+            f"A batch of {rows} sequences of {plan.seq_len} tokens holds {rows * plan.seq_len}, more than "
+            f"{_MOST_TOKENS}: lower global_batch_size or seq_len, or use more ranks."
+        )
+    _check_slices(plan, spec)
+    return Share(place, rows)
+
+
+def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
+    mesh, cuts = spec.mesh, spec.mesh.cuts
+    what = f"{mesh.slices} slices for {mesh.context} context ranks cut"
+    if spec.form == "varlen" and plan.align % cuts:
+        raise PlanError(
+            f"{what} each document into {cuts} in the varlen form, and align is {plan.align}: give align={cuts} "
+            "(part of the plan, so of a new run), or form='rows'."
+        )
+    if plan.seq_len % cuts:
+        below = plan.seq_len // cuts * cuts
+        fitting = " or ".join(str(n) for n in (below, below + cuts) if n)
+        raise PlanError(
+            f"{what} a sequence into {cuts}, and seq_len is {plan.seq_len}: {fitting} can be cut so."
+        )
+
+
+def rank_rows(plan: Plan, step: int, share: Share, *, balance: bool) -> Rows:
+    """The rows a data-parallel rank holds of a step, those without loss that fill it up last."""
+    place, size = share.place, plan.spec.global_batch_size
+    if balance and place.world_size > 1:
+        rows = plan.rows(step * size, (step + 1) * size)
+        dealt = balanced(row_costs(rows), place.world_size)
+        rows = reorder_rows(rows, np.flatnonzero(dealt == place.rank))
+    else:
+        rows = plan.rows(*rank_positions(step, size, place.rank, place.world_size))
+    return rows if len(rows) == share.rows else join_rows([rows], share.rows)
+
+
+def measured(plan: Plan, step: int, share: Share, *, balance: bool) -> Imbalance:
+    """How unevenly the attention cost of a step lies on data-parallel ranks."""
+    size, world_size = plan.spec.global_batch_size, share.place.world_size
+    costs = row_costs(plan.rows(step * size, (step + 1) * size))
+    plain = imbalance(costs, stretches(size, world_size), world_size)
+    if not balance:
+        return Imbalance(plain, plain)
+    return Imbalance(plain, imbalance(costs, balanced(costs, world_size), world_size))
+
+
+def make_arrays(
+    store: Reader, rows: Rows, plan: PlanSpec, spec: BatchSpec, context_rank: int
+) -> tuple[dict[str, Any], VarlenCuts | None]:
+    """The arrays of some rows, as the settings want them, for one context rank; of the varlen form its cuts."""
+    arrays: dict[str, Any]
+    if spec.form == "varlen":
+        arrays = assemble_varlen(store, rows, spec.labels, plan.align)
+        lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64)
+        names = ["input_ids", "labels", "position_ids", "seq_idx"]
+        cuts: VarlenCuts | None = VarlenCuts(rows.pointers, plan.align)
+    else:
+        arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align)
+        lengths, names, cuts = np.array([plan.seq_len]), list(arrays), None
+    if spec.mesh.context > 1:
+        indices = slice_indices(lengths, spec.mesh, context_rank)
+        arrays |= {name: arrays[name].take(indices, axis=1) for name in names}
+    return arrays, cuts
+
+
+def trained_tokens(store: Reader, rows: Rows) -> int:
+    """Tokens of rows that carry a loss: all but each span's first, and those that are masked."""
+    if not store.masked:
+        return int((rows.lengths - 1).sum())
+    long = rows.lengths > 1
+    masks = store.mask(rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
+    return sum(int(mask.sum()) for mask in masks)

@@ -1,0 +1,275 @@
+"""The same step for every topology: ranks, micro-batches, context ranks, aligned and balanced."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import batchloom
+from batchloom import Mesh
+from batchloom.batches.assemble import IGNORE
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.testing.stores import write_store
+
+SEQ_LEN = 48
+KEYS = ("input_ids", "labels", "position_ids")
+
+
+@pytest.fixture(scope="module", params=["plain", "masked"])
+def store(request, tmp_path_factory):
+    rng = np.random.default_rng(3)
+    documents = [rng.integers(0, 256, rng.integers(1, 70)).tolist() for _ in range(300)]
+    trained = [rng.integers(0, 2, len(document)).tolist() for document in documents]
+    return write_store(
+        tmp_path_factory.mktemp("store"),
+        documents,
+        documents_per_shard=90,
+        trained=trained if request.param == "masked" else None,
+    )
+
+
+def make(store, **options):
+    settings = {"seq_len": SEQ_LEN, "global_batch_size": 12, "rank": 0, "world_size": 1}
+    return batchloom.Loader(store, **{**settings, "output": "numpy", "prefetch": 0, **options})
+
+
+def rows_of(batches):
+    """Every row of some batches that holds a span, as bytes, sorted; and the trained labels."""
+    joined = {key: np.concatenate([batch[key] for batch in batches]) for key in KEYS}
+    rows = [
+        b"".join(joined[key][r].tobytes() for key in KEYS) for r in range(len(joined["labels"]))
+    ]
+    targets = joined["labels"]
+    return sorted(rows), np.sort(targets[targets != IGNORE])
+
+
+def put_together(parts, mesh):
+    """The rows that context ranks hold slices of."""
+    whole = {}
+    length = parts[0]["labels"].shape[1] * mesh.context
+    chunk = length // mesh.cuts
+    for key in KEYS:
+        whole[key] = np.full((len(parts[0][key]), length), -1)
+        for c, part in enumerate(parts):
+            chunks = [c, 2 * mesh.context - 1 - c] if mesh.slices == "zigzag" else [c]
+            for at, number in enumerate(chunks):
+                whole[key][:, number * chunk : (number + 1) * chunk] = part[key][
+                    :, at * chunk : (at + 1) * chunk
+                ]
+    return whole
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_a_step_is_the_same_for_every_topology(store, data):
+    size = data.draw(st.integers(1, 24), "global_batch_size")
+    align = data.draw(st.sampled_from([1, 4, 12]), "align")
+    labels = data.draw(st.sampled_from(["aligned", "shifted"]), "labels")
+    same = {"global_batch_size": size, "align": align, "labels": labels, "epochs": 2}
+    alone = make(store, **same)
+    world = data.draw(st.integers(1, 30), "ranks")
+    mesh = Mesh(
+        tensor=data.draw(st.integers(1, 2), "tensor"),
+        context=data.draw(st.sampled_from([1, 2, 3, 4]), "context"),
+        pipeline=data.draw(st.integers(1, 2), "pipeline"),
+        slices=data.draw(st.sampled_from(["contiguous", "zigzag"]), "slices"),
+    )
+    micro = data.draw(st.sampled_from([None, 1, 2, 3]), "micro")
+    step = data.draw(st.integers(0, len(alone) - 1), "step")
+    processes = world * mesh.peers
+    options = {
+        **same,
+        "mesh": mesh,
+        "uneven": "pad",
+        "micro_batch_size": micro,
+        "balance": data.draw(st.booleans(), "balance"),
+        "world_size": processes,
+    }
+    held = {}
+    for rank in range(processes):
+        loader = make(store, **options, rank=rank)
+        loader.load_state_dict(json.loads(json.dumps(alone.plan.state(step * size))))
+        batch = next(iter(loader))
+        assert batch.step == step
+        place = mesh.place(rank, processes)
+        before = held.setdefault((place.rank, place.context_rank), batch)
+        assert all(np.array_equal(before[key], batch[key]) for key in KEYS)
+        assert len(loader) == len(alone)
+    shapes = {batch["labels"].shape for batch in held.values()}
+    assert len(shapes) == 1
+    batches = []
+    for rank in range(world):
+        parts = [held[rank, c] for c in range(mesh.context)]
+        pieces = [part.split(micro or len(part["labels"])) for part in parts]
+        batches += [put_together(slices, mesh) for slices in zip(*pieces, strict=True)]
+    rows, trained = rows_of(batches)
+    expected, targets = rows_of([alone[step]])
+    assert np.array_equal(trained, targets)
+    assert len(trained) == alone.trained_tokens(step) == loader.trained_tokens(step)
+    for row in expected:
+        rows.remove(row)
+    empty = make(store, **same, steps=None).batch(10**6)
+    assert set(rows) <= set(rows_of([empty])[0])
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_the_varlen_form_is_the_same_for_every_topology(store, data):
+    size = data.draw(st.integers(1, 12), "global_batch_size")
+    mesh = Mesh(
+        context=data.draw(st.sampled_from([1, 2, 3]), "context"),
+        slices=data.draw(st.sampled_from(["contiguous", "zigzag"]), "slices"),
+    )
+    world, micro = data.draw(st.integers(1, 14), "ranks"), data.draw(st.integers(1, 4), "micro")
+    same = {"global_batch_size": size, "align": 12, "form": "varlen"}
+    alone = make(store, **same)
+    step = data.draw(st.integers(0, len(alone) - 1), "step")
+    expected = documents_of([alone[step]], Mesh())
+    options = {**same, "mesh": mesh, "uneven": "pad", "micro_batch_size": micro}
+    found = []
+    for rank in range(world):
+        parts = []
+        for c in range(mesh.context):
+            loader = make(
+                store, **options, rank=rank * mesh.context + c, world_size=world * mesh.context
+            )
+            parts.append(loader.batch(step).split(micro))
+        for pieces in zip(*parts, strict=True):
+            found += documents_of(pieces, mesh)
+    padding = [document for document in found if not document[2]]
+    documents = [document for document in found if document[2]]
+    assert sorted(documents) == sorted(document for document in expected if document[2])
+    # What carries no loss is padding, or a document of one token or without a trained one.
+    assert len(padding) >= len(expected) - len(documents)
+
+
+def documents_of(parts, mesh):
+    """(ids, positions, whether anything is trained, labels) of each document, put together from its slices."""
+    bounds = parts[0]["cu_seq_lens_q"]
+    found = []
+    for part in parts:
+        assert np.array_equal(part["cu_seq_lens_q"], bounds)
+        assert np.array_equal(part["cu_seq_lens_k"], bounds)
+        assert part["max_length_q"] == np.diff(bounds).max()
+        assert part["input_ids"].shape[1] * mesh.context == bounds[-1]
+        assert np.array_equal(
+            part["seq_idx"][0],
+            np.repeat(np.arange(len(bounds) - 1), np.diff(bounds) // mesh.context),
+        )
+    for begin, end in itertools.pairwise(bounds):
+        assert (end - begin) % 12 == 0
+        own = slice(begin // mesh.context, end // mesh.context)
+        slices = [{key: part[key][:, own] for key in KEYS} for part in parts]
+        whole = put_together(slices, mesh)
+        ids, labels, positions = (whole[key][0].tolist() for key in KEYS)
+        found.append((ids, positions, any(x != IGNORE for x in labels), labels))
+    return found
+
+
+def test_padding_that_aligns_carries_no_loss_and_belongs_to_its_document(tmp_path):
+    small = write_store(tmp_path, [[1, 2, 3], [4, 5, 6, 7, 8]])
+    options = {"seq_len": 16, "global_batch_size": 1, "align": 4, "shuffle": False}
+    end = small.end_id
+    rows = make(small, **options)[0]
+    assert rows["input_ids"].tolist() == [[1, 2, 3, end, 4, 5, 6, 7, 8, *[end] * 7]]
+    assert rows["labels"].tolist() == [
+        [IGNORE, 2, 3, IGNORE, IGNORE, 5, 6, 7, 8, *[IGNORE] * 7],
+    ]
+    assert rows["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]
+    shifted = make(small, **options, labels="shifted")[0]
+    assert shifted["labels"].tolist() == [
+        [2, 3, IGNORE, IGNORE, 5, 6, 7, 8, *[IGNORE] * 8],
+    ]
+    flat = make(small, **options, form="varlen")[0]
+    assert flat["input_ids"].tolist() == [[1, 2, 3, end, 4, 5, 6, 7, 8, end, end, end]]
+    assert flat["cu_seq_lens_q"].tolist() == [0, 4, 12]
+    assert flat["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]]
+    assert flat["labels"].tolist() == [[IGNORE, 2, 3, IGNORE, IGNORE, 5, 6, 7, 8, *[IGNORE] * 3]]
+    empty = make(small, **options, form="varlen").batch(5)
+    assert empty["input_ids"].tolist() == [[end] * 4]
+    assert empty["cu_seq_lens_q"].tolist() == [0, 4]
+    assert empty["labels"].tolist() == [[IGNORE] * 4]
+
+
+def test_balancing_evens_out_what_ranks_cost_and_says_by_how_much(tmp_path):
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(np.exp(rng.normal(3, 1.4, 600)).astype(int) + 1, 256)
+    # Spans fill their rows, so that padding is no span of its own below.
+    skewed = write_store(tmp_path, [[7] * n for n in lengths.tolist()])
+    options = {"seq_len": 256, "packing": "wrap", "steps": 4, "world_size": 3}
+    plain, loader = make(skewed, **options), make(skewed, **options, balance=True)
+    before, after = plain.imbalance(2), loader.imbalance(2)
+    assert before.in_order == before.dealt == after.in_order
+    assert after.dealt < 1.05 < 1.1 < after.in_order
+    for expected, options["balance"] in ((before.dealt, False), (after.dealt, True)):
+        costs = []
+        for rank in range(3):
+            positions = make(skewed, **options, rank=rank).batch(2)["position_ids"].ravel()
+            spans = np.diff([*np.flatnonzero(positions == 0), positions.size])
+            costs.append(int((spans**2).sum()))
+        assert max(costs) / np.mean(costs) == pytest.approx(expected)
+
+
+def test_parts_of_a_batch_are_views_and_tensors_split_too(store):
+    batch = make(store)[0]
+    parts = batch.split(4)
+    assert [len(part["labels"]) for part in parts] == [4, 4, 4]
+    assert all(np.shares_memory(part["labels"], batch["labels"]) for part in parts)
+    assert [(part.step, part.origin) for part in parts] == [(0, batch.origin)] * 3
+    tensors = make(store, output="torch", form="varlen")[0]
+    for part in tensors.split(2):
+        assert part["cu_seq_lens_q"].dtype == tensors["cu_seq_lens_q"].dtype
+        assert part["position_ids"][0, part["cu_seq_lens_q"][:-1].long()].tolist() == [0] * (
+            len(part["cu_seq_lens_q"]) - 1
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"world_size": 5}, "World sizes that divide it: .*6.* Or .* uneven='pad'"),
+        ({"micro_batch_size": 5}, "A rank's 12 rows .* Sizes that divide it: 1, 2, 3, 4, 6, 12"),
+        (
+            {"world_size": 6, "mesh": Mesh(tensor=4)},
+            "each data-parallel rank takes 4 of them. 4 or 8",
+        ),
+        (
+            {"world_size": 5, "mesh": Mesh(context=5)},
+            "5 context ranks cut a sequence into 5, and seq_len is 48: 45 or 50",
+        ),
+        (
+            {
+                "world_size": 2,
+                "mesh": Mesh(context=2, slices="zigzag"),
+                "form": "varlen",
+                "align": 2,
+            },
+            "cut each document into 4 in the varlen form, and align is 2: give align=4",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_what_does(store, options, said):
+    with pytest.raises(PlanError, match=said):
+        make(store, **options)
+
+
+def test_settings_that_are_none(store):
+    with pytest.raises(SettingsError) as caught:
+        make(store, uneven="padd", micro_batch_size=0, mesh=2, balance="yes")
+    for said in (
+        "did you mean 'pad'",
+        "micro_batch_size: 0",
+        "no batchloom.Mesh",
+        "balance: 'yes'",
+    ):
+        assert said in str(caught.value)
+    with pytest.raises(
+        PlanError, match="12 rows cannot .* micro-batches of 5; 1, 2, 3, 4, 6, 12 can"
+    ):
+        make(store)[0].split(5)
+    flat = make(store, form="varlen")[0]
+    with pytest.raises(PlanError, match="split it before it is moved"):
+        type(flat)(dict(flat)).split(4)

@@ -1,0 +1,232 @@
+"""Who is given which rows and which tokens: arithmetic, against Megatron's own."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.plan.deal import balanced, imbalance, max_load, row_costs, stretches
+from batchloom.plan.plan import Plan
+from batchloom.plan.ranks import Mesh, check_world, rank_positions, rows_of_rank, slice_indices
+from batchloom.plan.spec import PlanSpec
+from plan.sources import LengthsOnly
+
+SIZES = st.integers(1, 4)
+
+
+@given(step=st.integers(0, 1000), size=st.integers(1, 300), world=st.integers(1, 300))
+def test_stretches_are_a_step_and_as_equal_as_can_be(step, size, world):
+    held = [rank_positions(step, size, rank, world) for rank in range(world)]
+    assert held[0][0] == step * size
+    assert held[-1][1] == (step + 1) * size
+    assert all(one[1] == two[0] for one, two in itertools.pairwise(held))
+    counts = {stop - start for start, stop in held}
+    assert counts <= {size // world, -(-size // world)}
+    assert max(counts) == rows_of_rank(size, world, uneven="pad")
+    ranks = stretches(size, world)
+    assert np.array_equal(np.bincount(ranks, minlength=world), [b - a for a, b in held])
+
+
+@given(size=st.integers(1, 300), world=st.integers(1, 20), micro=st.integers(1, 40))
+def test_a_micro_batch_divides_or_is_refused_with_what_does(size, world, micro):
+    rows = -(-size // world)
+    filled = rows_of_rank(size, world, micro, "pad")
+    assert filled % micro == 0
+    assert 0 <= filled - rows < micro
+    if rows % micro == 0:
+        assert rows_of_rank(size, world, micro) == rows
+        return
+    with pytest.raises(PlanError, match="uneven='pad'") as caught:
+        rows_of_rank(size, world, micro)
+    named = str(caught.value).split("Sizes that divide it: ")[1].split(".")[0]
+    assert all(rows % int(n) == 0 for n in named.split(", "))
+
+
+def test_a_world_that_does_not_divide_can_be_filled_up():
+    with pytest.raises(PlanError, match="fill up with rows that carry no loss: uneven='pad'"):
+        check_world(10, 0, 4)
+    check_world(10, 3, 4, "pad")
+    with pytest.raises(PlanError, match="rank 4 of world_size 4 does not exist"):
+        check_world(10, 4, 4, "pad")
+
+
+@given(tensor=SIZES, context=SIZES, pipeline=SIZES, data=SIZES)
+@settings(max_examples=40)
+@pytest.mark.parametrize(
+    ("theirs", "order"),
+    [
+        ("tp-cp-ep-dp-pp", ("tensor", "context", "data", "pipeline")),
+        ("tp-cp-ep-pp-dp", ("tensor", "context", "pipeline", "data")),
+    ],
+)
+def test_processes_stand_as_megatron_numbers_them(theirs, order, tensor, context, pipeline, data):
+    state = pytest.importorskip("megatron.core.parallel_state")
+    groups = state.RankGenerator(
+        tp=tensor, ep=1, dp=data, pp=pipeline, cp=context, order=theirs
+    ).get_ranks
+    mesh = Mesh(tensor=tensor, context=context, pipeline=pipeline, order=order)
+    world = tensor * context * pipeline * data
+    places = [mesh.place(rank, world) for rank in range(world)]
+    for group in groups("dp"):
+        assert [places[rank].rank for rank in group] == list(range(data))
+    for group in groups("cp"):
+        assert [places[rank].context_rank for rank in group] == list(range(context))
+        assert len({places[rank].rank for rank in group}) == 1
+    for peers in (*groups("tp"), *groups("pp")):
+        assert len({places[rank] for rank in peers}) == 1
+
+
+def test_a_mesh_that_does_not_fit_is_refused_with_what_does():
+    with pytest.raises(
+        PlanError, match=r"tensor 2 x context 4 x pipeline 1: .* 8 of them. 8 or 16"
+    ):
+        Mesh(tensor=2, context=4).place(0, 12)
+    with pytest.raises(PlanError, match="rank 8 of world_size 8 does not exist"):
+        Mesh(tensor=2, context=4).place(8, 8)
+    with pytest.raises(SettingsError) as caught:
+        Mesh(tensor=0, slices="zigzg", order=("tensor", "data"))
+    assert "mesh.tensor: 0 is not a whole number" in str(caught.value)
+    assert "did you mean 'zigzag'?" in str(caught.value)
+    assert "does not name tensor, context, data, pipeline" in str(caught.value)
+
+
+@pytest.mark.parametrize("context", [2, 3, 5])
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_zigzag_is_megatrons_own(monkeypatch, context, chunk):
+    torch = pytest.importorskip("torch")
+    utils = pytest.importorskip("megatron.core.utils")
+    # Without processes to ask, the group is its rank.
+    monkeypatch.setattr(utils, "get_pg_size", lambda _: context)
+    monkeypatch.setattr(utils, "get_pg_rank", lambda group: group)
+    length = 2 * context * chunk
+    tokens = torch.arange(3 * length).reshape(3, length)
+    mesh = Mesh(context=context, slices="zigzag")
+    for rank in range(context):
+        theirs = utils.get_batch_on_this_cp_rank({"tokens": tokens}, rank)["tokens"]
+        ours = tokens.numpy()[:, slice_indices(np.array([length]), mesh, rank)]
+        assert np.array_equal(ours, theirs.numpy())
+
+
+def thd_partitioned_indices(bounds, total, world, rank):
+    """TransformerEngine's kernel of that name (common/fused_attn/thd_utils.cu), a token at a time."""
+    own = [bound // world for bound in bounds]
+    indices = []
+    for token in range(total // world):
+        span = max(n for n, bound in enumerate(own[:-1]) if bound <= token)
+        length, inside = own[span + 1] - own[span], token - own[span]
+        offset = rank if inside < length // 2 else (world - 1) * 2 - rank
+        indices.append(inside + own[span] * world + length // 2 * offset)
+    return indices
+
+
+@given(
+    context=st.integers(2, 4),
+    chunks=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    slices=st.sampled_from(["contiguous", "zigzag"]),
+)
+def test_every_document_is_sliced_by_itself(context, chunks, slices):
+    mesh = Mesh(context=context, slices=slices)
+    lengths = np.array(chunks) * mesh.cuts
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    held = [slice_indices(lengths, mesh, rank) for rank in range(context)]
+    assert sorted(np.concatenate(held)) == list(range(bounds[-1]))
+    for rank, indices in enumerate(held):
+        if slices == "zigzag":
+            assert indices.tolist() == thd_partitioned_indices(
+                bounds.tolist(), bounds[-1], context, rank
+            )
+            continue
+        parts = [
+            np.arange(
+                bounds[n] + rank * length // context, bounds[n] + (rank + 1) * length // context
+            )
+            for n, length in enumerate(lengths)
+        ]
+        assert np.array_equal(indices, np.concatenate(parts))
+
+
+@given(
+    costs=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=80),
+    world=st.integers(1, 20),
+)
+def test_dealing_is_never_worse_than_stretches_and_keeps_the_number_of_rows(costs, world):
+    costs = np.array(costs, np.int64)
+    dealt, plain = balanced(costs, world), stretches(len(costs), world)
+    assert np.array_equal(dealt, balanced(costs, world))
+    assert np.bincount(dealt, minlength=world).max() <= -(-len(costs) // world)
+    assert max_load(costs, dealt, world) <= max_load(costs, plain, world)
+    assert imbalance(costs, dealt, world) >= 1.0
+
+
+def test_dealing_evens_out_long_documents():
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(np.exp(rng.normal(6.2, 1.4, 8192)).astype(np.int64) + 1, 8192)
+    plan = Plan(LengthsOnly(lengths), PlanSpec(seq_len=8192, global_batch_size=512))
+    costs = row_costs(plan.rows(0, 512))
+    assert imbalance(costs, stretches(512, 64), 64) > 1.3
+    assert imbalance(costs, balanced(costs, 64), 64) < 1.01
+
+
+def test_dealing_by_hand():
+    costs = np.array([9, 4, 1, 4, 1, 1], np.int64)
+    # 9 to rank 0; 4 and 4 to 1 and 2; the 1s to those that have least and room.
+    assert balanced(costs, 3).tolist() == [0, 1, 1, 2, 2, 0]
+    assert balanced(costs[:0], 3).tolist() == []
+
+
+def test_the_cost_of_a_row_is_the_sum_of_its_squares():
+    plan = Plan(LengthsOnly([3, 4, 8]), PlanSpec(seq_len=8, global_batch_size=1, shuffle=False))
+    assert sorted(row_costs(plan.rows(0, 4)).tolist()) == [0, 0, 25, 64]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 60), min_size=1, max_size=60).filter(any),
+    align=st.sampled_from([2, 3, 8]),
+    packing=st.sampled_from(["best_fit", "wrap", "first_fit", "window_4", "none"]),
+    overlong=st.sampled_from(["split", "drop", "truncate"]),
+)
+def test_aligned_documents_begin_at_multiples_and_are_whole(lengths, align, packing, overlong):
+    seq_len = 24
+    spec = PlanSpec(
+        seq_len=seq_len, global_batch_size=1, packing=packing, overlong=overlong, align=align
+    )
+    plan = Plan(LengthsOnly(lengths), spec)
+    if overlong == "drop" and not any(0 < length <= seq_len for length in lengths):
+        return
+    rows = plan.rows(0, plan.sequences_per_epoch)
+    assert not (rows.places % align).any()
+    taken = -(-rows.lengths // align) * align
+    for first, stop in zip(rows.pointers, rows.pointers[1:], strict=False):
+        assert stop > first
+        assert (rows.places[first:stop] == np.cumsum(taken[first:stop]) - taken[first:stop]).all()
+        assert rows.places[stop - 1] + taken[stop - 1] <= seq_len
+    kept = {"split": lambda n: n, "drop": lambda n: n if n <= seq_len else 0}
+    for number, length in enumerate(lengths):
+        spans = sorted(
+            zip(
+                rows.starts[rows.documents == number].tolist(),
+                rows.lengths[rows.documents == number].tolist(),
+                strict=True,
+            )
+        )
+        expected = kept.get(overlong, lambda n: min(n, seq_len))(length)
+        assert sum(n for _, n in spans) == expected
+        assert [start for start, _ in spans] == [
+            sum(n for _, n in spans[:at]) for at in range(len(spans))
+        ]
+
+
+def test_alignment_is_part_of_the_order_only_where_it_is_asked_for():
+    source = LengthsOnly([3, 5, 8])
+    plain = Plan(source, PlanSpec(seq_len=8, global_batch_size=1))
+    same = Plan(source, PlanSpec(seq_len=8, global_batch_size=1, align=1))
+    aligned = Plan(source, PlanSpec(seq_len=8, global_batch_size=1, align=4))
+    assert plain.fingerprint == same.fingerprint != aligned.fingerprint
+    assert "align" not in plain.identity["spec"]
+    assert "align" not in plain.table_identity
+    assert aligned.table_identity["align"] == 4
+    with pytest.raises(SettingsError, match="seq_len: 10 is not a multiple of align 4; 8 or 12 is"):
+        PlanSpec(seq_len=10, global_batch_size=1, align=4)
