@@ -27,9 +27,10 @@ class _Twin:
     """A loader that each process makes its own of, since locks and maps do not cross a fork."""
 
     def __init__(self, loader: Loader) -> None:
-        self._store, self._spec = loader.store, loader.plan.spec
+        plan = loader.plan
+        self._plan = (plan.data, plan.spec, plan.edits)
         self._batch_spec = loader.spec
-        self._state = loader.plan.state(loader.next_step * self._spec.global_batch_size)
+        self._state = plan.state(plan.positions_of(loader.next_step)[0])
         self._made: tuple[int, Loader] | None = None
         # Here, since each worker would tell it again.
         if loader.spec.rank == 0:
@@ -41,7 +42,7 @@ class _Twin:
     def loader(self) -> Loader:
         """This process's loader, made when first asked for; it knows where the run goes on."""
         if self._made is None or self._made[0] != os.getpid():
-            plan = Plan(self._store, self._spec)
+            plan = Plan(*self._plan)
             plan.resume(self._state)
             self._made = (os.getpid(), Loader(plan, **_options(self._batch_spec)))
         return self._made[1]
@@ -101,7 +102,7 @@ class LoaderIterable(IterableDataset[Batch]):
         number, workers = _worker()
         plan = self._twin.loader().plan
         step = self._first + number if self._next is None else self._next
-        return {"workers": workers, "state": plan.state(step * plan.spec.global_batch_size)}
+        return {"workers": workers, "state": plan.state(plan.positions_of(step)[0])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with a worker's own state.
@@ -121,7 +122,7 @@ class LoaderIterable(IterableDataset[Batch]):
                 f"The state was taken with {state['workers']} workers, here are {workers}. Keep "
                 "loader.state_dict() instead: it goes on with any number of workers."
             )
-        self._loaded = self._next = position // plan.spec.global_batch_size
+        self._loaded = self._next = plan.course.step_at(position)[0]
 
 
 def _worker() -> tuple[int, int]:

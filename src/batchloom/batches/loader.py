@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -22,21 +22,20 @@ from batchloom.batches.share import (
     share_of,
     trained_tokens,
 )
+from batchloom.batches.shelf import Shelf, shelf_of
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
-from batchloom.batches.tables import (
-    IN_PLACE,
-    count_beside,
-    load_table,
-    table_folders,
-    wait_for_table,
-)
+from batchloom.batches.tables import IN_PLACE, count_beside, load_tables, wait_for_tables
 from batchloom.batches.world import find_world
-from batchloom.core.errors import InputError, SettingsError, StateError
+from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
 from batchloom.core.spec import shown, to_plain, whole
 from batchloom.plan.deal import Imbalance
+from batchloom.plan.edits import Edit
+from batchloom.plan.mixture import Mixture, SourceSpec
 from batchloom.plan.plan import SOURCE, Plan
-from batchloom.plan.ranks import DATA_PARALLEL, Mesh, Place, Uneven
-from batchloom.plan.spec import POOL_SIZE, Last, Overlong, PlanSpec
+from batchloom.plan.ranks import DATA_PARALLEL, Mesh, Uneven
+from batchloom.plan.rows import Rows
+from batchloom.plan.spec import Last, Overlong, PlanSpec
+from batchloom.plan.state import with_journal
 from batchloom.store.manifest import generation_with, read_manifest
 from batchloom.store.reader import Store
 
@@ -54,11 +53,12 @@ class Loader:
     rank holds what rank 0 does).
 
     Args:
-        data: an open store, or a ready ``Plan`` (then the settings of ``PlanSpec`` stay unset).
+        data: an open store, a ``Mixture`` of several, or a ready ``Plan`` (then the
+            settings of ``PlanSpec`` stay unset).
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
-        packing, seed, shuffle, epochs, steps, last, pool_size, block, align: see ``PlanSpec``.
+        packing, seed, shuffle, epochs, steps, last, pool_size, block, lanes, align: see ``PlanSpec``.
         overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
             of is worth nothing, and ``split`` for any other.
         rank: data-parallel rank; found out when neither it nor ``world_size`` is given: from an
@@ -80,7 +80,7 @@ class Loader:
 
     Attributes:
         plan: the order, as a value.
-        store: the open store the tokens are read from.
+        store: the open store the tokens are read from; of several the shelf they stand on (``batches.shelf``).
         spec: how batches are made, and this rank.
 
     Raises:
@@ -93,7 +93,7 @@ class Loader:
 
     def __init__(
         self,
-        data: Store | Plan,
+        data: Store | Plan | Mixture,
         *,
         seq_len: int | None = None,
         global_batch_size: int | None = None,
@@ -104,8 +104,9 @@ class Loader:
         epochs: int | None = None,
         steps: int | None = None,
         last: Last = "fill",
-        pool_size: int = POOL_SIZE,
+        pool_size: int = 0,
         block: int = 0,
+        lanes: int = 1,
         align: int = 1,
         rank: int | None = None,
         world_size: int | None = None,
@@ -128,6 +129,7 @@ class Loader:
             "last": last,
             "pool_size": pool_size,
             "block": block,
+            "lanes": lanes,
             "align": align,
         }
         self.plan = _plan(data, seq_len, global_batch_size, settings)
@@ -146,28 +148,22 @@ class Loader:
         )
         if output == "torch":
             require_torch()
-        self._share = share_of(self.plan.spec, self.spec)
-        self.store = _store_of(self.plan)
-        refuse_preferences(self.store)
-        if self.store.replicated:
-            place = self._share.place
-            place = Place(0, place.world_size, place.context_rank)
-            self._share = Share(place, self._share.rows)
-        self._folders = table_folders(self.store)
-        self._start = 0
+        self._shares: dict[PlanSpec, Share] = {}
+        self.store: Store | Shelf = _store_of(self.plan)
+        self._share_of(0)
+        self._start = self._made = 0
         self._resumed = self._told = False
         # Nobody has said that conversations may be cut, and they are.
         self._cuts_all = overlong is None and isinstance(data, Store) and data.mixed
         self._iterations: list[_Iteration] = []
         self._latest: _Iteration | None = None
         _LOADERS.add(self)
-        if self.plan.pools.count > IN_PLACE:
-            load_table(self.plan, self._folders)
+        load_tables(self.plan)
 
     @cached_property
     def origin(self) -> str:
         """Where the data comes from, as log lines and batches say it."""
-        return origin_of(self.store)
+        return origin_of(*(self.plan.stores.values()))
 
     def __iter__(self) -> Iterator[Batch]:
         return self._iterate(self.next_step)
@@ -233,9 +229,9 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step of this rank, whether or not the run is that long."""
-        rows = rank_rows(self.plan, step, self._share, balance=self.spec.balance)
-        context = self._share.place.context_rank
-        arrays, cuts = make_arrays(self.store, rows, self.plan.spec, self.spec, context)
+        share, spec = self._share_of(step), self.plan.spec_at(step)
+        rows = self._numbered(rank_rows(self.plan, step, share, balance=self.spec.balance))
+        arrays, cuts = make_arrays(self.store, rows, spec, self.spec, share.place.context_rank)
         arrays = to_torch(arrays) if self.spec.output == "torch" else arrays
         return Batch(arrays, step, self.origin, cuts)
 
@@ -246,17 +242,58 @@ class Loader:
         the whole step.
         """
         if self.store.replicated:
-            rows = rank_rows(self.plan, step, self._share, balance=self.spec.balance)
-            return self._share.place.world_size * trained_tokens(self.store, rows)
-        size = self.plan.spec.global_batch_size
-        return trained_tokens(self.store, self.plan.rows(step * size, (step + 1) * size))
+            share = self._share_of(step)
+            rows = rank_rows(self.plan, step, share, balance=self.spec.balance)
+            return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
+        rows = self.plan.rows(*self.plan.positions_of(step))
+        return trained_tokens(self.store, self._numbered(rows))
 
     def imbalance(self, step: int) -> Imbalance:
         """How unevenly the attention cost of a step lies on ranks, in stretches and as it is dealt."""
-        return measured(self.plan, step, self._share, balance=self.spec.balance)
+        return measured(self.plan, step, self._share_of(step), balance=self.spec.balance)
+
+    def _share_of(self, step: int) -> Share:
+        """This process's share of a step, which edits may change."""
+        spec = self.plan.spec_at(step)
+        share = self._shares.get(spec)
+        if share is None:
+            share = share_of(spec, self.spec)
+            if self.store.replicated:
+                share = Share(replace(share.place, rank=0), share.rows)
+            self._shares[spec] = share
+        return share
+
+    def _numbered(self, rows: Rows) -> Rows:
+        """The rows as the store numbers its documents."""
+        return self.store.numbered(rows) if isinstance(self.store, Shelf) else rows
+
+    def edit(self, edit: Edit) -> None:
+        """Change the rest of the run from a step on; the journal in the state keeps it.
+
+        Raises:
+            PlanError: a step that was made already, or lies before an earlier edit; or what cannot change.
+            SettingsError: weights or documents that are none.
+        """
+        if edit.step < self._made:
+            raise PlanError(
+                f"Step {edit.step} was made already (up to {self.spec.prefetch} steps are made ahead); the first that "
+                f"can change is {self._made}."
+            )
+        plan = self.plan.edited(edit)
+        self._use(plan)
+
+    def _use(self, plan: Plan) -> None:
+        """Go on by another plan of the same stores."""
+        for stretch in plan.course.stretches:
+            share_of(plan.spec_at(stretch.step), self.spec)
+        self.store = _store_of(plan)
+        self.plan = plan
 
     def _next(self, step: int) -> Batch | None:
-        return self.batch(step) if self.plan.has_step(step) else None
+        if not self.plan.has_step(step):
+            return None
+        self._made = max(self._made, step + 1)
+        return self.batch(step)
 
     @property
     def next_step(self) -> int:
@@ -270,7 +307,7 @@ class Loader:
         (``next(iter(loader))``) beside a running iteration does not move it.
         """
         step = self._latest.next_step if self._latest else self.next_step
-        return self.plan.state(step * self.plan.spec.global_batch_size)
+        return self.plan.state(self.plan.positions_of(step)[0])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken, on any rank of any world size.
@@ -278,21 +315,23 @@ class Loader:
         Raises:
             StateError: the state is of another store, tokenizer or plan; names each field that differs.
         """
-        refuse_other_generation(self.store, state)
-        position = self.plan.resume(state)
-        step, inside = divmod(position, self.plan.spec.global_batch_size)
+        for name, store in self.plan.stores.items():
+            if isinstance(store, Store):
+                refuse_other_generation(store, state, name)
+        plan = with_journal(self.plan, state)
+        position = plan.resume(state)
+        if plan is not self.plan:
+            self._use(plan)
+        step, inside = plan.course.step_at(position)
         if inside:
             raise StateError(
                 f"The state's position {position} lies inside step {step}; the state was changed by hand."
             )
-        self._start, self._resumed, self._latest = step, True, None
+        self._start, self._resumed, self._latest, self._made = step, True, None, step
 
     def _wait(self) -> None:
         """Have the counts of all pools: at once for small plans, else from the table."""
-        if self.plan.pools.count <= IN_PLACE:
-            self.plan.count_all()
-        else:
-            wait_for_table(self.plan, self._folders)
+        wait_for_tables(self.plan)
 
     def _announce(self) -> bool:
         """Tell once, from one rank, what the run leaves out; whether it remains to be counted."""
@@ -310,15 +349,16 @@ class Loader:
         M_MMAP_THRESHOLD): without this, freed batches go back to the system and come again as
         page faults. The block is never touched, so it costs no memory.
         """
-        batch = 3 * 8 * self._share.rows * self.plan.spec.seq_len
+        batch = 3 * 8 * self._share_of(0).rows * self.plan.spec.seq_len
         np.empty(min((self.spec.prefetch + 2) * batch, _MOST_KEPT), np.uint8)
 
     def _count_beside(self) -> None:
         """Start counting once a run has begun, in one process of the node."""
         local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
-        if local != "0" or self.plan.pools.count <= IN_PLACE or self.plan.has_counts:
-            return
-        count_beside(self.store, to_plain(self.plan.spec))
+        if local == "0" and any(
+            order.pools.count > IN_PLACE and not order.counted for order in self.plan.orders()
+        ):
+            count_beside(self.plan)
 
 
 @dataclass(slots=True, eq=False)
@@ -341,16 +381,20 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _store_of(plan: Plan) -> Store:
-    if not isinstance(plan.store, Store):
-        raise InputError(
-            f"A Loader reads the tokens of an open store; this plan was made of {type(plan.store).__name__}. "
-            "Give Plan(open_store(path), spec)."
-        )
-    return plan.store
+def _store_of(plan: Plan) -> Store | Shelf:
+    """What batches read: the store of a plan of one, else all of them on a shelf.
+
+    Raises:
+        InputError: stores that are only lengths, or of preferences.
+    """
+    shelf = shelf_of(plan.stores, bans=bool(plan.course.bans))
+    for store in shelf.stores.values():
+        refuse_preferences(store)
+    alone = not isinstance(plan.data, Mixture) and not plan.course.bans
+    return next(iter(shelf.stores.values())) if alone else shelf
 
 
-def refuse_other_generation(store: Store, state: dict[str, Any]) -> None:
+def refuse_other_generation(store: Store, state: dict[str, Any], name: str = SOURCE) -> None:
     """Refuse a state that was made on another generation of the store; any other is the plan's to judge.
 
     Raises:
@@ -358,7 +402,7 @@ def refuse_other_generation(store: Store, state: dict[str, Any]) -> None:
         GenerationError: it was compacted away.
     """
     try:
-        theirs = state["identity"]["sources"][SOURCE]["store"]
+        theirs = state["identity"]["sources"][name]["store"]
     except (KeyError, TypeError):
         return
     if theirs == store.fingerprint or store.manifest is None or not store.on_disk:
@@ -395,7 +439,10 @@ def refuse_preferences(store: Store) -> None:
 
 
 def _plan(
-    data: Store | Plan, seq_len: int | None, global_batch_size: int | None, settings: dict[str, Any]
+    data: Store | Plan | Mixture,
+    seq_len: int | None,
+    global_batch_size: int | None,
+    settings: dict[str, Any],
 ) -> Plan:
     if isinstance(data, Plan):
         defaults = {**_DEFAULTS, "overlong": None}
@@ -410,9 +457,10 @@ def _plan(
                 [f"{name}: belongs to the plan, which is given ready" for name in given]
             )
         return data
-    if not isinstance(data, Store):
+    if not isinstance(data, (Store, Mixture)):
         raise InputError(
-            f"Loader takes an open store or a Plan, not {type(data).__name__}; open a path with open_store(path)."
+            f"Loader takes an open store, a Mixture or a Plan, not {type(data).__name__}; open a path with "
+            "open_store(path)."
         )
     missing = [
         f"{name}: missing; a whole number of at least 1"
@@ -422,8 +470,20 @@ def _plan(
     if seq_len is None or global_batch_size is None:
         raise SettingsError(missing)
     if settings["overlong"] is None:
-        settings = {**settings, "overlong": "drop" if data.conversations else "split"}
+        alone = isinstance(data, Store) and data.conversations
+        settings = {**settings, "overlong": "drop" if alone else "split"}
+        data = _dropping_conversations(data) if isinstance(data, Mixture) else data
     return Plan(data, PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size, **settings))
+
+
+def _dropping_conversations(mixture: Mixture) -> Mixture:
+    """The same mixture, whose sources of conversations alone leave out what is too long, unless it says otherwise."""
+    sources = dict(mixture.sources)
+    for name, store in mixture.stores.items():
+        own = sources.get(name, SourceSpec())
+        if isinstance(store, Store) and store.conversations and own.overlong is None:
+            sources[name] = replace(own, overlong="drop")
+    return replace(mixture, sources=sources)
 
 
 _DEFAULTS = {

@@ -10,11 +10,17 @@ _SYNTHETIC = "source=synthetic"
 _LOG = logging.getLogger("batchloom")
 
 
-def origin_of(store: Store) -> str:
-    """``source=real NAME/SUBSET FINGERPRINT``, or ``source=synthetic ...`` of what was made up."""
+def origin_of(*stores: object) -> str:
+    """``source=real NAME/SUBSET FINGERPRINT``, or ``source=synthetic ...`` of what was made up; all of several."""
+    opened = [store for store in stores if isinstance(store, Store)]
+    made_up = any(store.synthetic for store in opened)
+    names = ", ".join(_name(store) for store in opened)
+    return f"{_SYNTHETIC if made_up else 'source=real'} {names}"
+
+
+def _name(store: Store) -> str:
     split = f"/{store.split}" if store.split else ""
-    source = _SYNTHETIC if store.synthetic else "source=real"
-    return f"{source} {store.path.name}{split} {store.fingerprint[:12]}"
+    return f"{store.path.name}{split} {store.fingerprint[:12]}"
 
 
 def log_of(*stores: object) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:

@@ -68,21 +68,25 @@ def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
 
 def rank_rows(plan: Plan, step: int, share: Share, *, balance: bool) -> Rows:
     """The rows a data-parallel rank holds of a step, those without loss that fill it up last."""
-    place, size = share.place, plan.spec.global_batch_size
+    place, (start, stop) = share.place, plan.positions_of(step)
+    lanes = plan.spec.lanes
     if balance and place.world_size > 1:
-        rows = plan.rows(step * size, (step + 1) * size)
+        rows = plan.rows(start, stop)
         dealt = balanced(row_costs(rows), place.world_size)
         rows = reorder_rows(rows, np.flatnonzero(dealt == place.rank))
+    elif lanes > 1 and lanes % place.world_size == 0:
+        rows = plan.rows(start, stop, (place.rank, place.world_size))
     else:
-        rows = plan.rows(*rank_positions(step, size, place.rank, place.world_size))
+        first, last = rank_positions(0, stop - start, place.rank, place.world_size)
+        rows = plan.rows(start + first, start + last)
     return rows if len(rows) == share.rows else join_rows([rows], share.rows)
 
 
 def measured(plan: Plan, step: int, share: Share, *, balance: bool) -> Imbalance:
     """How unevenly the attention cost of a step lies on data-parallel ranks."""
-    size, world_size = plan.spec.global_batch_size, share.place.world_size
-    costs = row_costs(plan.rows(step * size, (step + 1) * size))
-    plain = imbalance(costs, stretches(size, world_size), world_size)
+    world_size = share.place.world_size
+    costs = row_costs(plan.rows(*plan.positions_of(step)))
+    plain = imbalance(costs, stretches(len(costs), world_size), world_size)
     if not balance:
         return Imbalance(plain, plain)
     return Imbalance(plain, imbalance(costs, balanced(costs, world_size), world_size))

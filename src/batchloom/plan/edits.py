@@ -1,12 +1,11 @@
 """Edits: what changes on a running job from a step on, and the journal that keeps them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from batchloom.core.errors import PlanError
 from batchloom.core.spec import (
-    from_plain,
     is_text,
     nearest,
     raise_problems,
@@ -93,7 +92,14 @@ def edit_from(plain: Mapping[str, Any]) -> Edit:
     Raises:
         SettingsError: it is none; every problem with its name.
     """
-    return from_plain(Edit, plain)
+    known = [entry.name for entry in fields(Edit)]
+    problems = [
+        f"{name}: unknown setting{nearest(name, known)}" for name in plain if name not in known
+    ]
+    if "step" not in plain:
+        problems.append("step: missing")
+    raise_problems(problems)
+    return Edit(**plain)
 
 
 def check_edit(

@@ -50,6 +50,31 @@ class Permutation:
             outside = outside[again >= self.size]
         return out.view(np.int64)
 
+    def places(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions at which ``items`` stand, int64 of the same length: the way back of :meth:`at`."""
+        if self._table is not None:
+            found = np.empty(self.size, np.int64)
+            found[self._table] = np.arange(self.size)
+            return found[items]
+        out = self._walk_back(items.astype(np.uint64))
+        outside = np.flatnonzero(out >= self.size)
+        while outside.size:
+            again = self._walk_back(out[outside])
+            out[outside] = again
+            outside = outside[again >= self.size]
+        return out.view(np.int64)
+
+    def _walk_back(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = np.divmod(values, np.uint64(self._right))
+        for number, key in reversed(list(enumerate(self._keys))):
+            if number % 2 == 0:
+                left = _take_hash(left, right, key, self._left)
+            else:
+                right = _take_hash(right, left, key, self._right)
+        left *= np.uint64(self._right)
+        left += right
+        return left
+
     def _walk(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = np.divmod(values, np.uint64(self._right))
         for number, key in enumerate(self._keys):
@@ -62,14 +87,29 @@ class Permutation:
         return left
 
 
-def _add_hash(
-    half: NDArray[np.uint64], other: NDArray[np.uint64], key: np.uint64, radix: int
-) -> NDArray[np.uint64]:
-    """``(half + hash(other)) mod radix``; the hash is reduced by multiply and shift (radix < 2**32)."""
+def _hash(other: NDArray[np.uint64], key: np.uint64, radix: int) -> NDArray[np.uint64]:
+    """A hash in [0, radix), reduced by multiply and shift (radix < 2**32)."""
     value = mix(other ^ key)
     value >>= _U32
     value *= np.uint64(radix)
     value >>= _U32
+    return value
+
+
+def _take_hash(
+    half: NDArray[np.uint64], other: NDArray[np.uint64], key: np.uint64, radix: int
+) -> NDArray[np.uint64]:
+    """``(half - hash(other)) mod radix``."""
+    value = half + np.uint64(radix) - _hash(other, key, radix)
+    value -= np.where(value >= np.uint64(radix), np.uint64(radix), np.uint64(0))
+    return value
+
+
+def _add_hash(
+    half: NDArray[np.uint64], other: NDArray[np.uint64], key: np.uint64, radix: int
+) -> NDArray[np.uint64]:
+    """``(half + hash(other)) mod radix``."""
+    value = _hash(other, key, radix)
     value += half
     value -= np.where(value >= np.uint64(radix), np.uint64(radix), np.uint64(0))
     return value

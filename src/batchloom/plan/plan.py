@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, final
 
@@ -103,10 +104,18 @@ class Plan:
         Raises:
             PlanError, SettingsError: the edit cannot be.
         """
-        plan = Plan(self.data, self.spec, (*self.edits, edit))
+        return self.with_edits((*self.edits, edit))
+
+    def with_edits(self, edits: Sequence[Edit]) -> "Plan":
+        """The plan with other edits, and with what is known of its sources.
+
+        Raises:
+            PlanError, SettingsError: an edit cannot be.
+        """
+        plan = Plan(self.data, self.spec, edits)
         for (era, number), order in sorted(self._orders.items()):
-            if plan._seq_lens[: era + 1] == self._seq_lens[: era + 1] and not era:
-                plan.order(number, era).learn_from(order)
+            if not era:
+                plan.order(number).learn_from(order)
         return plan
 
     def _check(self) -> None:
@@ -120,8 +129,7 @@ class Plan:
         if mixture and self.spec.epochs is not None:
             raise SettingsError(
                 [
-                    "epochs: the sources of a mixture have epochs of their own: give steps, or "
-                    "sources={name: SourceSpec(epochs=...)} with exhausted='stop' or 'redistribute'"
+                    "epochs: the sources of a mixture have epochs of their own (SourceSpec); give steps"
                 ]
             )
         if mixture and self.spec.steps is None and mixture.exhausted == "repeat":
@@ -208,7 +216,7 @@ class Plan:
             position = self.course.cuts[era - 1][0]
             self.timeline.segment_at(position)
             earlier = [s for s in self.timeline.segments() if s.era == era - 1]
-            index = int(earlier[-1].served(position)[number, 0])
+            index = int(earlier[-1].served(position)[number, 0]) if earlier else 0
             self.cuts[era, number] = self.order(number, era - 1).cut(index)
         return self.cuts[era, number]
 
@@ -378,6 +386,19 @@ class Plan:
             raise AssertionError("one store has no schedule that ends")
         return segment
 
+    def spec_at(self, step: int) -> PlanSpec:
+        """The settings that hold at a step: ``global_batch_size`` and ``seq_len`` may have been edited."""
+        at = self.course.stretch_of(step)
+        if (at.size, at.seq_len) == (self.spec.global_batch_size, self.spec.seq_len):
+            return self.spec
+        return replace(self.spec, global_batch_size=at.size, seq_len=at.seq_len)
+
+    def positions_of(self, step: int) -> tuple[int, int]:
+        """First and last + 1 of the positions of a step."""
+        at = self.course.stretch_of(step)
+        first = at.position + (step - at.step) * at.size
+        return first, first + at.size
+
     @property
     def steps(self) -> int:
         """Exact number of steps of the run."""
@@ -392,10 +413,8 @@ class Plan:
             return False
         if self.spec.steps is not None:
             return step < self.spec.steps
-        first = self.course.position_of(step)
-        return self.holds(
-            first + self.course.size_of(step) - 1 if self.spec.last == "drop" else first
-        )
+        first, stop = self.positions_of(step)
+        return self.holds(stop - 1 if self.spec.last == "drop" else first)
 
     def holds(self, position: int) -> bool:
         """Whether a position of a run without a number of steps carries data."""
@@ -425,7 +444,8 @@ class Plan:
         """The rows of positions ``start`` to ``stop - 1``; rows past the end of the run are empty.
 
         Args:
-            start, stop: positions under one ``seq_len``.
+            start: the first position.
+            stop: the one after the last; both under one ``seq_len``.
             part: (r, R) gives the positions whose lane is r modulo R only, in their order.
 
         Raises:

@@ -149,6 +149,15 @@ class Pools:
         order = shuffled(len(members), self._pool_key("members", pool))
         return members[order] + layer.first
 
+    def pool_of(self, document: int) -> int:
+        """The pool a document is packed in."""
+        number = bisect_right(self._layers, document, key=lambda layer: layer.first) - 1
+        layer = self._layers[number]
+        block = (document - layer.first) // layer.block
+        if layer.blocks is not None:
+            block = int(layer.blocks.places(np.array([block]))[0])
+        return layer.first_pool + block * layer.block // self._spec.pool_size
+
     def _fitted(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Lengths as they are packed: what ``overlong`` leaves of each document."""
         lengths = self._lengths.take(members).astype(np.int64)

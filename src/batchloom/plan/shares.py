@@ -140,8 +140,9 @@ def apportion(shares: Mapping[str, float], lanes: int = 1) -> dict[str, int]:
         period *= 2
     worst = int(off.argmax())
     raise PlanError(
-        f"Source {names[worst]!r} has {wanted[worst]:.2g} of the sequences, which a period of {MOST_PERIOD:,} meets within "
-        f"{off[worst]:.1%} only; 1 % is asked for. Give it at least {1 / (2 * _MOST_OFF * MOST_PERIOD):.2g}, or weight 0."
+        f"Source {names[worst]!r} has {wanted[worst]:.2g} of the sequences, which a period of {MOST_PERIOD:,} meets "
+        f"within {off[worst]:.1%} only; 1 % is asked for. Give it at least {1 / (2 * _MOST_OFF * MOST_PERIOD):.2g}, "
+        "or weight 0."
     )
 
 

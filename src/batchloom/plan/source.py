@@ -271,10 +271,7 @@ class SourceOrder:
 
     def _lent(self, found: _Epoch, epoch: int, lane: int, inside: int) -> Found:
         """A sequence of a lane that has more than it serves, for one that has fewer."""
-        lanes = np.arange(self.lanes)
-        asked = _quotas((epoch + 1) * self.total, lanes, self.lanes)
-        asked -= _quotas(epoch * self.total, lanes, self.lanes)
-        has = np.array([ends[-1] if ends.size else 0 for ends in found.ends], np.int64)
+        asked, has = self._shares(found, epoch)
         spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
         number = int(short[:lane].sum()) + inside - int(has[lane])
         given = np.cumsum(spare)
@@ -286,6 +283,50 @@ class SourceOrder:
         run = min(int(ends[slot]) - inside, int(given[lender]) - number)
         left = int(short[: lane + 1].sum()) - number
         return Found(int(found.orders[lender][slot]), epoch, row, min(run, left), None)
+
+    def indices(self, document: int, epoch: int) -> list[tuple[int, int]]:
+        """(lane, index) of the sequences that hold a document in an epoch; counts every pool if need be."""
+        if self.total < 0:
+            self.count_all()
+        pool = self.pools.pool_of(document)
+        rows = self.entered(pool, epoch)
+        held = np.flatnonzero(rows.documents == document)
+        numbers = np.unique(rows.pointers.searchsorted(held, side="right") - 1)
+        found, lane = self._epoch(epoch), pool % self.lanes
+        slot = int(np.flatnonzero(found.orders[lane] == pool)[0])
+        before = int(found.ends[lane][slot - 1]) if slot else 0
+        if self.lanes == 1:
+            shift = before + epoch * self.total - self._skipped()
+            least = len(self.rest) if self.rest is not None else 0
+            return [(0, int(n) + shift) for n in numbers if n + shift >= least]
+        return [self._served_by(found, epoch, lane, before + int(n)) for n in numbers]
+
+    def rest_indices(self, document: int) -> list[tuple[int, int]]:
+        """(lane, index) of the sequences that hold a document among those that an edit packed anew."""
+        if self.rest is None:
+            return []
+        held = np.flatnonzero(self.rest.documents == document)
+        numbers = np.unique(self.rest.pointers.searchsorted(held, side="right") - 1)
+        return [(0, int(n)) for n in numbers]
+
+    def _shares(self, found: _Epoch, epoch: int) -> tuple[Ints, Ints]:
+        """How many sequences of an epoch each lane is asked for, and how many it has."""
+        lanes = np.arange(self.lanes)
+        asked = _quotas((epoch + 1) * self.total, lanes, self.lanes)
+        asked -= _quotas(epoch * self.total, lanes, self.lanes)
+        has = np.array([ends[-1] if ends.size else 0 for ends in found.ends], np.int64)
+        return asked, has
+
+    def _served_by(self, found: _Epoch, epoch: int, lane: int, inside: int) -> tuple[int, int]:
+        """The lane that serves a lane's sequence of an epoch, and its index there."""
+        asked, has = self._shares(found, epoch)
+        if inside >= asked[lane]:
+            spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
+            number = int(spare[:lane].sum()) + inside - int(asked[lane])
+            taken = np.cumsum(short)
+            lane = int(taken.searchsorted(number, side="right"))
+            inside = int(has[lane]) + number - (int(taken[lane]) - int(short[lane]))
+        return lane, inside + _quota(epoch * self.total, lane, self.lanes)
 
     def _walk(self, lane: int, index: int, epochs: int | None) -> Found | None:
         anchors = self.anchors[lane]

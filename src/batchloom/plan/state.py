@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from batchloom.core.errors import StateError
+from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import fingerprint
+from batchloom.plan.edits import edit_from
 from batchloom.plan.mixture import Mixture
 from batchloom.plan.source import Cursor
 from batchloom.plan.spec import ORDER_VERSION
@@ -84,6 +85,34 @@ def resume_at(plan: "Plan", state: dict[str, Any]) -> int:
         step, inside = plan.course.step_at(end)
         return plan.course.position_of(step) if inside else int(end)
     return position
+
+
+def with_journal(plan: "Plan", state: Any) -> "Plan":
+    """The plan with the edits a state's journal holds, where it has none of its own.
+
+    Raises:
+        StateError: the journal is none, or adds a source whose store the plan does not have.
+    """
+    journal = state.get("edits") if isinstance(state, dict) else None
+    if not journal or plan.edits:
+        return plan
+    try:
+        for entry in journal:
+            for name in entry.get("added", {}):
+                if name not in plan.stores:
+                    raise StateError(
+                        f"The run's journal adds source {name!r} at step {entry['step']}: give its store, too, "
+                        f"in the stores of the mixture (fingerprint {entry['added'][name]['store'][:12]})."
+                    )
+        told = [
+            {k: v for k, v in entry.items() if k not in ("added", "fingerprint")}
+            for entry in journal
+        ]
+        return plan.with_edits([edit_from(entry) for entry in told])
+    except (AttributeError, KeyError, TypeError, ValueError, PlanError, SettingsError) as error:
+        raise StateError(
+            f"The state's journal of edits cannot be used: {error}. Use the one that was saved."
+        ) from error
 
 
 def _checked(

@@ -57,8 +57,7 @@ class Course:
 
     def position_of(self, step: int) -> int:
         """The first position of a step."""
-        place = bisect_right(self.stretches, step, key=lambda stretch: stretch.step)
-        at = self.stretches[max(place - 1, 0)]
+        at = self.stretch_of(step)
         return at.position + (step - at.step) * at.size
 
     def step_at(self, position: int) -> tuple[int, int]:
@@ -70,10 +69,10 @@ class Course:
             return self.stretches[place + 1].step, 0
         return at.step + step, inside
 
-    def size_of(self, step: int) -> int:
-        """Sequences of a step."""
+    def stretch_of(self, step: int) -> Stretch:
+        """The stretch that holds a step."""
         place = bisect_right(self.stretches, step, key=lambda stretch: stretch.step)
-        return self.stretches[max(place - 1, 0)].size
+        return self.stretches[max(place - 1, 0)]
 
 
 def course_of(

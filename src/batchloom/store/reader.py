@@ -147,6 +147,11 @@ class Store:
         return subset_fingerprint(self.manifest, self.split)
 
     @property
+    def tokenizer_fingerprint(self) -> str | None:
+        """Names the tokenizer of the ids; None for a bare prefix, which does not say."""
+        return self.manifest.tokenizer.fingerprint if self.manifest else None
+
+    @property
     def generation(self) -> int | None:
         """Number of the generation that is open; None for what has none."""
         return self.manifest.generation if self.manifest and self.on_disk else None

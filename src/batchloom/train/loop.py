@@ -210,7 +210,7 @@ def look_at_val(run: Run, step: int) -> float | None:
     total = trained = 0.0
     for number in range(min(len(run.val), run.settings.eval_batches or len(run.val))):
         batch = run.val[number]
-        check_ids(run, run.val.store, batch)
+        check_ids(run, run.store, batch)
         trained += float((batch["labels"] != IGNORED).sum())
         for part in passes_of(run, batch):
             with precision(run.ranks.device), memory_explained(run.settings, parameters):

@@ -1,0 +1,136 @@
+"""Several stores read as one: documents are numbered through, and what is banned reads as padding."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError, PlanError, StoreError
+from batchloom.plan.rows import Rows
+from batchloom.store.reader import Store
+from batchloom.tokens import Tokenizer
+
+Ids = NDArray[np.int64]
+
+
+@final
+class Shelf:
+    """The stores of a mixture, as batches read them.
+
+    Args:
+        stores: by the names of the sources, in the order of their numbers; all of one tokenizer.
+
+    Attributes:
+        stores: as given.
+        end_id: the id that fills padding.
+        vocab_size: every id is below this; None where no store says.
+        masked: whether some tokens are not trained.
+        tokens, trained_tokens: sums over the stores.
+        replicated: whether every rank is to read rank 0's share.
+
+    Raises:
+        InputError: stores of preferences.
+        PlanError: stores whose end tokens differ.
+    """
+
+    def __init__(self, stores: Mapping[str, Store], *, bans: bool) -> None:
+        self.stores = dict(stores)
+        all_of = list(self.stores.values())
+        known = [store for store in all_of if store.vocab_size is not None]
+        ends = {name: s.end_id for name, s in self.stores.items() if s.vocab_size is not None}
+        if len(set(ends.values())) > 1:
+            raise PlanError(f"The stores of a mixture end documents with different tokens: {ends}.")
+        self.end_id = known[0].end_id if known else 0
+        self.vocab_size = max((s.vocab_size or 0 for s in known), default=0) or None
+        self._stores = all_of
+        self._firsts = np.cumsum([0, *(len(store) for store in all_of)])
+        self._bans = bans
+        self.masked = bans or any(store.masked for store in all_of)
+        self.tokens = sum(store.tokens for store in all_of)
+        self.trained_tokens = sum(store.trained_tokens for store in all_of)
+        self.replicated = all(store.replicated for store in all_of)
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer all stores share.
+
+        Raises:
+            StoreError: no store has one.
+        """
+        for store in self._stores:
+            if store.manifest is not None:
+                return store.tokenizer
+        raise StoreError("No store of the mixture says which tokenizer made it.")
+
+    def numbered(self, rows: Rows) -> Rows:
+        """The same rows with documents numbered through all stores; of banned ones the number inverted (``~n``)."""
+        documents = rows.documents + self._firsts[rows.sources]
+        if rows.banned is not None:
+            documents = np.where(rows.banned, ~documents, documents)
+        return replace(rows, documents=documents)
+
+    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
+        """The ids of spans, as ``Store.read`` gives them; of banned documents end tokens."""
+        found: list[NDArray[np.generic]] = [_NOTHING] * len(documents)
+        for store, first, at in self._by_store(documents):
+            if store is None:
+                for place, length in zip(at.tolist(), lengths[at].tolist(), strict=True):
+                    found[place] = np.full(length, self.end_id, np.int64)
+                continue
+            views = store.read(documents[at] - first, starts[at], lengths[at])
+            for place, view in zip(at.tolist(), views, strict=True):
+                found[place] = view
+        return found
+
+    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
+        """For the tokens of spans whether each is trained, as ``Store.mask`` gives it."""
+        found: list[NDArray[np.bool_]] = [_NOT] * len(documents)
+        for store, first, at in self._by_store(documents):
+            if store is None:
+                for place, length in zip(at.tolist(), lengths[at].tolist(), strict=True):
+                    found[place] = np.zeros(length, bool)
+                continue
+            masks = store.mask(documents[at] - first, starts[at], lengths[at])
+            for place, mask in zip(at.tolist(), masks, strict=True):
+                found[place] = mask
+        return found
+
+    def _by_store(self, documents: Ids) -> list[tuple[Store | None, int, Ids]]:
+        """Places of the spans of each store, with its first number; of banned ones with no store."""
+        numbers = self._firsts.searchsorted(documents, side="right") - 1
+        order = np.argsort(numbers, kind="stable")
+        ordered = numbers[order]
+        cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
+        found: list[tuple[Store | None, int, Ids]] = []
+        for begin, end in pairwise(cuts):
+            if begin < end:
+                number = int(ordered[begin])
+                store = self._stores[number] if number >= 0 else None
+                found.append((store, int(self._firsts[number]), order[begin:end]))
+        return found
+
+
+_NOTHING = np.empty(0, np.int64)
+_NOT = np.empty(0, bool)
+
+
+def shelf_of(stores: Mapping[str, object], *, bans: bool) -> Shelf:
+    """A shelf of stores that are open for reading.
+
+    Raises:
+        InputError: one of them is only lengths.
+    """
+    open_stores = {name: store for name, store in stores.items() if isinstance(store, Store)}
+    for name, store in stores.items():
+        if name not in open_stores:
+            raise InputError(
+                f"A Loader reads the tokens of open stores; source {name!r} is {type(store).__name__}. Give "
+                "open_store(path)."
+            )
+    return Shelf(open_stores, bans=bans)

@@ -1,0 +1,541 @@
+"""Mixtures: shares that hold, sources that are covered, edits that lose and repeat nothing."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.core.errors import PlanError, SettingsError, StateError
+from batchloom.plan.edits import Edit
+from batchloom.plan.mixture import Mixture, SourceSpec, Stage
+from batchloom.plan.permute import Permutation
+from batchloom.plan.plan import Plan
+from batchloom.plan.schedule import Schedule
+from batchloom.plan.shares import apportion
+from batchloom.plan.spec import PlanSpec
+from batchloom.plan.state import with_journal
+from batchloom.plan.when import seen
+from plan.sources import LengthsOnly
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
+WEIGHT = st.sampled_from([1, 2, 3, 0.5, 7])
+NAMES = ("a", "b", "c")
+
+
+def stores(*lengths):
+    return {name: LengthsOnly(own, name) for name, own in zip(NAMES, lengths, strict=False)}
+
+
+def spans(rows):
+    return list(
+        zip(
+            rows.sources.tolist(),
+            rows.documents.tolist(),
+            rows.starts.tolist(),
+            rows.lengths.tolist(),
+            strict=True,
+        )
+    )
+
+
+def by_row(rows):
+    flat = spans(rows)
+    return [tuple(flat[a:b]) for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
+
+
+@given(
+    counts=st.lists(st.integers(1, 300), min_size=1, max_size=20),
+    lanes=st.sampled_from([1, 2, 4]),
+    data=st.data(),
+)
+@settings(max_examples=150)
+def test_every_prefix_of_a_schedule_is_within_one_of_its_share(counts, lanes, data):
+    if len(counts) > 1:
+        counts[0] += -sum(counts) % lanes
+    schedule = Schedule(tuple(counts), lanes)
+    length = 3 * schedule.period + 5
+    sources, dealt, indices = schedule.at(np.arange(length))
+    had = np.zeros((length + 1, len(counts)))
+    had[1:] = np.cumsum(sources[:, None] == np.arange(len(counts)), axis=0)
+    share = np.arange(length + 1)[:, None] * np.array(counts) / sum(counts)
+    assert np.abs(had - share).max() < 1
+    position = data.draw(st.integers(0, length - 1))
+    here = (int(sources[position]), int(dealt[position]))
+    before = (sources[:position] == here[0]) & (dealt[:position] == here[1])
+    assert indices[position] == before.sum()
+    assert schedule.place(*here, int(indices[position])) == position
+    assert schedule.count(position)[here] == before.sum()
+    assert schedule.count(position).sum() == position
+
+
+def test_lanes_take_turns_in_every_group_and_share_alike_in_the_long_run():
+    lanes = 4
+    schedule = Schedule((40, 30, 30), lanes)
+    sources, dealt, _ = schedule.at(np.arange(100 * lanes))
+    assert (np.sort(dealt.reshape(-1, lanes), axis=1) == np.arange(lanes)).all()
+    table = Counter(zip(sources.tolist(), dealt.tolist(), strict=True))
+    assert set(table.values()) == {40, 30}
+    assert all(table[s, k] == c for s, c in enumerate((40, 30, 30)) for k in range(lanes))
+
+
+@st.composite
+def mixtures(draw, lanes=(1,), **fixed):
+    lengths = [draw(LENGTHS) for _ in range(draw(st.integers(2, 3)))]
+    given_stores = stores(*lengths)
+    weights = {name: draw(WEIGHT) for name in given_stores}
+    spec = PlanSpec(
+        seq_len=draw(st.sampled_from([8, 16])),
+        global_batch_size=4,
+        seed=draw(st.integers(0, 99)),
+        pool_size=draw(st.sampled_from([2, 4, 8])),
+        packing=draw(st.sampled_from(["best_fit", "wrap", "none"])),
+        shuffle=draw(st.booleans()),
+        steps=draw(st.integers(20, 60)),
+        lanes=draw(st.sampled_from(lanes)),
+    )
+    return Mixture(weights, stores=given_stores, **fixed), spec
+
+
+def check_epochs(plan, found, complete=True):
+    """Each source's spans are whole epochs one after the other, each with every token once."""
+    for number, name in enumerate(plan.names):
+        lengths = plan.stores[name].lengths.take(np.arange(plan.stores[name].lengths.size))
+        counts = [np.zeros(n, int) for n in lengths]
+        for source, document, start, length in found:
+            if source == number:
+                counts[document][start : start + length] += 1
+        flat = np.concatenate(counts)
+        if plan.spec.lanes == 1 and complete:
+            assert flat.max() - flat.min() <= 1
+
+
+@given(made=mixtures(lanes=(1, 2, 4)))
+@settings(max_examples=100, deadline=None)
+def test_no_source_repeats_before_it_is_through(made):
+    mixture, spec = made
+    plan = Plan(mixture, spec)
+    check_epochs(plan, spans(plan.rows(0, plan.positions)))
+
+
+@given(made=mixtures(lanes=(1, 2, 4)), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_any_position_is_the_same_asked_in_any_way(made, data):
+    mixture, spec = made
+    plan = Plan(mixture, spec)
+    everything = by_row(plan.rows(0, plan.positions))
+    step = data.draw(st.integers(0, spec.steps - 1))
+    start, stop = plan.positions_of(step)
+    counted, resumed = Plan(mixture, spec), Plan(mixture, spec)
+    counted.count_all()
+    state = json.loads(json.dumps(plan.state(start)))
+    assert resumed.resume(state) == start
+    for other in (Plan(mixture, spec), counted, resumed, plan.twin()):
+        assert by_row(other.rows(start, stop)) == everything[start:stop]
+        assert by_row(other.rows(start, stop + 4))[: stop - start] == everything[start:stop]
+    ranks = data.draw(st.sampled_from([n for n in (1, 2, 4) if spec.lanes % n == 0]))
+    parts = [by_row(plan.rows(start, stop, (rank, ranks))) for rank in range(ranks)]
+    assert {len(part) for part in parts} == {4 // ranks}
+    assert sorted(row for part in parts for row in part) == sorted(everything[start:stop])
+
+
+@given(lengths=LENGTHS, lanes=st.sampled_from([2, 4, 8]), seed=st.integers(0, 50), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_lanes_together_hold_every_token_once_an_epoch(lengths, lanes, seed, data):
+    spec = PlanSpec(seq_len=16, global_batch_size=8, seed=seed, pool_size=4, epochs=2, lanes=lanes)
+    plan = Plan(LengthsOnly(lengths), spec)
+    rows = plan.rows(0, plan.positions)
+    counts = [np.zeros(n, int) for n in lengths]
+    for _, document, start, length in spans(rows):
+        counts[document][start : start + length] += 1
+    assert (np.concatenate(counts) == 2).all()
+    assert plan.positions == 2 * plan.sequences_per_epoch
+    step = data.draw(st.integers(0, plan.steps - 1))
+    fresh = Plan(LengthsOnly(lengths), spec)
+    start, stop = fresh.positions_of(step)
+    assert by_row(fresh.rows(start, stop)) == by_row(plan.rows(start, stop))
+    assert not plan.has_step(plan.steps)
+
+
+def test_a_lane_is_served_from_its_own_pools():
+    """All but the last sequences of an epoch come from pools of the position's own lane."""
+    plan = Plan(
+        LengthsOnly([7] * 4000),
+        PlanSpec(seq_len=16, global_batch_size=8, pool_size=50, lanes=8, epochs=1),
+    )
+    pool_of = np.zeros(4000, int)
+    for pool in range(plan.pools.count):
+        pool_of[plan.pools.members(pool)] = pool
+    rows = plan.rows(0, plan.positions)
+    lanes = np.repeat(np.arange(len(rows)) % 8, np.diff(rows.pointers))
+    assert (pool_of[rows.documents] % 8 == lanes).mean() > 0.95
+
+
+EDITS = st.lists(
+    st.one_of(
+        st.builds(lambda n, w: ("weights", {"a": n, "b": w}), st.integers(1, 5), st.integers(0, 5)),
+        st.builds(lambda n: ("seq_len", n), st.sampled_from([8, 16, 24])),
+        st.builds(lambda n: ("global_batch_size", n), st.sampled_from([2, 4, 12])),
+        st.builds(lambda n: ("ban", {"a": [n]}), st.integers(0, 3)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(
+    a=st.lists(st.integers(1, 40), min_size=4, max_size=40),
+    b=LENGTHS,
+    c=LENGTHS,
+    edits=EDITS,
+    seed=st.integers(0, 9),
+    data=st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_edits_lose_and_repeat_nothing(a, b, c, edits, seed, data):
+    mixture = Mixture({"a": 2, "b": 1}, stores=stores(a, b, c))
+    spec = PlanSpec(seq_len=16, global_batch_size=4, steps=40, pool_size=4, seed=seed)
+    plain = Plan(mixture, spec)
+    steps = sorted(data.draw(st.integers(0, 39)) for _ in edits)
+    plan, before = plain, plain
+    for step, (name, value) in zip(steps, edits, strict=True):
+        before, plan = plan, plan.edited(Edit(step=step, **{name: value}))
+        assert plan.fingerprint != before.fingerprint
+        for earlier in range(step):
+            at = plan.positions_of(earlier)
+            assert at == before.positions_of(earlier)
+            assert by_row(plan.rows(*at)) == by_row(before.rows(*at))
+    served, found = [], []
+    for step in range(40):
+        rows = plan.rows(*plan.positions_of(step))
+        served.append(by_row(rows))
+        found += spans(rows)
+        assert len(rows) == plan.spec_at(step).global_batch_size
+        assert (
+            max((sum(s[3] for s in row) for row in by_row(rows)), default=0)
+            <= plan.spec_at(step).seq_len
+        )
+    # No token comes again before its source is through, whatever was packed anew.
+    check_epochs(plan, found)
+    step = data.draw(st.integers(0, 39))
+    start = plan.positions_of(step)[0]
+    state = json.loads(json.dumps(plan.state(start)))
+    fresh = with_journal(Plan(mixture, spec), state)
+    assert fresh.fingerprint == plan.fingerprint
+    assert fresh.resume(state) == start
+    assert by_row(fresh.rows(*fresh.positions_of(step))) == served[step]
+
+
+def test_untouched_sources_go_on_exactly_where_they_were():
+    mixture = Mixture({"a": 1, "b": 1}, stores=stores([5] * 90, [3] * 90, [4] * 90))
+    spec = PlanSpec(seq_len=16, global_batch_size=4, steps=30, pool_size=8)
+    plan = Plan(mixture, spec)
+    edited = plan.edited(Edit(step=10, weights={"b": 1, "c": 3}, note="code is done"))
+
+    def order(of, source):
+        return [row for row in by_row(of.rows(0, 120)) if row[0][0] == source]
+
+    longer, other = order(plan, 1), order(edited, 1)
+    assert other == longer[: len(other)]
+    retired = order(edited, 0)
+    assert retired == [row for row in by_row(plan.rows(0, 40)) if row[0][0] == 0]
+    again = edited.edited(Edit(step=20, weights={"a": 1}))
+    ever = Plan(mixture, PlanSpec(seq_len=16, global_batch_size=4, steps=60, pool_size=8))
+    assert (
+        order(again, 0)
+        == [r for r in by_row(ever.rows(0, 240)) if r[0][0] == 0][: len(retired) + 40]
+    )
+
+
+def test_steps_can_be_left_out():
+    plan = Plan(LengthsOnly([4] * 100), PlanSpec(seq_len=4, global_batch_size=2, epochs=1))
+    edited = plan.edited(Edit(step=10, skip=5, note="the loss spiked"))
+    assert edited.steps == plan.steps - 5
+    for step in range(10, edited.steps):
+        assert by_row(edited.rows(*edited.positions_of(step))) == by_row(
+            plan.rows(*plan.positions_of(step + 5))
+        )
+    assert edited.course.step_at(edited.positions_of(12)[0]) == (12, 0)
+
+
+def test_a_banned_document_is_marked_and_all_else_stays():
+    plan = Plan(LengthsOnly([4] * 40), PlanSpec(seq_len=8, global_batch_size=2, epochs=2))
+    edited = plan.edited(Edit(step=5, ban={"data": [7, 11]}))
+    rows, plain = edited.rows(0, plan.positions), plan.rows(0, plan.positions)
+    assert spans(rows) == spans(plain)
+    late = np.repeat(np.arange(len(rows)), np.diff(rows.pointers)) >= 10
+    assert (rows.banned == (late & np.isin(rows.documents, [7, 11]))).all()
+    assert rows.banned.sum() >= 2
+
+
+def test_stages_change_the_weights_by_steps_or_tokens():
+    def shares(plan, first, last):
+        rows = plan.rows(plan.positions_of(first)[0], plan.positions_of(last)[0])
+        sources = rows.sources[rows.pointers[:-1]]
+        return np.bincount(sources, minlength=2) / len(rows)
+
+    given_stores = stores([16] * 200, [16] * 200)
+    spec = PlanSpec(seq_len=16, global_batch_size=8, steps=60)
+    for stages in (
+        [Stage(weights={"a": 1, "b": 3}, step=20), Stage(weights={"b": 1}, step=40)],
+        [
+            Stage(weights={"a": 1, "b": 3}, tokens=20 * 8 * 16 - 3),
+            Stage(weights={"b": 1}, tokens=40 * 8 * 16),
+        ],
+    ):
+        plan = Plan(Mixture({"a": 3, "b": 1}, stores=given_stores, stages=stages), spec)
+        assert shares(plan, 0, 20).tolist() == [0.75, 0.25]
+        assert shares(plan, 20, 40).tolist() == [0.25, 0.75]
+        assert shares(plan, 40, 60).tolist() == [0, 1]
+        edited = plan.edited(Edit(step=30, weights={"a": 1}))
+        assert shares(edited, 30, 60).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("exhausted", ["stop", "redistribute"])
+@given(a=LENGTHS, b=LENGTHS, epochs=st.integers(1, 2), seed=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_what_happens_when_a_source_runs_out(exhausted, a, b, epochs, seed):
+    mixture = Mixture(
+        {"a": 1, "b": 2},
+        stores=stores(a, b),
+        exhausted=exhausted,
+        sources={"a": SourceSpec(epochs=epochs)},
+    )
+    spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=4, seed=seed)
+    plan = Plan(mixture, spec)
+    counts = [plan.order(0).sequences * epochs, plan.order(1).sequences]
+    rows = plan.rows(0, plan.positions + 8)
+    sources = rows.sources[rows.pointers[:-1][np.diff(rows.pointers) > 0]]
+    had = np.bincount(sources, minlength=2).tolist()
+    assert len(sources) == plan.positions
+    if exhausted == "redistribute":
+        assert had == counts
+        assert plan.positions == sum(counts)
+    else:
+        assert (had[0] == counts[0]) or (had[1] == counts[1])
+        assert had[0] <= counts[0]
+        assert had[1] <= counts[1]
+    assert plan.has_step(plan.steps - 1)
+    assert not plan.has_step(plan.steps)
+    fresh = Plan(mixture, spec)
+    middle = plan.positions_of(plan.steps // 2)[0]
+    assert fresh.resume(json.loads(json.dumps(plan.state(middle)))) == middle
+    assert by_row(fresh.rows(middle, middle + 9)) == by_row(plan.rows(middle, middle + 9))
+
+
+def test_weights_count_tokens_documents_or_epochs():
+    given_stores = stores([16] * 300, [4] * 300)
+    spec = PlanSpec(seq_len=16, global_batch_size=8, steps=60)
+
+    def had(unit):
+        plan = Plan(Mixture({"a": 1, "b": 1}, stores=given_stores, unit=unit), spec)
+        rows = plan.rows(0, plan.positions)
+        documents = np.bincount(rows.sources, minlength=2)
+        tokens = np.bincount(rows.sources, rows.lengths, minlength=2)
+        return documents, tokens
+
+    assert had("tokens")[1].tolist() == [3840, 3840]
+    documents = had("documents")[0]
+    assert abs(documents[0] - documents[1]) <= 4
+    documents, _ = had("epochs")
+    assert abs(documents[0] - documents[1]) <= 4
+
+
+def test_groups_sizes_temperature_and_caps():
+    given_stores = stores([16] * 800, [16] * 100, [16] * 100)
+    spec = PlanSpec(seq_len=16, global_batch_size=8, steps=100)
+
+    def share(weights, **settings):
+        plan = Plan(Mixture(weights, stores=given_stores, **settings), spec)
+        rows = plan.rows(0, plan.positions)
+        return (np.bincount(rows.sources, minlength=3) / len(rows.sources)).round(3).tolist()
+
+    group = {"weight": 1, "sources": {"b": 3, "c": 1}}
+    assert share({"a": 1, "code": group}) == [0.5, 0.375, 0.125]
+    assert share({"b": 1, "rest": {"weight": 1, "sources": ["a", "c"]}}) == pytest.approx(
+        [0.444, 0.5, 0.056], abs=0.002
+    )
+    assert share("size") == [0.8, 0.1, 0.1]
+    root = np.sqrt([8, 1, 1])
+    assert share("size", temperature=2) == pytest.approx(root / root.sum(), abs=0.002)
+    # 800 sequences in all: two epochs of each small source are 200 each.
+    assert share("size", most_epochs=2) == [0.5, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("weights", "settings", "sentence"),
+    [
+        ({"a": -1, "b": 1}, {}, "weights.a: -1 is not a finite number of at least 0"),
+        ({"a": float("nan")}, {}, "weights.a: nan is not"),
+        ({"a": True}, {}, "weights.a: True is not"),
+        ({"a": 0, "b": 0}, {}, "weights: all are 0"),
+        ({"aa": 1}, {}, "weights.aa: names no source; there are a, b; did you mean 'a'"),
+        ({}, {}, "is neither a mapping"),
+        ({"g": {"weight": 1}}, {}, "weights.g.sources: missing"),
+        ({"g": {"weight": 1, "sources": {"a": 0}}}, {}, "weights.g.sources: all are 0"),
+        ({"a": 1, "g": {"weight": 1, "sources": ["a"]}}, {}, "has a weight already"),
+        ({"a": 1}, {"unit": "token"}, "unit: 'token' is none of .*did you mean 'tokens'"),
+        ({"a": 1}, {"exhausted": "end"}, "exhausted: 'end' is none"),
+        ("size", {"temperature": 0}, "temperature: 0 is not a number above 0"),
+        ({"a": 1}, {"temperature": 2}, "temperature: it shapes weights by size"),
+        ({"a": 1}, {"sources": {"z": SourceSpec()}}, "sources.z: there is no such source"),
+        (
+            {"a": 1},
+            {"stages": [Stage(weights={"b": 1}, step=5), Stage(weights={"a": 1}, step=5)]},
+            "does not ascend",
+        ),
+        (
+            {"a": 1},
+            {"stages": [Stage(weights={"b": 1}, step=5), Stage(weights={"a": 1}, tokens=5)]},
+            "use one of the two",
+        ),
+    ],
+)
+def test_mixtures_that_cannot_be(weights, settings, sentence):
+    with pytest.raises(SettingsError, match=sentence):
+        Mixture(weights, stores=stores([4], [4]), **settings)
+
+
+def test_a_path_is_no_store():
+    with pytest.raises(
+        SettingsError, match=r"stores.a: 'x/y' is a path; open it: open_store\('x/y'\)"
+    ):
+        Mixture({"a": 1}, stores={"a": "x/y"})
+
+
+def test_an_end_is_asked_for():
+    mixture = Mixture({"a": 1}, stores=stores([4]))
+    with pytest.raises(SettingsError, match="steps: missing"):
+        Plan(mixture, PlanSpec(seq_len=4, global_batch_size=1))
+    with pytest.raises(SettingsError, match="epochs of their own"):
+        Plan(mixture, PlanSpec(seq_len=4, global_batch_size=1, epochs=2))
+
+
+def test_a_share_no_period_meets_is_refused_by_name():
+    with pytest.raises(PlanError, match=r"Source 'b' has 1e-06 .*at least 4.8e-05"):
+        apportion({"a": 1 - 1e-6, "b": 1e-6})
+    counts = apportion({"a": 0.999, "b": 0.001})
+    assert counts["b"] / sum(counts.values()) == pytest.approx(0.001, rel=0.01)
+    assert sum(apportion(dict.fromkeys(map(str, range(1000)), 1e-3), 64).values()) % 64 == 0
+
+
+def test_a_source_smaller_than_one_sequence_is_repeated():
+    plan = Plan(
+        Mixture({"a": 1, "b": 1}, stores=stores([3], [16] * 50)),
+        PlanSpec(seq_len=16, global_batch_size=2, steps=10),
+    )
+    rows = by_row(plan.rows(0, 20))
+    # A row of three tokens holds a share of the tokens that is as small.
+    assert sum(row[0][0] == 0 for row in rows) == pytest.approx(20 * 16 / 19, abs=1)
+    assert {row for row in rows if row[0][0] == 0} == {((0, 0, 0, 3),)}
+
+
+def test_states_of_other_mixtures_name_what_differs():
+    spec = PlanSpec(seq_len=16, global_batch_size=2, steps=10)
+    given_stores = stores([5] * 30, [6] * 30)
+    plan = Plan(Mixture({"a": 1, "b": 1}, stores=given_stores), spec)
+    other = Plan(Mixture({"a": 2, "b": 1}, stores=given_stores), spec)
+    with pytest.raises(
+        StateError, match=r"mixture.weights.a was 1.0 and is 2.0.*by an edit \(loader.edit\)"
+    ):
+        other.resume(plan.state(4))
+    edited = plan.edited(Edit(step=3, weights={"a": 1}))
+    state = json.loads(json.dumps(edited.state(8)))
+    state["edits"][0]["weights"]["a"] = 5
+    with pytest.raises(StateError, match="journal \\(1 edits\\) is not the plan's \\(1\\): edit 0"):
+        with_journal(plan, state).resume(state)
+    grown = Plan(Mixture({"a": 1, "b": 1}, stores=stores([5] * 30, [6] * 30, [4] * 9)), spec)
+    added = grown.edited(Edit(step=3, weights={"a": 1, "c": 1}))
+    with pytest.raises(StateError, match="journal adds source 'c' at step 3: give its store"):
+        with_journal(plan, added.state(8))
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        ({"step": 3}, "changes nothing"),
+        ({"step": -1, "skip": 1}, "step: -1 is not"),
+        ({"step": 3, "weights": {"a": -1}}, "weights.a: -1 is not"),
+        ({"step": 3, "weights": {"x": 1}}, "weights.x: names no source"),
+        ({"step": 3, "ban": {"a": [99]}}, "there is no document 99"),
+        ({"step": 3, "ban": {"x": [1]}}, "ban.x: there is no such source"),
+        ({"step": 3, "ban": {"a": ["b"]}}, "'b' is no number of a document"),
+        ({"step": 3, "seq_len": 0}, "seq_len: 0 is not"),
+        ({"step": 1, "skip": 1}, "lies before the edit at step 2"),
+    ],
+)
+def test_edits_that_cannot_be(edit, sentence):
+    plan = Plan(
+        Mixture({"a": 1, "b": 1}, stores=stores([5] * 30, [6] * 30)),
+        PlanSpec(seq_len=16, global_batch_size=2, steps=10),
+    ).edited(Edit(step=2, skip=1))
+    with pytest.raises((SettingsError, PlanError), match=sentence):
+        plan.edited(Edit(**edit))
+
+
+def test_seq_len_does_not_change_under_lanes():
+    plan = Plan(LengthsOnly([5] * 30), PlanSpec(seq_len=16, global_batch_size=2, lanes=2, epochs=1))
+    with pytest.raises(PlanError, match="seq_len cannot change in a plan of 2 lanes"):
+        plan.edited(Edit(step=1, seq_len=32))
+
+
+@given(made=mixtures(lanes=(1, 2, 4)), edits=EDITS, data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_when_is_the_inverse_of_what_steps_hold(made, edits, data):
+    mixture, spec = made
+    plan = Plan(mixture, spec)
+    step = 0
+    for name, value in edits:
+        step = data.draw(st.integers(step, spec.steps - 1))
+        if name == "weights" or (name == "seq_len" and spec.lanes == 1):
+            plan = plan.edited(Edit(step=step, skip=data.draw(st.integers(0, 2)), **{name: value}))
+    number = data.draw(st.integers(0, len(plan.names) - 1))
+    document = data.draw(st.integers(0, plan.stores[plan.names[number]].lengths.size - 1))
+    last = data.draw(st.integers(0, spec.steps - 1))
+    held = set()
+    for step in range(last + 1):
+        rows = by_row(plan.rows(*plan.positions_of(step)))
+        held |= {
+            (step, place)
+            for place, row in enumerate(rows)
+            if any(span[:2] == (number, document) for span in row)
+        }
+    found = seen(Plan(mixture, spec, plan.edits), number, document, last)
+    assert {(one.step, one.row) for one in found} == held
+    assert len(found) == len(held)
+
+
+@given(
+    lengths=LENGTHS,
+    lanes=st.sampled_from([1, 2, 8]),
+    block=st.sampled_from([0, 2]),
+    shuffle=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=80, deadline=None)
+def test_when_of_one_store(lengths, lanes, block, shuffle, data):
+    spec = PlanSpec(
+        seq_len=16,
+        global_batch_size=8,
+        pool_size=4,
+        epochs=3,
+        lanes=lanes,
+        block=block,
+        shuffle=shuffle,
+    )
+    plan = Plan(LengthsOnly(lengths), spec)
+    document = data.draw(st.integers(0, len(lengths) - 1))
+    rows = by_row(plan.rows(0, plan.positions))
+    held = [p for p, row in enumerate(rows) if any(span[1] == document for span in row)]
+    found = seen(plan, 0, document, plan.steps)
+    assert [one.position for one in found] == held
+    assert {one.epoch for one in found} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("size", [10, 65_537, 1_000_003])
+def test_a_permutation_has_a_way_back(size):
+    permutation = Permutation(size, (3, 4))
+    positions = np.unique(np.linspace(0, size - 1, 5000).astype(np.int64))
+    assert (permutation.places(permutation.at(positions)) == positions).all()
