@@ -8,10 +8,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, PlanError, StoreError
+from batchloom.core.errors import InputError, PlanError
 from batchloom.plan.rows import Rows
 from batchloom.store.reader import Store
-from batchloom.tokens import Tokenizer
 
 Ids = NDArray[np.int64]
 
@@ -55,18 +54,6 @@ class Shelf:
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer all stores share.
-
-        Raises:
-            StoreError: no store has one.
-        """
-        for store in self._stores:
-            if store.manifest is not None:
-                return store.tokenizer
-        raise StoreError("No store of the mixture says which tokenizer made it.")
 
     def numbered(self, rows: Rows) -> Rows:
         """The same rows with documents numbered through all stores; of banned ones the number inverted (``~n``)."""

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.fingerprint import fingerprint
@@ -15,18 +14,15 @@ from batchloom.plan.edits import Edit, check_edit, edit_plain
 from batchloom.plan.identity import origin_identity, source_identity
 from batchloom.plan.mixture import Mixture, PlanStore, SourceSpec, Weights, weighed_in
 from batchloom.plan.pools import LeftOut, Pools
-from batchloom.plan.rows import Rows, join_rows, named, reorder_rows, slice_rows
+from batchloom.plan.rows import Rows
 from batchloom.plan.shares import Caps, Measured, apportion, flat_weights, measure, sequence_shares
 from batchloom.plan.source import Found, SourceOrder
 from batchloom.plan.spec import PlanSpec
 from batchloom.plan.state import resume_at, state_at
 from batchloom.plan.timeline import Segment, Stretch, Timeline, course_of
+from batchloom.plan.windows import WHOLE, Windows
 
 SOURCE = "data"
-WHOLE = (0, 1)
-# Rows of a mixture are gathered from its sources so many positions at once.
-_WINDOW = 8192
-_KEPT_WINDOWS = 4
 
 
 @final
@@ -67,7 +63,7 @@ class Plan:
         self._measured: dict[tuple[int, int], Measured] = {}
         # Where an edit of seq_len left each source, as (epoch, slot, row): found, or told by a state.
         self.cuts: dict[tuple[int, int], tuple[int, int, int]] = {}
-        self._windows: dict[tuple[int, int], tuple[int, int, Rows]] = {}
+        self._windows = Windows(self)
         mixture = data if isinstance(data, Mixture) else None
         first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
         weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
@@ -147,8 +143,6 @@ class Plan:
                 )
             check_edit(edit, self._stores, last, self.spec.lanes, sizes)
             last = edit.step
-
-    # -- sources ---------------------------------------------------------------------------------
 
     @property
     def store(self) -> PlanStore:
@@ -233,8 +227,6 @@ class Plan:
             found |= weighed_in(change.weights, self.names)
         return tuple(n for n, name in enumerate(self.names) if name in found)
 
-    # -- weights ---------------------------------------------------------------------------------
-
     def measured(self, number: int, era: int = 0) -> Measured:
         """What the weights of a source are counted with."""
         known = self._measured.get((era, number))
@@ -284,8 +276,6 @@ class Plan:
         limit = order.limit(epochs, lane)
         return limit if limit < count else None
 
-    # -- names -----------------------------------------------------------------------------------
-
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What the fingerprint is made of, before any edit: every field that decides the order."""
@@ -318,8 +308,6 @@ class Plan:
         """
         name: str = self.journal[-1]["fingerprint"] if self.journal else fingerprint(self.identity)
         return name
-
-    # -- counts ----------------------------------------------------------------------------------
 
     def left_out(self) -> LeftOut:
         """What ``overlong='drop'`` or ``'truncate'`` keeps out of every epoch; reads all lengths."""
@@ -428,8 +416,6 @@ class Plan:
             order = self.order(0, segment.era)
             return order.find(int(lanes[0]), int(indices[0]), self.spec.epochs or 1) is not None
 
-    # -- rows ------------------------------------------------------------------------------------
-
     def locate(self, position: int) -> Found | None:
         """Where a position of a plan of one store stands; None when the run ends before it."""
         with self._lock:
@@ -458,119 +444,7 @@ class Plan:
                 f"Positions {start} to {stop} are no whole groups of {self.spec.lanes} lanes."
             )
         with self._lock:
-            first, last, rows = self._window(start, stop, part)
-            if (first, last) == (start, stop):
-                return rows
-            return slice_rows(
-                rows, self._rows_in(start - first, part), self._rows_in(stop - first, part)
-            )
-
-    def _rows_in(self, positions: int, part: tuple[int, int]) -> int:
-        """Rows of a part in so many positions, which are a multiple of ``lanes`` unless all is asked for."""
-        if part == WHOLE:
-            return positions
-        return positions // self.spec.lanes * len(range(part[0], self.spec.lanes, part[1]))
-
-    def _positions(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
-        positions = np.arange(start, stop)
-        if part == WHOLE or start == stop:
-            return positions
-        rank, ranks = part
-        kept = []
-        for segment, a, b in self._stretch(start, stop):
-            inside = np.arange(a, b)
-            lanes = segment.at(inside)[1] if segment else inside % self.spec.lanes
-            kept.append(inside[lanes % ranks == rank])
-        return np.concatenate(kept)
-
-    def _stretch(self, start: int, stop: int) -> list[tuple[Segment | None, int, int]]:
-        """The segments of a range of positions; None past the end of the run."""
-        found: list[tuple[Segment | None, int, int]] = []
-        while start < stop:
-            segment = self.timeline.segment_at(start)
-            until = stop if segment is None else self.timeline.until(segment) or stop
-            # What is known to follow may have been found while this was asked.
-            if segment is not None:
-                self.timeline.segment_at(min(until, stop) - 1)
-                until = self.timeline.until(segment) or stop
-            found.append((segment, start, min(until, stop)))
-            start = min(until, stop)
-        return found
-
-    def _window(self, start: int, stop: int, part: tuple[int, int]) -> tuple[int, int, Rows]:
-        """Rows of a range that holds the one asked for: of many sources more are made at once."""
-        if len(self.names) == 1 and self.spec.lanes == 1:
-            return start, stop, self._made(start, stop, part)
-        kept = self._windows.get(part)
-        if kept and kept[0] <= start and stop <= kept[1]:
-            return kept
-        end = stop
-        if kept and kept[0] <= start <= kept[1] + 8 * (stop - start) and stop - start < _WINDOW:
-            # Whoever reads on, and most of what lies between, gets more than was asked for.
-            end = self._window_end(start, stop)
-        made = (start, end, self._made(start, end, part))
-        self._windows[part] = made
-        while len(self._windows) > _KEPT_WINDOWS:
-            del self._windows[next(iter(self._windows))]
-        return made
-
-    def _window_end(self, start: int, stop: int) -> int:
-        lanes = self.spec.lanes
-        end = max(stop, (start + _WINDOW) // lanes * lanes)
-        for position, _ in self.course.cuts:
-            if stop <= position < end:
-                end = position
-        if self.spec.steps is not None:
-            end = max(min(end, self.positions), stop)
-        return end
-
-    def _made(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
-        end = stop if self.spec.steps is None else max(min(stop, self.positions), start)
-        pieces = []
-        for segment, a, b in self._stretch(start, end):
-            positions = self._positions(a, b, part)
-            if segment is None:
-                continue
-            made = self._gathered(segment, positions)
-            pieces.append(self._banned(made, positions))
-        return join_rows(pieces, self._rows_in(stop - start, part))
-
-    def _gathered(self, segment: Segment, positions: NDArray[np.int64]) -> Rows:
-        """The rows of positions of one segment, gathered source by source and lane by lane."""
-        epochs = None
-        if not isinstance(self.data, Mixture) and self.spec.steps is None:
-            epochs = self.spec.epochs or 1
-        sources, lanes, indices = segment.at(positions)
-        groups = sources * self.spec.lanes + lanes
-        if len(segment.sources) == 1 and self.spec.lanes == 1:
-            number, first = int(segment.sources[0]), int(indices[0])
-            pieces = self.order(number, segment.era).rows(0, first, first + len(positions), epochs)
-            return named(join_rows(pieces, len(positions)), number)
-        order = np.argsort(groups, kind="stable")
-        begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
-        found = []
-        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True):
-            at = order[begin]
-            number, lane, first = int(sources[at]), int(lanes[at]), int(indices[at])
-            pieces = self.order(number, segment.era).rows(lane, first, first + end - begin, epochs)
-            found.append(named(join_rows(pieces, end - begin), number))
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        return reorder_rows(join_rows(found, len(order)), place)
-
-    def _banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
-        """The same rows, with the spans of documents marked that are banned by then."""
-        for position, name, numbers in self.course.bans:
-            if not len(positions) or positions[-1] < position:
-                continue
-            late = np.repeat(positions >= position, np.diff(rows.pointers))
-            late &= rows.sources == self.names.index(name)
-            hit = late & np.isin(rows.documents, np.array(numbers, np.int64))
-            if hit.any():
-                rows = rows.with_banned(hit if rows.banned is None else hit | rows.banned)
-        return rows
-
-    # -- state -----------------------------------------------------------------------------------
+            return self._windows.rows(start, stop, part)
 
     def state(self, position: int) -> dict[str, Any]:
         """One position as plain JSON values, with what it takes to go on there at once.

@@ -63,6 +63,8 @@ class Course:
     def step_at(self, position: int) -> tuple[int, int]:
         """The step that holds a position, and the place inside it; of a skipped position the step after."""
         at = self.stretch_at(position)
+        if position < at.position:
+            return at.step, 0
         step, inside = divmod(position - at.position, at.size)
         place = self.stretches.index(at)
         if place + 1 < len(self.stretches) and at.step + step >= self.stretches[place + 1].step:

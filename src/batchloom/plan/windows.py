@@ -1,0 +1,151 @@
+"""Rows of many sources: gathered source by source, for a window of positions at once."""
+
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.plan.mixture import Mixture
+from batchloom.plan.rows import Rows, join_rows, named, reorder_rows, slice_rows
+from batchloom.plan.timeline import Segment
+
+if TYPE_CHECKING:
+    from batchloom.plan.plan import Plan
+
+WHOLE = (0, 1)
+# Gathering costs each source some microseconds, so of several more is gathered than was asked for.
+_WINDOW = 8192
+_KEPT_WINDOWS = 4
+
+
+@final
+class Windows:
+    """The rows of a plan's positions; the latest windows are kept.
+
+    Args:
+        plan: the order; whoever asks holds its lock.
+    """
+
+    def __init__(self, plan: "Plan") -> None:
+        self._plan = plan
+        self._kept: dict[tuple[int, int], tuple[int, int, Rows]] = {}
+
+    def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+        """What ``Plan.rows`` gives."""
+        first, last, rows = self._window(start, stop, part)
+        if (first, last) == (start, stop):
+            return rows
+        return slice_rows(
+            rows, self._rows_in(start - first, part), self._rows_in(stop - first, part)
+        )
+
+    def _rows_in(self, positions: int, part: tuple[int, int]) -> int:
+        """Rows of a part in so many positions, which are a multiple of ``lanes`` unless all is asked for."""
+        if part == WHOLE:
+            return positions
+        return (
+            positions // self._plan.spec.lanes * len(range(part[0], self._plan.spec.lanes, part[1]))
+        )
+
+    def _positions(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
+        positions = np.arange(start, stop)
+        if part == WHOLE or start == stop:
+            return positions
+        rank, ranks = part
+        kept = []
+        for segment, a, b in self._stretch(start, stop):
+            inside = np.arange(a, b)
+            lanes = segment.at(inside)[1] if segment else inside % self._plan.spec.lanes
+            kept.append(inside[lanes % ranks == rank])
+        return np.concatenate(kept)
+
+    def _stretch(self, start: int, stop: int) -> list[tuple[Segment | None, int, int]]:
+        """The segments of a range of positions; None past the end of the run."""
+        found: list[tuple[Segment | None, int, int]] = []
+        while start < stop:
+            segment = self._plan.timeline.segment_at(start)
+            until = stop if segment is None else self._plan.timeline.until(segment) or stop
+            # What is known to follow may have been found while this was asked.
+            if segment is not None:
+                self._plan.timeline.segment_at(min(until, stop) - 1)
+                until = self._plan.timeline.until(segment) or stop
+            found.append((segment, start, min(until, stop)))
+            start = min(until, stop)
+        return found
+
+    def _window(self, start: int, stop: int, part: tuple[int, int]) -> tuple[int, int, Rows]:
+        """Rows of a range that holds the one asked for: of many sources more are made at once."""
+        if len(self._plan.names) == 1 and self._plan.spec.lanes == 1:
+            return start, stop, self._made(start, stop, part)
+        kept = self._kept.get(part)
+        if kept and kept[0] <= start and stop <= kept[1]:
+            return kept
+        end = stop
+        if kept and kept[0] <= start <= kept[1] + 8 * (stop - start) and stop - start < _WINDOW:
+            # Whoever reads on, and most of what lies between, gets more than was asked for.
+            end = self._window_end(start, stop)
+        made = (start, end, self._made(start, end, part))
+        self._kept[part] = made
+        while len(self._kept) > _KEPT_WINDOWS:
+            del self._kept[next(iter(self._kept))]
+        return made
+
+    def _window_end(self, start: int, stop: int) -> int:
+        lanes = self._plan.spec.lanes
+        end = max(stop, (start + _WINDOW) // lanes * lanes)
+        for position, _ in self._plan.course.cuts:
+            if stop <= position < end:
+                end = position
+        if self._plan.spec.steps is not None:
+            end = max(min(end, self._plan.positions), stop)
+        return end
+
+    def _made(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+        end = stop if self._plan.spec.steps is None else max(min(stop, self._plan.positions), start)
+        pieces = []
+        for segment, a, b in self._stretch(start, end):
+            positions = self._positions(a, b, part)
+            if segment is None:
+                continue
+            made = self._gathered(segment, positions)
+            pieces.append(self._banned(made, positions))
+        return join_rows(pieces, self._rows_in(stop - start, part))
+
+    def _gathered(self, segment: Segment, positions: NDArray[np.int64]) -> Rows:
+        """The rows of positions of one segment, gathered source by source and lane by lane."""
+        epochs = None
+        if not isinstance(self._plan.data, Mixture) and self._plan.spec.steps is None:
+            epochs = self._plan.spec.epochs or 1
+        sources, lanes, indices = segment.at(positions)
+        groups = sources * self._plan.spec.lanes + lanes
+        if len(segment.sources) == 1 and self._plan.spec.lanes == 1:
+            number, first = int(segment.sources[0]), int(indices[0])
+            pieces = self._plan.order(number, segment.era).rows(
+                0, first, first + len(positions), epochs
+            )
+            return named(join_rows(pieces, len(positions)), number)
+        order = np.argsort(groups, kind="stable")
+        begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        found = []
+        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True):
+            at = order[begin]
+            number, lane, first = int(sources[at]), int(lanes[at]), int(indices[at])
+            pieces = self._plan.order(number, segment.era).rows(
+                lane, first, first + end - begin, epochs
+            )
+            found.append(named(join_rows(pieces, end - begin), number))
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return reorder_rows(join_rows(found, len(order)), place)
+
+    def _banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
+        """The same rows, with the spans of documents marked that are banned by then."""
+        for position, name, numbers in self._plan.course.bans:
+            if not len(positions) or positions[-1] < position:
+                continue
+            late = np.repeat(positions >= position, np.diff(rows.pointers))
+            late &= rows.sources == self._plan.names.index(name)
+            hit = late & np.isin(rows.documents, np.array(numbers, np.int64))
+            if hit.any():
+                rows = rows.with_banned(hit if rows.banned is None else hit | rows.banned)
+        return rows
