@@ -14,6 +14,7 @@ from typing import Any, final
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from batchloom.batches.assemble import Batch
+from batchloom.batches.augment import with_augment, without_augment
 from batchloom.batches.left_out import announce_left_out
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import StateError
@@ -28,6 +29,7 @@ class _Twin:
     def __init__(self, loader: Loader) -> None:
         self._store, self._spec = loader.store, loader.plan.spec
         self._batch_spec = to_plain(loader.spec)
+        self._augment = loader.augmentation.settings if loader.augmentation else None
         self._state = loader.plan.state(loader.next_step * self._spec.global_batch_size)
         self._made: tuple[int, Loader] | None = None
         # Here, since each worker would tell it again.
@@ -42,7 +44,8 @@ class _Twin:
         if self._made is None or self._made[0] != os.getpid():
             plan = Plan(self._store, self._spec)
             plan.resume(self._state)
-            self._made = (os.getpid(), Loader(plan, **{**self._batch_spec, "prefetch": 0}))
+            options = {**self._batch_spec, "prefetch": 0, "augment": self._augment}
+            self._made = (os.getpid(), Loader(plan, **options))
         return self._made[1]
 
 
@@ -92,29 +95,30 @@ class LoaderIterable(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """The next step of this worker as a plan's state, and the number of workers."""
         number, workers = _worker()
-        plan = self._twin.loader().plan
+        loader = self._twin.loader()
         step = self._first + number if self._next is None else self._next
-        return {"workers": workers, "state": plan.state(step * plan.spec.global_batch_size)}
+        state = loader.plan.state(step * loader.plan.spec.global_batch_size)
+        return {"workers": workers, "state": with_augment(state, loader.augmentation)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with a worker's own state.
 
         Raises:
-            StateError: not such a state, another plan (names each field that differs), or another
-                number of workers (for that, keep the state of the ``Loader`` itself: it belongs to
+            StateError: not such a state, another plan or augmentation (names each field that differs), or
+                another number of workers (for that, keep the state of the ``Loader`` itself: it belongs to
                 no number of workers).
         """
         _, workers = _worker()
         if not isinstance(state, dict) or not {"workers", "state"} <= set(state):
             raise StateError("This is not a worker's state. Give what state_dict() returned.")
-        plan = self._twin.loader().plan
-        position = plan.resume(state["state"])
+        loader = self._twin.loader()
+        position = loader.plan.resume(without_augment(state["state"], loader.augmentation))
         if state["workers"] != workers:
             raise StateError(
                 f"The state was taken with {state['workers']} workers, here are {workers}. Keep "
                 "loader.state_dict() instead: it goes on with any number of workers."
             )
-        self._loaded = self._next = position // plan.spec.global_batch_size
+        self._loaded = self._next = position // loader.plan.spec.global_batch_size
 
 
 def _worker() -> tuple[int, int]:

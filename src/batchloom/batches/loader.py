@@ -11,6 +11,8 @@ import numpy as np
 
 from batchloom.batches.ahead import Ahead
 from batchloom.batches.assemble import Batch, assemble_rows, assemble_varlen
+from batchloom.batches.augment import Augment, make_augmentation, with_augment, without_augment
+from batchloom.batches.augmented import augment_batch
 from batchloom.batches.device import require_torch, to_torch
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
@@ -61,8 +63,10 @@ class Loader:
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
         prefetch: batches made ahead by one producer thread; 0 for none.
+        augment: tokens that are masked or replaced, see ``batches.augment``; None for none.
 
     Attributes:
+        augmentation: ``augment`` made ready for the store; None where nothing is changed.
         plan: the order, as a value.
         store: the open store the tokens are read from.
         spec: how batches are made, and this rank.
@@ -96,6 +100,7 @@ class Loader:
         output: Output = "torch",
         form: Form = "rows",
         prefetch: int = 4,
+        augment: Augment | None = None,
     ) -> None:
         settings = {
             "packing": packing,
@@ -123,6 +128,9 @@ class Loader:
         self._rows = _share(self.plan.spec, self.spec)
         self.store = _store_of(self.plan)
         refuse_preferences(self.store)
+        # A bare prefix has no tokenizer, and one is read only where it is needed.
+        tokenizer = self.store.tokenizer if augment is not None and self.store.manifest else None
+        self.augmentation = make_augmentation(augment, tokenizer, labels)
         self._share_of = 0 if self.store.replicated else self.spec.rank
         self._folders = table_folders(self.store)
         self._start = 0
@@ -206,11 +214,21 @@ class Loader:
         """The batch of a step of this rank, whether or not the run is that long."""
         spec = self.plan.spec
         size, ranks = spec.global_batch_size, self.spec.world_size
-        rows = self.plan.rows(*rank_positions(step, size, self._share_of, ranks))
+        first, stop = rank_positions(step, size, self._share_of, ranks)
+        rows = self.plan.rows(first, stop)
         if self.spec.form == "varlen":
             arrays = assemble_varlen(self.store, rows, self.spec.labels)
         else:
             arrays = assemble_rows(self.store, rows, spec.seq_len, self.spec.labels)
+        if self.augmentation:
+            augment_batch(
+                arrays,
+                self.augmentation,
+                rows,
+                np.arange(first, stop),
+                seq_len=spec.seq_len,
+                labels=self.spec.labels,
+            )
         return Batch(to_torch(arrays) if self.spec.output == "torch" else arrays, step, self.origin)
 
     def _next(self, step: int) -> Batch | None:
@@ -228,16 +246,18 @@ class Loader:
         (``next(iter(loader))``) beside a running iteration does not move it.
         """
         step = self._latest.next_step if self._latest else self.next_step
-        return self.plan.state(step * self.plan.spec.global_batch_size)
+        return with_augment(
+            self.plan.state(step * self.plan.spec.global_batch_size), self.augmentation
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken, on any rank of any world size.
 
         Raises:
-            StateError: the state is of another store, tokenizer or plan; names each field that differs.
+            StateError: the state is of another store, tokenizer, plan or augmentation; names each field that differs.
         """
         refuse_other_generation(self.store, state)
-        position = self.plan.resume(state)
+        position = self.plan.resume(without_augment(state, self.augmentation))
         step, inside = divmod(position, self.plan.spec.global_batch_size)
         if inside:
             raise StateError(
