@@ -62,6 +62,10 @@ def test_off_by_default(store):
     assert same(plain[3], make(store, Augment())[3])
 
 
+def test_settings_may_be_plain(store):
+    assert same(make(store, {"noise_prob": 0.1})[1], make(store, NOISE)[1])
+
+
 def test_the_order_does_not_change(store):
     assert make(store).plan.fingerprint == make(store, NOISE).plan.fingerprint
 
@@ -263,7 +267,9 @@ def test_contradictions_are_refused(options, said):
         (Augment(noise_prob=0.1, vocab_size=10), "vocab_size: 10 is less than the 257 ids"),
         (Augment(noise_prob=0.1, special_ids=(999,)), "special_ids: 999 is outside"),
         (Augment(noise_prob=0.1, special_ids=tuple(range(256))), "no other id"),
-        ({"noise_prob": 0.1}, "is no Augment"),
+        ({"noise_prb": 0.1}, "augment.noise_prb: unknown setting; did you mean 'noise_prob'"),
+        ({"noise_prob": 2}, "augment.noise_prob: 2.0 is no probability"),
+        (0.1, "is no Augment"),
     ],
 )
 def test_what_does_not_fit_the_store_is_refused(store, augment, said):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import SettingsError, StateError
 from batchloom.core.fingerprint import key128
 from batchloom.core.keys import Key
-from batchloom.core.spec import raise_problems, set_wholes, shown, to_plain, whole
+from batchloom.core.spec import from_plain, raise_problems, set_wholes, shown, to_plain, whole
 
 # The entry of a state that says how its batches were augmented.
 ENTRY = "augment"
@@ -168,18 +168,20 @@ class Augmentation:
 
 
 def make_augmentation(
-    augment: Augment | None, tokenizer: Naming | None, labels: str
+    augment: Augment | Mapping[str, Any] | None, tokenizer: Naming | None, labels: str
 ) -> Augmentation | None:
     """Check the settings against a store's tokenizer; None where they change nothing.
 
     Args:
-        augment: the settings.
+        augment: the settings, also as plain values by their names.
         tokenizer: of the store; None for a bare prefix, which names none.
         labels: the form of the labels.
 
     Raises:
         SettingsError: all that does not fit.
     """
+    if isinstance(augment, Mapping):
+        augment = from_plain(Augment, augment, "augment")
     if augment is None or (isinstance(augment, Augment) and not augment.is_on):
         return None
     if not isinstance(augment, Augment):

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -63,7 +63,8 @@ class Loader:
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
         prefetch: batches made ahead by one producer thread; 0 for none.
-        augment: tokens that are masked or replaced, see ``batches.augment``; None for none.
+        augment: tokens that are masked or replaced: an ``Augment`` of ``batches.augment``, or its settings
+            by name (``{"noise_prob": 0.1}``); None for none.
 
     Attributes:
         augmentation: ``augment`` made ready for the store; None where nothing is changed.
@@ -100,7 +101,7 @@ class Loader:
         output: Output = "torch",
         form: Form = "rows",
         prefetch: int = 4,
-        augment: Augment | None = None,
+        augment: Augment | Mapping[str, Any] | None = None,
     ) -> None:
         settings = {
             "packing": packing,
