@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from batchloom.core.errors import SettingsError, StateError
 from batchloom.core.fingerprint import key128
 from batchloom.core.keys import Key
 from batchloom.core.spec import from_plain, raise_problems, set_wholes, shown, to_plain, whole
+from batchloom.store.reader import Store
 
 # The entry of a state that says how its batches were augmented.
 ENTRY = "augment"
@@ -119,34 +120,6 @@ def _is_share(value: object) -> bool:
     return math.isfinite(value) and 0 <= float(value) <= 1
 
 
-class Naming(Protocol):
-    """What augmentation needs of a tokenizer."""
-
-    @property
-    def name(self) -> str:
-        """What the user called it."""
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id."""
-
-    @property
-    def end_id(self) -> int:
-        """The end-of-document token."""
-
-    @property
-    def bos_id(self) -> int | None:
-        """The token before a document, if any."""
-
-    @property
-    def control(self) -> Mapping[str, int]:
-        """Special tokens and their ids."""
-
-    @property
-    def added(self) -> Mapping[str, int]:
-        """Other added tokens and their ids."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Augmentation:
     """Augmentation made ready for the batches of one store.
@@ -168,13 +141,13 @@ class Augmentation:
 
 
 def make_augmentation(
-    augment: Augment | Mapping[str, Any] | None, tokenizer: Naming | None, labels: str
+    augment: Augment | Mapping[str, Any] | None, store: Store, labels: str
 ) -> Augmentation | None:
     """Check the settings against a store's tokenizer; None where they change nothing.
 
     Args:
         augment: the settings, also as plain values by their names.
-        tokenizer: of the store; None for a bare prefix, which names none.
+        store: what is read; its tokenizer is looked at only where tokens are changed.
         labels: the form of the labels.
 
     Raises:
@@ -182,16 +155,19 @@ def make_augmentation(
     """
     if isinstance(augment, Mapping):
         augment = from_plain(Augment, augment, "augment")
-    if augment is None or (isinstance(augment, Augment) and not augment.is_on):
-        return None
-    if not isinstance(augment, Augment):
+    if augment is not None and not isinstance(augment, Augment):
         raise SettingsError(
             [f"augment: {shown(augment)} is no Augment; give Augment(noise_prob=0.1) or the like"]
         )
-    known = tokenizer.vocab_size if tokenizer else augment.vocab_size
-    size = augment.vocab_size or known
-    settings = replace(augment, mask_id=_mask_id(augment, tokenizer))
-    raise_problems([f"augment.{one}" for one in _problems(settings, tokenizer, size, labels)])
+    if augment is None or not augment.is_on:
+        return None
+    changes = augment.mask_prob or augment.noise_prob
+    # A bare prefix has no tokenizer.
+    tokenizer = store.tokenizer if changes and store.vocab_size is not None else None
+    words = {**tokenizer.added, **tokenizer.control} if tokenizer else {}
+    settings = replace(augment, mask_id=_mask_id(augment, words))
+    problems = _problems(settings, store.vocab_size, labels)
+    raise_problems([f"augment.{one}" for one in problems])
     special = {*augment.special_ids}
     if tokenizer:
         special |= {*tokenizer.control.values(), tokenizer.end_id}
@@ -201,11 +177,12 @@ def make_augmentation(
     table = np.zeros(max(special, default=-1) + 2, bool)
     table[list(special)] = True
     drawn = np.zeros(0, np.int64)
-    if known and _draws_ids(settings):
-        drawn = np.setdiff1d(np.arange(known), list(special))
+    if _draws_ids(settings):
+        size = store.vocab_size or augment.vocab_size or 0
+        drawn = np.setdiff1d(np.arange(size), list(special))
         if not drawn.size:
             raise SettingsError(
-                [f"augment.special_ids: no other id of the vocabulary of {known:,} is left to draw"]
+                [f"augment.special_ids: no other id of the vocabulary of {size:,} is left to draw"]
             )
     keys = (key128("augment", augment.seed, one) for one in ("choose", "become", "drop"))
     return Augmentation(settings, table, drawn, *keys)
@@ -215,29 +192,26 @@ def _draws_ids(settings: Augment) -> bool:
     return bool(settings.noise_prob or (settings.mask_prob and settings.random_replace_prob))
 
 
-def _mask_id(augment: Augment, tokenizer: Naming | None) -> int | None:
-    if augment.mask_id is not None or not augment.mask_prob or tokenizer is None:
+def _mask_id(augment: Augment, words: Mapping[str, int]) -> int | None:
+    if augment.mask_id is not None or not augment.mask_prob:
         return augment.mask_id
-    words = {**tokenizer.added, **tokenizer.control}
     return next((words[token] for token in _MASK_TOKENS if token in words), None)
 
 
-def _problems(
-    settings: Augment, tokenizer: Naming | None, size: int | None, labels: str
-) -> list[str]:
+def _problems(settings: Augment, known: int | None, labels: str) -> list[str]:
+    """What does not fit a store of so many ids; None where it names no tokenizer."""
     problems = []
-    if tokenizer and size is not None and size < tokenizer.vocab_size:
+    size = settings.vocab_size or known
+    if size is not None and known is not None and size < known:
         problems.append(
-            f"vocab_size: {size:,} is less than the {tokenizer.vocab_size:,} ids of tokenizer {tokenizer.name!r}"
+            f"vocab_size: {size:,} is less than the {known:,} ids of the store's tokenizer"
         )
     if size is None and _draws_ids(settings):
         problems.append(
             "vocab_size: missing; this store names no tokenizer, so give the number of ids to draw from"
         )
     if settings.mask_prob and settings.mask_id is None and settings.mask_replace_prob:
-        of = (
-            f"tokenizer {tokenizer.name!r} has none of" if tokenizer else "no tokenizer to look for"
-        )
+        of = "no tokenizer to look for" if known is None else "the store's tokenizer has none of"
         problems.append(
             f"mask_id: missing, and {of} {', '.join(_MASK_TOKENS)}; name the id that stands for a masked token (one "
             "beyond the vocabulary needs vocab_size, the ids that the model has)"

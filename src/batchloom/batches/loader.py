@@ -129,9 +129,7 @@ class Loader:
         self._rows = _share(self.plan.spec, self.spec)
         self.store = _store_of(self.plan)
         refuse_preferences(self.store)
-        # A bare prefix has no tokenizer, and one is read only where it is needed.
-        tokenizer = self.store.tokenizer if augment is not None and self.store.manifest else None
-        self.augmentation = make_augmentation(augment, tokenizer, labels)
+        self.augmentation = make_augmentation(augment, self.store, labels)
         self._share_of = 0 if self.store.replicated else self.spec.rank
         self._folders = table_folders(self.store)
         self._start = 0
