@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import random
@@ -5,13 +6,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 import batchloom
 from batchloom.core.errors import SettingsError, TokenizerError
+from batchloom.core.fingerprint import key128
+from batchloom.core.keys import GOLDEN, mix_int
+from batchloom.preparation.crews import Execution
+from batchloom.preparation.encode import hash_documents
+from batchloom.preparation.fim import FimCutter, cut_texts
 from batchloom.preparation.fim_recipe import Fim, fim_of, fim_plain
+from batchloom.preparation.job import run_recipe
+from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
 from batchloom.preparation.report import read_facts
+from batchloom.preparation.run_settings import RunSettings
+from batchloom.preparation.tally import Progress
 from batchloom.tokens import train_tokenizer
+from prepare.stores import SMALL, tree
 
 STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 DEEPSEEK = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")  # noqa: RUF001
@@ -109,6 +121,37 @@ def test_the_parts_are_the_text_again(folder, tmp_path, rate):
     assert flows["tokenize"].altered == count
 
 
+def test_the_cuts_are_pinned():
+    """Which texts are cut, and where, is part of a store: in plain integers, as docs/augmentation.md says it."""
+    texts = [f"the text {n} of some" for n in range(200)]
+    how = FimCutter(0.5, 0.5, key128("fim", 7), 1, 2, 3)
+    cut = cut_texts(texts, hash_documents(texts), how)
+    found = [cut.pieces[a:b] for a, b in itertools.pairwise(cut.bounds.tolist())]
+    assert found == [expected(text, 7) for text in texts]
+    assert found[:4] == PINNED
+
+
+PINNED = [
+    ["the text 0 of some"],
+    ["the text 1 o", " some", "f"],
+    ["the text 2 of some"],
+    ["the text 3 of some"],
+]
+
+
+def expected(text, seed):
+    key, whole = key128("fim", seed), xxhash.xxh3_128_intdigest(text.encode())
+    low, high = whole % 2**64, whole >> 64
+    own = mix_int(mix_int(mix_int((low + key[0]) % 2**64) ^ key[1]) ^ high)
+    words = [mix_int((own + number * GOLDEN) % 2**64) for number in range(5)]
+    if (words[1] >> 11) * 2.0**-53 >= 0.5:
+        return [text]
+    start, stop = sorted((word >> 32) * (len(text) + 1) >> 32 for word in words[3:])
+    if (words[2] >> 11) * 2.0**-53 < 0.5:
+        return ["", text[stop:], text[:start], text[start:stop]]
+    return [text[:start], text[stop:], text[start:stop]]
+
+
 @pytest.mark.parametrize(("spm_rate", "order"), [(0.0, "psm"), (1.0, "spm")])
 def test_one_order_alone(folder, tmp_path, spm_rate, order):
     store = make(folder, tmp_path / "s", fim={"rate": 1.0, "spm_rate": spm_rate})
@@ -153,6 +196,36 @@ def test_units_workers_and_order_decide_nothing(folder, tmp_path):
     assert sorted(documents(turned)[1]) == sorted(documents(whole)[1])
     other = make(folder, tmp_path / "other", fim={"rate": 0.5, "seed": 1})
     assert documents(other)[1] != documents(whole)[1]
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_stopped_in_small_units_it_goes_on_to_the_same_bytes(folder, tmp_path, workers):
+    recipe = Recipe(
+        inputs=(str(folder / "in.jsonl"),),
+        tokenizer=str(folder / "tokenizer.json"),
+        reading=ReadRecipe(fim=Fim(rate=0.5), normalize=False),
+    )
+
+    def run(out, listener=lambda event: None, workers=1):
+        execution = Execution(workers=workers)
+        settings = RunSettings(limits=SMALL, unit_bytes=8000, execution=execution)
+        run_recipe(recipe, out, listener, settings=settings)
+        return tree(out)
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "tokenize" and event.documents > 400:
+            raise StopError
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(StopError):
+        run(tmp_path / "stopped", stop, workers)
+    assert run(tmp_path / "stopped", workers=workers) == whole
+    one = make(folder, tmp_path / "one", fim=0.5, val_fraction=0.01)
+    assert sorted(documents(one)[1]) == sorted(documents(tmp_path / "whole")[1])
 
 
 def test_a_store_is_made_again_from_its_recipe(folder, tmp_path, monkeypatch):
