@@ -39,7 +39,7 @@ def measure(batches, seconds: float) -> float:
     raise SystemExit("the data ended before the measurement did")
 
 
-def ours(folder: Path, output: str, prefetch: int = 4):
+def ours(folder: Path, output: str, prefetch: int = 4, augment=None):
     loader = batchloom.Loader(
         batchloom.open_store(folder),
         seq_len=SEQ_LEN,
@@ -49,6 +49,7 @@ def ours(folder: Path, output: str, prefetch: int = 4):
         world_size=1,
         output=output,
         prefetch=prefetch,
+        augment=augment,
     )
     for batch in loader:
         yield batch["input_ids"].shape[0] * SEQ_LEN
@@ -154,6 +155,7 @@ def main() -> None:
             "batchloom numpy": lambda: ours(store, "numpy"),
             "batchloom torch": lambda: ours(store, "torch"),
             "batchloom numpy, no thread": lambda: ours(store, "numpy", 0),
+            "batchloom numpy, noise 0.1": lambda: ours(store, "numpy", 4, {"noise_prob": 0.1}),
         }
         if options.peers:
             sources |= {

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 import batchloom
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
+from batchloom.batches.augment import Augment
 from batchloom.core.errors import StateError
 from batchloom.testing.stores import write_store
 
@@ -27,15 +28,38 @@ def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("store"), documents, documents_per_shard=100)
 
 
-def make(store):
+def make(store, augment=None):
     return batchloom.Loader(
-        store, seq_len=32, global_batch_size=8, steps=STEPS, rank=0, world_size=1
+        store,
+        seq_len=32,
+        global_batch_size=8,
+        steps=STEPS,
+        rank=0,
+        world_size=1,
+        augment=augment,
     )
 
 
 @pytest.fixture(scope="module")
 def expected(store):
     return [batch["input_ids"].clone() for batch in make(store)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
+def test_workers_augment_as_their_loader_does(store, expected, face, workers):
+    noisy = make(store, augment=Augment(noise_prob=0.3))
+    want = [batch["input_ids"].clone() for batch in noisy]
+    got = [b["input_ids"] for b in DataLoader(face(noisy), batch_size=None, num_workers=workers)]
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+    assert not torch.equal(want[0], expected[0])
+
+
+def test_a_workers_state_of_other_augmentation_is_refused(store):
+    noisy = LoaderIterable(make(store, augment=Augment(noise_prob=0.3)))
+    noisy.load_state_dict(noisy.state_dict())
+    with pytest.raises(StateError, match=r"augment.noise_prob was 0.3 and is 0.0"):
+        LoaderIterable(make(store)).load_state_dict(noisy.state_dict())
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])

@@ -47,6 +47,33 @@ def test_options_go_over_the_configuration(store, config, tmp_path, capsys):
     assert "1 rank x 4 passes x 2 rows" in capsys.readouterr().out
 
 
+def test_noise_is_of_the_run_and_not_of_what_is_looked_at(store, config, tmp_path, capsys):
+    def losses(out, kind):
+        return [line["loss"] for line in read_log(out / "log.jsonl") if line["kind"] == kind]
+
+    plain, noisy, whole = tmp_path / "plain", tmp_path / "noisy", tmp_path / "whole"
+    words = [
+        "--data",
+        store.path,
+        "--config-file",
+        config,
+        "--eval-batches",
+        1,
+        "--eval-interval",
+        1,
+    ]
+    assert train(*words, "--out", plain, "--stop-at", 1, "--lr", 1e-9) == 0
+    assert train(*words, "--out", noisy, "--stop-at", 1, "--lr", 1e-9, "--noise-prob", 0.5) == 0
+    assert "50.0% of the trained input tokens are replaced" in capsys.readouterr().out
+    assert losses(plain, "step")[0] != losses(noisy, "step")[0]
+    assert losses(plain, "val")[0] == pytest.approx(losses(noisy, "val")[0], abs=1e-6)
+    assert train("--data", store.path, "--out", noisy, "--resume") == 0
+    assert train(*words, "--out", whole, "--lr", 1e-9, "--noise-prob", 0.5) == 0
+    assert steps_of(noisy) == steps_of(whole)
+    assert train("--data", store.path, "--out", noisy, "--resume", "--noise-prob", 0.1) == 1
+    assert "order.noise_prob was 0.5 and is 0.1" in capsys.readouterr().err
+
+
 def test_resuming_takes_the_runs_own_settings(store, config, tmp_path, capsys):
     out = tmp_path / "run"
     words = ["--data", store.path, "--config-file", config, "--out", out]

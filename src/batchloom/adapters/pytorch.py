@@ -15,6 +15,7 @@ from typing import Any, final
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from batchloom.batches.assemble import Batch
+from batchloom.batches.augment import with_augment, without_augment
 from batchloom.batches.left_out import announce_left_out
 from batchloom.batches.loader import Loader
 from batchloom.batches.spec import BatchSpec
@@ -31,6 +32,7 @@ class _Twin:
         self._plan = (plan.data, plan.spec, plan.edits)
         self._batch_spec = loader.spec
         self._state = plan.state(plan.positions_of(loader.next_step)[0])
+        self._augment = loader.augmentation.settings if loader.augmentation else None
         self._made: tuple[int, Loader] | None = None
         # Here, since each worker would tell it again.
         if loader.spec.rank == 0:
@@ -44,7 +46,8 @@ class _Twin:
         if self._made is None or self._made[0] != os.getpid():
             plan = Plan(*self._plan)
             plan.resume(self._state)
-            self._made = (os.getpid(), Loader(plan, **_options(self._batch_spec)))
+            options = {**_options(self._batch_spec), "augment": self._augment}
+            self._made = (os.getpid(), Loader(plan, **options))
         return self._made[1]
 
 
@@ -100,29 +103,30 @@ class LoaderIterable(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """The next step of this worker as a plan's state, and the number of workers."""
         number, workers = _worker()
-        plan = self._twin.loader().plan
+        loader = self._twin.loader()
         step = self._first + number if self._next is None else self._next
-        return {"workers": workers, "state": plan.state(plan.positions_of(step)[0])}
+        state = loader.plan.state(loader.plan.positions_of(step)[0])
+        return {"workers": workers, "state": with_augment(state, loader.augmentation)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with a worker's own state.
 
         Raises:
-            StateError: not such a state, another plan (names each field that differs), or another
-                number of workers (for that, keep the state of the ``Loader`` itself: it belongs to
+            StateError: not such a state, another plan or augmentation (names each field that differs), or
+                another number of workers (for that, keep the state of the ``Loader`` itself: it belongs to
                 no number of workers).
         """
         _, workers = _worker()
         if not isinstance(state, dict) or not {"workers", "state"} <= set(state):
             raise StateError("This is not a worker's state. Give what state_dict() returned.")
-        plan = self._twin.loader().plan
-        position = plan.resume(state["state"])
+        loader = self._twin.loader()
+        position = loader.plan.resume(without_augment(state["state"], loader.augmentation))
         if state["workers"] != workers:
             raise StateError(
                 f"The state was taken with {state['workers']} workers, here are {workers}. Keep "
                 "loader.state_dict() instead: it goes on with any number of workers."
             )
-        self._loaded = self._next = plan.course.step_at(position)[0]
+        self._loaded = self._next = loader.plan.course.step_at(position)[0]
 
 
 def _worker() -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
@@ -11,6 +11,7 @@ import numpy as np
 
 from batchloom.batches.ahead import Ahead
 from batchloom.batches.assemble import Batch
+from batchloom.batches.augment import Augment, make_augmentation, with_augment, without_augment
 from batchloom.batches.device import require_torch, to_torch
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
@@ -77,8 +78,11 @@ class Loader:
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
         prefetch: batches made ahead by one producer thread; 0 for none.
+        augment: tokens that are masked or replaced: an ``Augment`` of ``batches.augment``, or its settings
+            by name (``{"noise_prob": 0.1}``); None for none.
 
     Attributes:
+        augmentation: ``augment`` made ready for the store; None where nothing is changed.
         plan: the order, as a value.
         store: the open store the tokens are read from; of several the shelf they stand on (``batches.shelf``).
         spec: how batches are made, and this rank.
@@ -118,6 +122,7 @@ class Loader:
         output: Output = "torch",
         form: Form = "rows",
         prefetch: int = 4,
+        augment: Augment | Mapping[str, Any] | None = None,
     ) -> None:
         settings = {
             "packing": packing,
@@ -150,6 +155,9 @@ class Loader:
             require_torch()
         self._shares: dict[PlanSpec, Share] = {}
         self.store: Store | Shelf = _store_of(self.plan)
+        opened = next(iter(self.plan.stores.values()))
+        if isinstance(opened, Store):
+            self.augmentation = make_augmentation(augment, opened, labels)
         self._share_of(0)
         self._start = self._made = 0
         self._resumed = self._told = False
@@ -230,8 +238,11 @@ class Loader:
     def batch(self, step: int) -> Batch:
         """The batch of a step of this rank, whether or not the run is that long."""
         share, spec = self._share_of(step), self.plan.spec_at(step)
-        rows = self._numbered(rank_rows(self.plan, step, share, balance=self.spec.balance))
-        arrays, cuts = make_arrays(self.store, rows, spec, self.spec, share.place.context_rank)
+        rows, positions = rank_rows(self.plan, step, share, balance=self.spec.balance)
+        augment = (self.augmentation, positions) if self.augmentation else None
+        arrays, cuts = make_arrays(
+            self.store, self._numbered(rows), spec, self.spec, share.place.context_rank, augment
+        )
         arrays = to_torch(arrays) if self.spec.output == "torch" else arrays
         return Batch(arrays, step, self.origin, cuts)
 
@@ -243,7 +254,7 @@ class Loader:
         """
         if self.store.replicated:
             share = self._share_of(step)
-            rows = rank_rows(self.plan, step, share, balance=self.spec.balance)
+            rows, _ = rank_rows(self.plan, step, share, balance=self.spec.balance)
             return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
         rows = self.plan.rows(*self.plan.positions_of(step))
         return trained_tokens(self.store, self._numbered(rows))
@@ -307,17 +318,19 @@ class Loader:
         (``next(iter(loader))``) beside a running iteration does not move it.
         """
         step = self._latest.next_step if self._latest else self.next_step
-        return self.plan.state(self.plan.positions_of(step)[0])
+        state = self.plan.state(self.plan.positions_of(step)[0])
+        return with_augment(state, self.augmentation)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken, on any rank of any world size.
 
         Raises:
-            StateError: the state is of another store, tokenizer or plan; names each field that differs.
+            StateError: the state is of another store, tokenizer, plan or augmentation; names each field that differs.
         """
         for name, store in self.plan.stores.items():
             if isinstance(store, Store):
                 refuse_other_generation(store, state, name)
+        state = without_augment(state, self.augmentation)
         plan = with_journal(self.plan, state)
         position = plan.resume(state)
         if plan is not self.plan:

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.batches.assemble import Reader, VarlenCuts, assemble_rows, assemble_varlen
+from batchloom.batches.augment import Augmentation
+from batchloom.batches.augmented import augment_batch
 from batchloom.batches.spec import BatchSpec
 from batchloom.core.errors import PlanError
 from batchloom.plan.deal import Imbalance, balanced, imbalance, row_costs, stretches
@@ -66,20 +69,33 @@ def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
         )
 
 
-def rank_rows(plan: Plan, step: int, share: Share, *, balance: bool) -> Rows:
-    """The rows a data-parallel rank holds of a step, those without loss that fill it up last."""
+def rank_rows(
+    plan: Plan, step: int, share: Share, *, balance: bool
+) -> tuple[Rows, NDArray[np.int64]]:
+    """The rows a data-parallel rank holds of a step, and the position of each in the run, int64 [R].
+
+    Those without loss that fill it up come last; they have no position (-1).
+    """
     place, (start, stop) = share.place, plan.positions_of(step)
     lanes = plan.spec.lanes
     if balance and place.world_size > 1:
         rows = plan.rows(start, stop)
         dealt = balanced(row_costs(rows), place.world_size)
-        rows = reorder_rows(rows, np.flatnonzero(dealt == place.rank))
+        own = np.flatnonzero(dealt == place.rank)
+        rows, positions = reorder_rows(rows, own), start + own
     elif lanes > 1 and lanes % place.world_size == 0:
-        rows = plan.rows(start, stop, (place.rank, place.world_size))
+        part = (place.rank, place.world_size)
+        rows, positions = plan.rows(start, stop, part), plan.positions_in(start, stop, part)
     else:
         first, last = rank_positions(0, stop - start, place.rank, place.world_size)
-        rows = plan.rows(start + first, start + last)
-    return rows if len(rows) == share.rows else join_rows([rows], share.rows)
+        rows, positions = (
+            plan.rows(start + first, start + last),
+            np.arange(start + first, start + last),
+        )
+    if len(rows) == share.rows:
+        return rows, positions
+    none = np.full(share.rows - len(rows), -1)
+    return join_rows([rows], share.rows), np.concatenate([positions, none])
 
 
 def measured(plan: Plan, step: int, share: Share, *, balance: bool) -> Imbalance:
@@ -93,9 +109,17 @@ def measured(plan: Plan, step: int, share: Share, *, balance: bool) -> Imbalance
 
 
 def make_arrays(
-    store: Reader, rows: Rows, plan: PlanSpec, spec: BatchSpec, context_rank: int
+    store: Reader,
+    rows: Rows,
+    plan: PlanSpec,
+    spec: BatchSpec,
+    context_rank: int,
+    augment: tuple[Augmentation, NDArray[np.int64]] | None = None,
 ) -> tuple[dict[str, Any], VarlenCuts | None]:
-    """The arrays of some rows, as the settings want them, for one context rank; of the varlen form its cuts."""
+    """The arrays of some rows, as the settings want them, for one context rank; of the varlen form its cuts.
+
+    Augmentation is given with the position of each row; it comes before a context rank's slice is taken.
+    """
     arrays: dict[str, Any]
     if spec.form == "varlen":
         arrays = assemble_varlen(store, rows, spec.labels, plan.align)
@@ -105,6 +129,9 @@ def make_arrays(
     else:
         arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align)
         lengths, names, cuts = np.array([plan.seq_len]), list(arrays), None
+    if augment:
+        made, positions = augment
+        augment_batch(arrays, made, rows, positions, plan, labels=spec.labels)
     if spec.mesh.context > 1:
         indices = slice_indices(lengths, spec.mesh, context_rank)
         arrays |= {name: arrays[name].take(indices, axis=1) for name in names}

@@ -142,6 +142,14 @@ def prepare(
             show_default="none",
         ),
     ] = None,
+    fim: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE",
+            show_default="0",
+            help="Share of the texts whose middle is put last, for models that fill in (fill-in-the-middle).",
+        ),
+    ] = None,
     tokens_per_shard: Annotated[
         str | None,
         typer.Option(
@@ -327,6 +335,7 @@ def prepare(
         "split_on": marker(split_on) if split_on is not None else None,
         "normalize": normalize,
         "clean": clean or None,
+        "fim": fim,
         "dedup": _dedup(dedup, similarity),
         "tokens_per_shard": parse_size(tokens_per_shard) if tokens_per_shard is not None else None,
         "dtype": dtype,

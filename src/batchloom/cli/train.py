@@ -79,6 +79,14 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = None,
+    noise_prob: Annotated[
+        float | None,
+        typer.Option(
+            show_default="0",
+            help="Share of the input tokens that are replaced by any other while it is trained; labels stay.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     model_name: Annotated[
         str | None,
         typer.Option(
@@ -222,6 +230,7 @@ def train(
                 changes={
                     "packing": packing,
                     "overlong": overlong,
+                    "noise_prob": noise_prob,
                     "seq_len": seq_len,
                     "global_batch_size": global_batch_size,
                     "batch_size": batch_size,

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.fingerprint import fingerprint
@@ -445,6 +446,11 @@ class Plan:
             )
         with self._lock:
             return self._windows.rows(start, stop, part)
+
+    def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
+        """The positions of a part of ``start`` to ``stop - 1``, in the order of its rows."""
+        with self._lock:
+            return self._windows.positions(start, stop, part)
 
     def state(self, position: int) -> dict[str, Any]:
         """One position as plain JSON values, with what it takes to go on there at once.

@@ -47,7 +47,8 @@ class Windows:
             positions // self._plan.spec.lanes * len(range(part[0], self._plan.spec.lanes, part[1]))
         )
 
-    def _positions(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
+    def positions(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
+        """What ``Plan.positions_in`` gives."""
         positions = np.arange(start, stop)
         if part == WHOLE or start == stop:
             return positions
@@ -104,7 +105,7 @@ class Windows:
         end = stop if self._plan.spec.steps is None else max(min(stop, self._plan.positions), start)
         pieces = []
         for segment, a, b in self._stretch(start, end):
-            positions = self._positions(a, b, part)
+            positions = self.positions(a, b, part)
             if segment is None:
                 continue
             made = self._gathered(segment, positions)

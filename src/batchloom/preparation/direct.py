@@ -96,6 +96,8 @@ class _Ready:
     tokenizer: Tokenizer
     dtype: np.dtype[np.generic]
     chat: ChatEncoder | None
+    fim: None = None
+    compared: bool = False
 
 
 @final

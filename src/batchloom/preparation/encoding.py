@@ -15,9 +15,11 @@ from batchloom.preparation.encode import (
     Encoded,
     beginning,
     encode_chats,
+    encode_filled,
     encode_rows,
     encode_texts,
 )
+from batchloom.preparation.fim import FimCutter
 from batchloom.preparation.preferences import encode_labels, encode_pairs, encode_text_pairs
 from batchloom.preparation.reading import Reading, Readings, Way
 from batchloom.preparation.subsets import Membership
@@ -44,6 +46,7 @@ class Task:
         overlap: whether one batch is encoded on a thread of its own while the next is read.
         dedup: which duplicates will be looked for.
         cleaner: the steps of cleaning; None where there are none.
+        fim: which texts have their middle last; None where none has.
     """
 
     rules: ReadRules
@@ -57,11 +60,17 @@ class Task:
     overlap: bool = False
     cleaner: Cleaner | None = None
     dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
+    fim: FimCutter | None = None
 
     @property
     def pieces(self) -> Pieces | None:
         """What is left out where it stood before; None where only whole documents are."""
         return self.dedup.pieces
+
+    @property
+    def compared(self) -> bool:
+        """Whether documents are compared by their tokens."""
+        return self.dedup.mode == "near"
 
 
 def tidy(found: Records, way: Way, *, normalized: bool) -> None:
@@ -97,13 +106,25 @@ class Encoding(Protocol):
     def chat(self) -> ChatEncoder | None:
         """Tokenizer and template; None where no source has conversations."""
 
+    @property
+    def fim(self) -> FimCutter | None:
+        """Which texts have their middle last; None where none has."""
+
+    @property
+    def compared(self) -> bool:
+        """Whether documents are compared by their tokens."""
+
 
 def encode_documents(task: Encoding, reading: Reading, documents: list[Any]) -> Encoded:
     """Tokenize documents of one reading."""
     if reading.way == "tokens":
         made = encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
     elif reading.chat is None:
-        return encode_texts(documents, task.tokenizer, task.dtype)
+        if task.fim is None:
+            return encode_texts(documents, task.tokenizer, task.dtype)
+        return encode_filled(
+            documents, task.tokenizer, task.dtype, task.fim, compared=task.compared
+        )
     elif reading.way == "text-pairs":
         made = encode_text_pairs(documents, task.tokenizer, reading.chat, task.dtype)
     elif task.chat is None:

@@ -12,6 +12,7 @@ from batchloom.core.files import read_regular
 from batchloom.execution.seam import Tell, Work
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.encoding import Task
+from batchloom.preparation.fim import make_fim
 from batchloom.preparation.finding import (
     BandsOrder,
     ComponentsOrder,
@@ -100,6 +101,7 @@ class Hand:
             overlap=self.overlap,
             cleaner=Cleaner(self.clean) if self.clean else None,
             dedup=recipe.dedup,
+            fim=make_fim(recipe.reading.fim, tokenizer),
         )
 
 

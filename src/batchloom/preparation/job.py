@@ -22,6 +22,7 @@ from batchloom.preparation.append_refusals import refuse_unlike
 from batchloom.preparation.crews import EngineName, Execution
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.far_job import run_far
+from batchloom.preparation.fim_recipe import Fim
 from batchloom.preparation.inputs import Given, list_inputs
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.recipe import Dtype, Recipe, allowed_bad, is_path
@@ -70,6 +71,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     split_on: str | None = None,
     normalize: bool | None = None,
     clean: Sequence[CleanStep | str | Mapping[str, Any]] | None = None,
+    fim: Fim | float | Mapping[str, Any] | None = None,
     dedup: DedupRecipe | str | Mapping[str, Any] | None = None,
     tokens_per_shard: int | None = None,
     dtype: Dtype | None = None,
@@ -109,7 +111,8 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, max_bad: see
             :class:`Recipe`; without a tokenizer the one a manifest names, else ``gpt2``.
         dedup: see :class:`DedupRecipe`; ``exact`` unless texts are cut into lines or paragraphs.
-        text_field, mapping, split_on, normalize, clean: see :class:`ReadRecipe`.
+        text_field, mapping, split_on, normalize, clean, fim: see :class:`ReadRecipe`; a number is the rate
+            of a :class:`Fim`.
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
         workers, engine, address, memory_per_worker: see :class:`Execution`.
         append, restart, hash_inputs, dry_run, streaming, work: see :class:`RunSettings`.

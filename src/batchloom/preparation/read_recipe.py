@@ -7,6 +7,7 @@ from typing import Any
 
 from batchloom.chat.mapping import mapping_problems
 from batchloom.core.spec import is_switch, is_text, nearest, shown
+from batchloom.preparation.fim_recipe import Fim
 from batchloom.sources.forms import FORMS, Asked, Form
 from batchloom.sources.rules import SPLIT_WORDS, Limits, ReadRules
 from batchloom.text.registry import clean_problems
@@ -28,6 +29,7 @@ class ReadRecipe:
             a marker: any other string, at which texts are cut and which is removed.
         normalize: whether text is brought to Unicode NFC with ``\n`` newlines.
         clean: the steps of cleaning, in the order they are taken.
+        fim: texts whose middle is put last; None for none.
     """
 
     text_field: str | None = None
@@ -35,6 +37,7 @@ class ReadRecipe:
     split_on: str = "auto"
     normalize: bool = True
     clean: tuple[CleanStep, ...] = ()
+    fim: Fim | None = None
 
     def rules(self, limits: Limits) -> ReadRules:
         """What the sources need to know of it."""
@@ -53,6 +56,11 @@ class ReadRecipe:
             problems.append(f"clean: {shown(self.clean)} are no steps; give a tuple of CleanStep")
         else:
             problems += clean_problems(self.clean)
+        fim: object = self.fim
+        if isinstance(fim, Fim):
+            problems += fim.problems()
+        elif fim is not None:
+            problems.append(f"fim: {shown(fim)} is no Fim; give Fim(rate=0.5)")
         return problems + _split_problems(self.split_on)
 
 

@@ -19,6 +19,7 @@ from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, sho
 from batchloom.preparation.conversations import ChatRules
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.evaluation_sets import clean_plain, files_identity
+from batchloom.preparation.fim_recipe import fim_plain
 from batchloom.preparation.overlong import OVERLONG, Overlong
 from batchloom.preparation.read_recipe import (
     ReadRecipe,
@@ -165,6 +166,9 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     plain["reading"]["clean"] = steps_plain(clean_plain(recipe.reading.clean))
     if looked_into := files_identity(recipe.reading.clean):
         plain["reading"]["clean_files"] = looked_into
+    plain["reading"].pop("fim")
+    if recipe.reading.fim is not None:
+        plain["reading"]["fim"] = fim_plain(recipe.reading.fim)
     plain["dedup"] = dedup_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name

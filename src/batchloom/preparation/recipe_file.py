@@ -12,6 +12,7 @@ from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.files import printable, refuse_url
 from batchloom.core.spec import nearest, raise_problems, shown
 from batchloom.preparation.dataset_file import MANIFEST_KEYS, Written
+from batchloom.preparation.fim_recipe import fim_plain
 from batchloom.preparation.read_recipe import SourceRecipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_values import dedup_plain, size_text, steps_plain
@@ -22,7 +23,8 @@ from batchloom.store.format import MANIFEST_NAME
 
 # In the order in which people read them.
 SETTINGS = (
-    *("tokenizer", "end_token", "text_field", "mapping", "split_on", "normalize", "clean", "dedup"),
+    *("tokenizer", "end_token", "text_field", "mapping", "split_on", "normalize", "clean", "fim"),
+    "dedup",
     *("tokens_per_shard", "dtype", "val_fraction", "test_fraction", "max_bad"),
     *("template", "train_on", "max_tokens", "overlong", "prove"),
 )
@@ -170,6 +172,7 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
         **state_recipe(recipe).settings,
         "mapping": dict(recipe.reading.mapping),
         "clean": steps_plain(recipe.reading.clean),
+        "fim": fim_plain(recipe.reading.fim),
         "dedup": dedup_plain(recipe.dedup),
         "tokens_per_shard": size_text(recipe.tokens_per_shard),
     }

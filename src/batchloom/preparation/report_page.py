@@ -19,7 +19,16 @@ _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _MOST_BARS = 20
 _MOST_NOTES = 100
 # What of a recipe says most of a store.
-_TOLD = ("tokenizer", "clean", "dedup", "split_on", "val_fraction", "test_fraction", "template")
+_TOLD = (
+    "tokenizer",
+    "clean",
+    "fim",
+    "dedup",
+    "split_on",
+    "val_fraction",
+    "test_fraction",
+    "template",
+)
 
 
 def write_report_page(report: ReportFacts, path: Path) -> None:

@@ -15,6 +15,7 @@ from batchloom.core.files import printable
 from batchloom.core.values import counted
 from batchloom.preparation.append_refusals import refuse_other_kind
 from batchloom.preparation.evaluation_sets import refuse_changed, steps_with_index
+from batchloom.preparation.fim import make_fim
 from batchloom.preparation.finish import Finished, finish_store, make_manifest, move_store
 from batchloom.preparation.making import Made, Making, Run
 from batchloom.preparation.read_recipe import weights_note
@@ -164,14 +165,19 @@ class Job:
         refuse_changed(self._recipe.reading.clean, self._looked_into)
         self._resumed = made.resumed
         self._seconds |= made.seconds
-        self._tell_removed(made)
+        self._tell_altered(made)
         sources, rules = self._listing.sources, self._readings.rules
         return Finished(self._recipe, rules, self._readings, sources, made, self._base)
 
-    def _tell_removed(self, made: Made) -> None:
-        """Say how much of texts stood before, which no count of documents tells."""
+    def _tell_altered(self, made: Made) -> None:
+        """Say how much of texts stood before or was moved, which no count of documents tells."""
         pieces = self._recipe.dedup.pieces
         for flow in made.content.flows:
+            if flow.step == "tokenize" and flow.altered:
+                self._note(
+                    f"Fill-in-the-middle: {flow.altered:,} of {counted(flow.documents_out, 'document')} have their "
+                    "middle last (before duplicates are left out)."
+                )
             if flow.step == pieces and flow.bytes_in:
                 self._note(
                     f"{flow.bytes_in - flow.bytes_out:,} bytes of {pieces} that stood before were taken out of "
@@ -198,6 +204,7 @@ class Job:
             self._recipe, self._listing.sources, self._readings, self._note, known
         )
         dtype_name(self._recipe, tokenizer)
+        make_fim(self._recipe.reading.fim, tokenizer)
         if state is None:
             self._work.keep_tokenizer(tokenizer.state())
         return tokenizer

@@ -326,11 +326,14 @@ class _UnitRun:
                 bytes_in=size,
                 bytes_out=int(sizes.sum()),
                 tokens_out=tokens,
+                altered=made.moved,
             )
         )
         codes = self._task.membership.codes(rows["hash"])
         with self._watch.time("write temporary files", made.tokens.nbytes, len(rows)):
-            self._files.add(made.tokens, rows, codes, made.trained, added=made.added)
+            self._files.add(
+                made.tokens, rows, codes, made.trained, added=made.added, plain=made.plain
+            )
         self._hear(documents=len(rows), tokens=tokens)
 
     def _count_further(

@@ -226,11 +226,13 @@ class UnitFiles:
         trained: NDArray[np.bool_] | None = None,
         *,
         added: tuple[int, int] = (0, 0),
+        plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
     ) -> None:
         """Append documents: the tokens of those that are not seen back to back, their rows and their subset codes.
 
         ``trained`` says of each token whether it is trained; None: every one. ``added``: how many
-        control tokens stand before and behind the text of each document.
+        control tokens stand before and behind the text of each document. ``plain``: tokens and lengths
+        of those that are not seen, as they are compared; None: as they are written.
         """
         lengths = written_lengths(rows)
         stops = np.cumsum(lengths)
@@ -263,12 +265,17 @@ class UnitFiles:
             keys = keys_of(first["hash"], first["side"] == BAD)
             self._key(key_records(keys, numbers, first["part"].astype(np.uint32)))
             if self._dedup.mode == "near":
-                self._band(tokens, rows, fresh, added)
+                written = written_lengths(rows)
+                if plain is not None:
+                    tokens = plain[0]
+                    written[rows["seen"] == 0] = plain[1]
+                self._band(tokens, written, rows, fresh, added)
             self._rows += len(rows)
 
     def _band(
         self,
         tokens: NDArray[np.generic],
+        written: NDArray[np.int64],
         rows: NDArray[np.void],
         fresh: NDArray[np.bool_],
         added: tuple[int, int],
@@ -279,7 +286,6 @@ class UnitFiles:
         first = np.flatnonzero(fresh & (rows["seen"] == 0))
         keys = np.full((len(rows), how.bands), NO_KEY)
         if len(first):
-            written = written_lengths(rows)
             lengths = np.add.reduceat(written, first)
             skipped = int(written[: first[0]].sum())
             ids, lengths = without_control(tokens[skipped:], lengths, added)

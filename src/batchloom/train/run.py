@@ -176,7 +176,8 @@ def _val_loader(store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog
 
 
 def _loader(store: Store, settings: TrainSettings, ranks: Ranks, steps: int | None) -> Loader:
-    """This rank's batches: of a run of ``steps`` steps, or of one pass over the store."""
+    """This rank's batches: of a run of ``steps`` steps, or of one pass over the store, to look at it."""
+    noise = settings.order.noise_prob if steps is not None else None
     return Loader(
         store,
         seq_len=settings.seq_len,
@@ -188,7 +189,14 @@ def _loader(store: Store, settings: TrainSettings, ranks: Ranks, steps: int | No
         steps=steps,
         rank=ranks.rank,
         world_size=ranks.world_size,
+        augment=None if noise is None else _noise(noise, store, settings),
     )
+
+
+def _noise(share: float, store: Store, settings: TrainSettings) -> dict[str, Any]:
+    """The loader's ``augment``; data that names no tokenizer is of the model's vocabulary."""
+    own = getattr(settings.model, "vocab_size", None) if store.vocab_size is None else None
+    return {"noise_prob": share, "vocab_size": own}
 
 
 def open_folder(run: Run, *, resume: bool) -> int:
@@ -284,6 +292,11 @@ def _introduce(run: Run, done: int) -> None:
         f"data   {run.loader.origin}: {len(run.store):,} documents, {run.store.tokens:,} tokens"
         f"{trained}"
     )
+    if settings.order.noise_prob:
+        say(
+            f"data   {settings.order.noise_prob:.1%} of the trained input tokens are replaced by any other "
+            "(noise_prob); labels stay the true ones"
+        )
     if run.store.weights:
         weights = ", ".join(f"{name} {weight:g}" for name, weight in run.store.weights[:_SHOWN])
         more = (

@@ -26,7 +26,7 @@ PRETRAINED = {"init", "attn_implementation"}
 _INNER = {
     "optim": ("lr",),
     "model": PRETRAINED,
-    "order": ("packing", "overlong", "shuffle"),
+    "order": ("packing", "overlong", "shuffle", "noise_prob"),
 }
 
 Bounds = dict[str, tuple[float, float]]
@@ -147,11 +147,14 @@ class OrderSettings:
         packing: the plan's packing strategy.
         overlong: what becomes of a document longer than a sequence; None for the loader's choice.
         shuffle: False gives the order of the store.
+        noise_prob: input tokens that are replaced by any other, as the loader's ``augment`` has it; None
+            for none. The val subset stays as it is.
     """
 
     packing: str = "best_fit"
     overlong: Literal["split", "drop", "truncate", "error"] | None = None
     shuffle: bool = True
+    noise_prob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +290,7 @@ def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = ""
         plain: as a configuration file holds it.
         changes: fields of TrainSettings to set, where the value is not None; ``lr`` goes to
             the optimizer's settings, ``init`` and ``attn_implementation`` to the model's,
-            ``packing``, ``overlong`` and ``shuffle`` to those of the order.
+            ``packing``, ``overlong``, ``shuffle`` and ``noise_prob`` to those of the order.
         path: named before every problem.
 
     Raises:
