@@ -377,6 +377,8 @@ class Plan:
 
     def spec_at(self, step: int) -> PlanSpec:
         """The settings that hold at a step: ``global_batch_size`` and ``seq_len`` may have been edited."""
+        if not self.edits:
+            return self.spec
         at = self.course.stretch_of(step)
         if (at.size, at.seq_len) == (self.spec.global_batch_size, self.spec.seq_len):
             return self.spec
@@ -413,8 +415,10 @@ class Plan:
                 return False
             if isinstance(self.data, Mixture):
                 return True
-            _, lanes, indices = segment.at(np.array([position]))
             order = self.order(0, segment.era)
+            if segment.plain:
+                return order.find(0, segment.index(position), self.spec.epochs or 1) is not None
+            _, lanes, indices = segment.at(np.array([position]))
             return order.find(int(lanes[0]), int(indices[0]), self.spec.epochs or 1) is not None
 
     def locate(self, position: int) -> Found | None:

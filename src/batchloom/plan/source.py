@@ -91,6 +91,7 @@ class SourceOrder:
         self.kept = 4 if self.lanes == 1 else 2 * self.lanes + 2
         self.counts = np.full(self.pools.count, -1, np.int64)
         self.total = -1
+        self._latest: dict[int, tuple[int, Found]] = {}
         self._recent: OrderedDict[tuple[int, int], Rows] = OrderedDict()
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
         # Pools whose place in a lane is known, by the sequences before them.
@@ -240,11 +241,20 @@ class SourceOrder:
         Without the counts of all pools this walks from the nearest pool it knows, counting the pools
         between; with them it is a binary search (over sums made once an epoch).
         """
+        latest = self._latest.get(lane)
+        if latest is not None:
+            begin, found = latest
+            ahead = index - begin
+            # Most questions are about the pool of the one before.
+            if 0 <= ahead < found.run and (epochs is None or found.epoch < epochs):
+                return found._replace(row=found.row + ahead, run=found.run - ahead)
         if self.rest is not None and index < len(self.rest):
             return Found(-1, self.begin.epoch, index, len(self.rest) - index, None)
-        if self.total >= 0:
-            return self._search(lane, index, epochs)
-        return self._walk(lane, index, epochs)
+        counted = self.total >= 0
+        found_now = (self._search if counted else self._walk)(lane, index, epochs)
+        if found_now is not None:
+            self._latest[lane] = (index, found_now)
+        return found_now
 
     def _search(self, lane: int, index: int, epochs: int | None) -> Found | None:
         skipped = self._skipped() if self.begin != (0, 0, 0) else 0

@@ -147,6 +147,15 @@ class Segment:
     era: int
     bases: Ints
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is one source in one lane: then :meth:`index` tells all."""
+        return len(self.sources) == self.schedule.lanes == 1
+
+    def index(self, position: int) -> int:
+        """The index in the era of a position of a plain segment."""
+        return int(self.bases[self.sources[0], 0]) + position - self.position
+
     def at(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """(source, lane, index in the era) of positions."""
         local, lanes, indices = self.schedule.at(positions - self.position)
