@@ -67,13 +67,14 @@ def put_together(parts, mesh):
 def test_a_step_is_the_same_for_every_topology(store, data):
     size = data.draw(st.integers(1, 24), "global_batch_size")
     align = data.draw(st.sampled_from([1, 4, 12]), "align")
-    labels = data.draw(st.sampled_from(["aligned", "shifted"]), "labels")
+    context = data.draw(st.sampled_from([1, 2, 3, 4]), "context")
+    labels = "shifted" if context > 1 else data.draw(st.sampled_from(["aligned", "shifted"]))
     same = {"global_batch_size": size, "align": align, "labels": labels, "epochs": 2}
     alone = make(store, **same)
     world = data.draw(st.integers(1, 30), "ranks")
     mesh = Mesh(
         tensor=data.draw(st.integers(1, 2), "tensor"),
-        context=data.draw(st.sampled_from([1, 2, 3, 4]), "context"),
+        context=context,
         pipeline=data.draw(st.integers(1, 2), "pipeline"),
         slices=data.draw(st.sampled_from(["contiguous", "zigzag"]), "slices"),
     )
@@ -124,7 +125,7 @@ def test_the_varlen_form_is_the_same_for_every_topology(store, data):
         slices=data.draw(st.sampled_from(["contiguous", "zigzag"]), "slices"),
     )
     world, micro = data.draw(st.integers(1, 14), "ranks"), data.draw(st.integers(1, 4), "micro")
-    same = {"global_batch_size": size, "align": 12, "form": "varlen"}
+    same = {"global_batch_size": size, "align": 12, "form": "varlen", "labels": "shifted"}
     alone = make(store, **same)
     step = data.draw(st.integers(0, len(alone) - 1), "step")
     expected = documents_of([alone[step]], Mesh())
@@ -253,7 +254,7 @@ def test_parts_of_a_batch_are_views_and_tensors_split_too(store):
 )
 def test_what_does_not_divide_is_refused_with_what_does(store, options, said):
     with pytest.raises(PlanError, match=said):
-        make(store, **options)
+        make(store, labels="shifted", **options)
 
 
 def test_settings_that_are_none(store):
@@ -270,6 +271,8 @@ def test_settings_that_are_none(store):
         PlanError, match="12 rows cannot .* micro-batches of 5; 1, 2, 3, 4, 6, 12 can"
     ):
         make(store)[0].split(5)
+    with pytest.raises(SettingsError, match="slices of 2 context ranks .* labels='shifted'"):
+        make(store, world_size=2, mesh=Mesh(context=2))
     flat = make(store, form="varlen")[0]
     with pytest.raises(PlanError, match="split it before it is moved"):
         type(flat)(dict(flat)).split(4)
