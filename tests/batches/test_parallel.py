@@ -211,6 +211,10 @@ def test_balancing_evens_out_what_ranks_cost_and_says_by_how_much(tmp_path):
             positions = make(skewed, **options, rank=rank).batch(2)["position_ids"].ravel()
             spans = np.diff([*np.flatnonzero(positions == 0), positions.size])
             costs.append(int((spans**2).sum()))
+            ends = np.flatnonzero(np.cumsum(spans) % 256 == 0) + 1
+            rows = [int((row**2).sum()) for row in np.split(spans, ends[:-1])]
+            assert len(rows) == 4
+            assert not options["balance"] or rows == sorted(rows, reverse=True)
         assert max(costs) / np.mean(costs) == pytest.approx(expected)
 
 

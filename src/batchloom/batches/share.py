@@ -71,8 +71,10 @@ def rank_rows(plan: Plan, step: int, share: Share, *, balance: bool) -> Rows:
     place, size = share.place, plan.spec.global_batch_size
     if balance and place.world_size > 1:
         rows = plan.rows(step * size, (step + 1) * size)
-        dealt = balanced(row_costs(rows), place.world_size)
-        rows = reorder_rows(rows, np.flatnonzero(dealt == place.rank))
+        costs = row_costs(rows)
+        own = np.flatnonzero(balanced(costs, place.world_size) == place.rank)
+        # The costliest first, so that the micro-batches ranks do at the same time are alike, too.
+        rows = reorder_rows(rows, own[np.argsort(-costs[own], kind="stable")])
     else:
         rows = plan.rows(*rank_positions(step, size, place.rank, place.world_size))
     return rows if len(rows) == share.rows else join_rows([rows], share.rows)
