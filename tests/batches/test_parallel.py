@@ -280,3 +280,13 @@ def test_settings_that_are_none(store):
     flat = make(store, form="varlen")[0]
     with pytest.raises(PlanError, match="split it before it is moved"):
         type(flat)(dict(flat)).split(4)
+
+
+def test_where_every_rank_holds_the_same_data_it_does_in_every_topology():
+    store = batchloom.open_store("dummy:documents=100,kind=random")
+    assert store.replicated
+    options = {"world_size": 5, "uneven": "pad", "balance": True, "labels": "shifted"}
+    held = [make(store, **options, rank=rank).batch(1) for rank in range(5)]
+    assert all(np.array_equal(held[0][key], other[key]) for other in held for key in KEYS)
+    trained = sum(int((batch["labels"] != IGNORE).sum()) for batch in held)
+    assert make(store, **options).trained_tokens(1) == trained
