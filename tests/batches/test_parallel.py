@@ -117,6 +117,36 @@ def test_a_step_is_the_same_for_every_topology(store, data):
 
 
 @given(data=st.data())
+@settings(max_examples=15)
+def test_a_run_that_changes_its_topology_time_and_again_is_the_same_run(store, data):
+    alone = make(store, epochs=2)
+    state, done = alone.state_dict(), 0
+    while done < len(alone):
+        world = data.draw(st.integers(1, 14))
+        options = {
+            "world_size": world,
+            "uneven": "pad",
+            "balance": data.draw(st.booleans()),
+            "micro_batch_size": data.draw(st.sampled_from([None, 1, 2])),
+            "prefetch": data.draw(st.sampled_from([0, 2])),
+        }
+        loaders = [make(store, epochs=2, **options, rank=rank) for rank in range(world)]
+        for loader in loaders:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        stretch = data.draw(st.integers(1, 6))
+        for batches in itertools.islice(zip(*loaders, strict=True), stretch):
+            assert {batch.step for batch in batches} == {done}
+            rows, trained = rows_of(batches)
+            expected, targets = rows_of([alone[done]])
+            assert np.array_equal(trained, targets)
+            assert set(expected) <= set(rows)
+            done += 1
+        # Any rank's state is the run's.
+        state = loaders[data.draw(st.integers(0, world - 1))].state_dict()
+    assert done == len(alone)
+
+
+@given(data=st.data())
 @settings(max_examples=40)
 def test_the_varlen_form_is_the_same_for_every_topology(store, data):
     size = data.draw(st.integers(1, 12), "global_batch_size")
@@ -280,6 +310,8 @@ def test_settings_that_are_none(store):
     flat = make(store, form="varlen")[0]
     with pytest.raises(PlanError, match="split it before it is moved"):
         type(flat)(dict(flat)).split(4)
+    with pytest.raises(PlanError, match="micro-batches of '4'"):
+        flat.split("4")
 
 
 def test_where_every_rank_holds_the_same_data_it_does_in_every_topology():

@@ -72,7 +72,7 @@ class Loader:
         micro_batch_size: rows of one forward pass: a rank's rows are to divide into it (with
             ``pad`` they are filled up to do); ``batch.split(micro_batch_size)`` cuts a batch.
         balance: deal the rows of each step so that every rank has about the same sum of squared
-            span lengths; which rows a step holds stays as it is.
+            span lengths, the costliest first; which rows a step holds stays as it is.
         labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.

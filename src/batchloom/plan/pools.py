@@ -219,7 +219,9 @@ class Pools:
             documents=members[items],
             starts=starts,
             # The last piece of a document takes more of its row than it has tokens.
-            lengths=lengths if taken is fitted else np.minimum(lengths, fitted[items] - starts),
+            lengths=lengths
+            if self._spec.align == 1
+            else np.minimum(lengths, fitted[items] - starts),
             places=begins - np.repeat(first, np.diff(pointers)),
         )
         return reorder_rows(rows, self._row_order(pool, epoch, rows))
