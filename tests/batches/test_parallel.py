@@ -322,3 +322,32 @@ def test_where_every_rank_holds_the_same_data_it_does_in_every_topology():
     assert all(np.array_equal(held[0][key], other[key]) for other in held for key in KEYS)
     trained = sum(int((batch["labels"] != IGNORE).sum()) for batch in held)
     assert make(store, **options).trained_tokens(1) == trained
+
+
+@pytest.mark.parametrize("form", ["rows", "varlen"])
+def test_a_model_computes_the_same_loss_whatever_aligns_its_documents(tmp_path, form):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    rng = np.random.default_rng(5)
+    small = write_store(tmp_path, [rng.integers(0, 256, n).tolist() for n in range(1, 60)])
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, num_attention_heads=2, **sizes)).double()
+
+    def losses(align):
+        options = {"epochs": 1, "output": "torch", "labels": "shifted", "form": form}
+        found = []
+        for batch in make(small, align=align, **options):
+            inputs = {key: batch[key] for key in ("input_ids", "position_ids")}
+            with torch.no_grad():
+                logits = model(**inputs, attention_mask=None, use_cache=False).logits
+            trained = batch["labels"] != IGNORE
+            found += torch.nn.functional.cross_entropy(
+                logits[trained], batch["labels"][trained], reduction="none"
+            ).tolist()
+        return sorted(found)
+
+    alone, aligned = losses(1), losses(12)
+    assert len(alone) > 1500
+    assert np.allclose(alone, aligned, atol=1e-9)
