@@ -139,6 +139,11 @@ class Augmentation:
     become: Key
     drop: Key
 
+    @property
+    def drops_loss(self) -> bool:
+        """Whether it decides which tokens are trained."""
+        return bool(self.settings.mask_prob or self.settings.loss_drop_prob)
+
 
 def make_augmentation(
     augment: Augment | Mapping[str, Any] | None, store: Store, labels: str

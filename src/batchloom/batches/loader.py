@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from batchloom.batches.ahead import Ahead
-from batchloom.batches.assemble import Batch
+from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.augment import Augment, make_augmentation, with_augment, without_augment
 from batchloom.batches.device import require_torch, to_torch
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
@@ -73,7 +73,7 @@ class Loader:
         micro_batch_size: rows of one forward pass: a rank's rows are to divide into it (with
             ``pad`` they are filled up to do); ``batch.split(micro_batch_size)`` cuts a batch.
         balance: deal the rows of each step so that every rank has about the same sum of squared
-            span lengths; which rows a step holds stays as it is.
+            span lengths, the costliest first; which rows a step holds stays as it is.
         labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
@@ -256,8 +256,15 @@ class Loader:
             share = self._share_of(step)
             rows, _ = rank_rows(self.plan, step, share, balance=self.spec.balance)
             return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
-        rows = self.plan.rows(*self.plan.positions_of(step))
-        return trained_tokens(self.store, self._numbered(rows))
+        start, stop = self.plan.positions_of(step)
+        rows = self._numbered(self.plan.rows(start, stop))
+        if self.augmentation and self.augmentation.drops_loss:
+            # Which tokens keep their loss is drawn for each: they are looked at.
+            augment = (self.augmentation, np.arange(start, stop))
+            whole = replace(self.spec, mesh=DATA_PARALLEL)
+            arrays, _ = make_arrays(self.store, rows, self.plan.spec_at(step), whole, 0, augment)
+            return int((arrays["labels"] != IGNORE).sum())
+        return trained_tokens(self.store, rows)
 
     def imbalance(self, step: int) -> Imbalance:
         """How unevenly the attention cost of a step lies on ranks, in stretches and as it is dealt."""

@@ -80,8 +80,10 @@ def rank_rows(
     lanes = plan.spec.lanes
     if balance and place.world_size > 1:
         rows = plan.rows(start, stop)
-        dealt = balanced(row_costs(rows), place.world_size)
-        own = np.flatnonzero(dealt == place.rank)
+        costs = row_costs(rows)
+        own = np.flatnonzero(balanced(costs, place.world_size) == place.rank)
+        # The costliest first, so that the micro-batches ranks do at the same time are alike, too.
+        own = own[np.argsort(-costs[own], kind="stable")]
         rows, positions = reorder_rows(rows, own), start + own
     elif lanes > 1 and lanes % place.world_size == 0:
         part = (place.rank, place.world_size)

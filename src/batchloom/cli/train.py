@@ -133,6 +133,22 @@ def train(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    uneven: Annotated[
+        str | None,
+        typer.Option(
+            help="Where a step does not divide among ranks and passes: refuse (the default), or pad with rows that "
+            "carry no loss.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    balance: Annotated[
+        bool | None,
+        typer.Option(
+            "--balance/--no-balance",
+            help="Deal the rows of each step to ranks by the squared lengths of their documents.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
     lr: Annotated[
         float | None, typer.Option(help="The highest learning rate.", rich_help_panel=_MODEL)
     ] = None,
@@ -234,6 +250,8 @@ def train(
                     "seq_len": seq_len,
                     "global_batch_size": global_batch_size,
                     "batch_size": batch_size,
+                    "uneven": uneven,
+                    "balance": balance,
                     "lr": lr,
                     "seed": seed,
                     "compile": compile_model,

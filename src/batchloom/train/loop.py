@@ -173,11 +173,11 @@ def learn(run: Run, batch: Batch, lr: float) -> Learned:
 
 def passes_of(run: Run, batch: Batch) -> Iterator[dict[str, Tensor]]:
     """The rows of a batch in as many parts as there are passes, on the device."""
-    names = ("input_ids", "labels", "position_ids")
-    rows = len(batch["input_ids"]) // run.passes
-    parts = zip(*(batch[name].to(run.ranks.device).split(rows) for name in names), strict=True)
-    for part in parts:
-        yield dict(zip(names, part, strict=True))
+    for part in batch.split(len(batch["input_ids"]) // run.passes):
+        yield {
+            name: part[name].to(run.ranks.device)
+            for name in ("input_ids", "labels", "position_ids")
+        }
 
 
 @contextmanager
@@ -243,6 +243,9 @@ def tell_step(
         "data_wait": waited / took,
         "origin": batch.origin,
     }
+    if run.ranks.world_size > 1 and copies == 1 and run.log.speaks:
+        measured = run.loader.imbalance(batch.step)
+        entry |= {"imbalance": measured.dealt, "imbalance_in_order": measured.in_order}
     run.log.step(entry, run.settings.steps)
 
 

@@ -20,7 +20,13 @@ from batchloom.train.memory import check_memory
 from batchloom.train.model import parameter_groups
 from batchloom.train.model_folder import folder_fingerprint
 from batchloom.train.ranks import Ranks
-from batchloom.train.settings import MOST_STEPS, PretrainedSettings, TrainSettings, accumulation
+from batchloom.train.settings import (
+    MOST_STEPS,
+    PretrainedSettings,
+    TrainSettings,
+    accumulation,
+    rank_share,
+)
 
 # What a run cannot change half-way: the model, the data and their order.
 _FIXED = (
@@ -28,7 +34,9 @@ _FIXED = (
     "init.fingerprint",
     "seq_len",
     "global_batch_size",
-    "order",
+    "order.packing",
+    "order.overlong",
+    "order.shuffle",
     "seed",
     "data.fingerprint",
 )
@@ -190,6 +198,9 @@ def _loader(store: Store, settings: TrainSettings, ranks: Ranks, steps: int | No
         rank=ranks.rank,
         world_size=ranks.world_size,
         augment=None if noise is None else _noise(noise, store, settings),
+        uneven=settings.order.uneven,
+        micro_batch_size=settings.batch_size,
+        balance=settings.order.balance,
     )
 
 
@@ -279,7 +290,7 @@ def _flattened(values: dict[str, Any], path: str = "") -> dict[str, Any]:
 def _introduce(run: Run, done: int) -> None:
     """Say what is about to be trained on what."""
     settings, ranks, say = run.settings, run.ranks, run.log.say
-    share = settings.global_batch_size // ranks.world_size
+    rows = settings.batch_size or rank_share(settings, ranks.world_size)
     plan = run.loader.plan
     # A plan of many pools is counted beside the training, and not waited for here.
     known = plan.has_counts or plan.pools.count == 1
@@ -316,7 +327,7 @@ def _introduce(run: Run, done: int) -> None:
     say(
         f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
         f"({counted(ranks.world_size, 'rank')} x {counted(run.passes, 'pass')} x "
-        f"{counted(share // run.passes, 'row')}) on {ranks.device.type}; "
+        f"{counted(rows, 'row')}) on {ranks.device.type}; "
         f"{counted(settings.steps, 'step')}{epochs}"
     )
     if done:
