@@ -12,7 +12,7 @@ from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import key128
 from batchloom.core.keys import Key, shuffled
 from batchloom.plan.arrange import packed_rows
-from batchloom.plan.pack import count_sequences
+from batchloom.plan.pack import ANY_ORDER, count_sequences
 from batchloom.plan.permute import Permutation
 from batchloom.plan.rows import Rows, aligned
 from batchloom.plan.spec import PlanSpec
@@ -134,20 +134,25 @@ class Pools:
 
     def members(self, pool: int) -> NDArray[np.int64]:
         """Numbers of the documents of a pool, in the order they are packed, int64 [N]."""
+        layer, members = self._drawn(pool)
+        if layer.block == 1:
+            return members
+        return members[shuffled(len(members), self._pool_key("members", pool))]
+
+    def _drawn(self, pool: int) -> tuple[_Layer, NDArray[np.int64]]:
+        """The documents of a pool as their blocks were drawn, before they are shuffled among each other."""
         layer, size = self._layers[self._layer_of(pool)], self._spec.pool_size
         place = pool - layer.first_pool
         if layer.blocks is None:
             stop = min((place + 1) * size, layer.documents)
-            return np.arange(layer.first + place * size, layer.first + stop)
+            return layer, np.arange(layer.first + place * size, layer.first + stop)
         blocks = size // layer.block
         stop = min((place + 1) * blocks, layer.blocks.size)
         chosen = layer.blocks.at(np.arange(place * blocks, stop))
         if layer.block == 1:
-            return chosen + layer.first
+            return layer, chosen + layer.first
         members = (chosen[:, None] * layer.block + np.arange(layer.block)).ravel()
-        members = members[members < layer.documents]
-        order = shuffled(len(members), self._pool_key("members", pool))
-        return members[order] + layer.first
+        return layer, members[members < layer.documents] + layer.first
 
     def pool_of(self, document: int) -> int:
         """The pool a document is packed in."""
@@ -201,7 +206,9 @@ class Pools:
 
     def count_sequences(self, pool: int) -> int:
         """Number of sequences a pool packs into; the same in every epoch."""
-        taken = aligned(self.fitted(pool), self._spec.align)
+        # How many there are hangs on the order of the documents only where they are packed as they come.
+        members = self._drawn(pool)[1] if self._spec.packing in ANY_ORDER else self.members(pool)
+        taken = aligned(self._fitted(members), self._spec.align)
         return count_sequences(taken, self._spec.seq_len, self._spec.packing)
 
     def fitted(self, pool: int) -> NDArray[np.int64]:
