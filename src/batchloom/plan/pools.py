@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import key128
-from batchloom.core.keys import Key, keyed_hashes, shuffled
-from batchloom.plan.pack import count_sequences, pack
+from batchloom.core.keys import Key, shuffled
+from batchloom.plan.pack import count_sequences
 from batchloom.plan.permute import Permutation
-from batchloom.plan.rows import Rows, reorder_rows
+from batchloom.plan.pool_rows import PoolKeys, fitted, pool_rows
+from batchloom.plan.rows import Rows
 from batchloom.plan.spec import PlanSpec
 
 
@@ -150,13 +151,7 @@ class Pools:
 
     def _fitted(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Lengths as they are packed: what ``overlong`` leaves of each document."""
-        lengths = self._lengths.take(members).astype(np.int64)
-        seq_len, overlong = self._spec.seq_len, self._spec.overlong
-        if overlong == "truncate":
-            return np.minimum(lengths, seq_len)
-        if overlong == "drop":
-            lengths[lengths > seq_len] = 0
-        return lengths
+        return fitted(self._lengths.take(members), self._spec)
 
     def refuse_overlong(self) -> None:
         """Raise PlanError that names the first document longer than ``seq_len``, if there is one."""
@@ -203,51 +198,5 @@ class Pools:
     def rows(self, pool: int, epoch: int) -> Rows:
         """All rows of a pool in the order an epoch takes them."""
         members = self.members(pool)
-        packed = pack(self._fitted(members), self._spec.seq_len, self._spec.packing)
-        order = self._span_order(pool, packed.sequences, packed.items, packed.starts)
-        lengths = packed.lengths[order]
-        pointers = np.zeros(packed.count + 1, np.int64)
-        np.cumsum(np.bincount(packed.sequences, minlength=packed.count), out=pointers[1:])
-        begins = np.cumsum(lengths) - lengths
-        first = begins[pointers[:-1]] if packed.count else begins
-        rows = Rows(
-            pointers=pointers,
-            sources=np.zeros(len(order), np.int32),
-            documents=members[packed.items[order]],
-            starts=packed.starts[order],
-            lengths=lengths,
-            places=begins - np.repeat(first, np.diff(pointers)),
-        )
-        return reorder_rows(rows, self._row_order(pool, epoch, rows))
-
-    def _span_order(
-        self,
-        pool: int,
-        sequences: NDArray[np.int64],
-        items: NDArray[np.int64],
-        starts: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Spans row by row; inside a row shuffled, or as in the store."""
-        if self._spec.packing == "wrap":
-            return np.arange(len(sequences))
-        if not self._spec.shuffle:
-            return np.lexsort((starts, items, sequences))
-        # One sort of (row, hash, index) in a single integer is several times a lexsort. Two
-        # pieces of one document never share a row, so the item's hash alone orders them.
-        bits = max(len(sequences) - 1, 1).bit_length()
-        row_bits = int(sequences.max(initial=0)).bit_length()
-        hashes = keyed_hashes(items, self._pool_key("spans", pool))
-        free = 64 - bits - row_bits
-        keys = (
-            (sequences.astype(np.uint64) << np.uint64(64 - row_bits)) if row_bits else np.uint64(0)
-        )
-        keys = keys | ((hashes >> np.uint64(64 - free)) << np.uint64(bits))
-        keys |= np.arange(len(sequences), dtype=np.uint64)
-        keys.sort()
-        return (keys & np.uint64((1 << bits) - 1)).astype(np.int64)
-
-    def _row_order(self, pool: int, epoch: int, rows: Rows) -> NDArray[np.int64]:
-        if self._spec.shuffle:
-            return shuffled(len(rows), self._pool_key("sequences", pool, epoch))
-        first = rows.pointers[:-1]
-        return np.lexsort((rows.starts[first], rows.documents[first]))
+        keys = PoolKeys(self._pool_key("spans", pool), self._pool_key("sequences", pool, epoch))
+        return pool_rows(members, self._fitted(members), self._spec, keys)
