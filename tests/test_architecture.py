@@ -27,6 +27,9 @@ MAY = {
         *("core", "sources", "text", "chat", "tokens", "store", "plan", "execution", "dedup")
     },
     "batches": {"core", "store", "plan"},
+    "streams": {
+        *("core", "sources", "chat", "tokens", "text", "store", "plan", "execution", "preparation")
+    },
     "diagnosis": {"core", "chat", "preparation", "store", "plan", "batches"},
     "adapters": {"core", "batches", "plan", "store"},
     "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"},

@@ -2,19 +2,20 @@
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 
 from batchloom.batches.ahead import Ahead
-from batchloom.batches.assemble import Batch, assemble_rows, assemble_varlen
+from batchloom.batches.assemble import Batch, Reader, assemble_rows, assemble_varlen
 from batchloom.batches.device import require_torch, to_torch
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
+from batchloom.batches.streamed import Steps, Streamed, Streaming, no_step
 from batchloom.batches.tables import (
     IN_PLACE,
     count_beside,
@@ -25,8 +26,10 @@ from batchloom.batches.tables import (
 from batchloom.batches.world import find_world
 from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
 from batchloom.core.spec import shown, to_plain, whole
+from batchloom.plan.lane_plan import LanePlan
 from batchloom.plan.plan import SOURCE, Plan
 from batchloom.plan.ranks import check_world, rank_positions
+from batchloom.plan.rows import Rows
 from batchloom.plan.spec import POOL_SIZE, Last, Overlong, PlanSpec
 from batchloom.store.manifest import generation_with, read_manifest
 from batchloom.store.reader import Store
@@ -47,7 +50,8 @@ class Loader:
     rank holds what rank 0 does).
 
     Args:
-        data: an open store, or a ready ``Plan`` (then the settings of ``PlanSpec`` stay unset).
+        data: an open store, or a ready ``Plan`` or stream (then the settings of ``PlanSpec`` stay unset).
+            A stream has no ``loader[step]``: its steps come one after the other.
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
@@ -63,8 +67,8 @@ class Loader:
         prefetch: batches made ahead by one producer thread; 0 for none.
 
     Attributes:
-        plan: the order, as a value.
-        store: the open store the tokens are read from.
+        plan: the order, as a value; of a stream the stream itself.
+        store: the open store the tokens are read from; None where a stream is.
         spec: how batches are made, and this rank.
 
     Raises:
@@ -77,7 +81,7 @@ class Loader:
 
     def __init__(
         self,
-        data: Store | Plan,
+        data: Store | Plan | LanePlan | Streamed,
         *,
         seq_len: int | None = None,
         global_batch_size: int | None = None,
@@ -121,27 +125,54 @@ class Loader:
         if output == "torch":
             require_torch()
         self._rows = _share(self.plan.spec, self.spec)
+        # An order of lanes has no table of pools.
+        self._lanes = data if isinstance(data, LanePlan) else None
+        self._counted = self._lanes is None
+        self._start = 0
+        self._resumed = self._told = False
+        self._iterations: list[_Iteration] = []
+        self._latest: _Iteration | None = None
+        self._stream = Streaming(data, rank, world_size) if isinstance(data, Streamed) else None
+        if self._stream is not None:
+            return
         self.store = _store_of(self.plan)
         refuse_preferences(self.store)
         self._share_of = 0 if self.store.replicated else self.spec.rank
         self._folders = table_folders(self.store)
-        self._start = 0
-        self._resumed = self._told = False
         # Nobody has said that conversations may be cut, and they are.
         self._cuts_all = overlong is None and isinstance(data, Store) and data.mixed
-        self._iterations: list[_Iteration] = []
-        self._latest: _Iteration | None = None
         _LOADERS.add(self)
-        if self.plan.pools.count > IN_PLACE:
+        if self._counted and self.plan.pools.count > IN_PLACE:
             load_table(self.plan, self._folders)
 
     @cached_property
     def origin(self) -> str:
         """Where the data comes from, as log lines and batches say it."""
-        return origin_of(self.store)
+        return origin_of(self.store) if self._stream is None else self._stream.stream.origin
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._stream is not None:
+            return self._iterate_stream(self._stream, self.next_step)
         return self._iterate(self.next_step)
+
+    def _iterate_stream(self, stream: Streaming, first: int) -> Iterator[Batch]:
+        steps = stream.open(resumed=self._resumed)
+        run = _Iteration(first, steps=steps)
+        self._iterations.append(run)
+
+        def make(step: int) -> Batch | None:
+            if step >= stream.stream.steps:
+                return None
+            return self._assemble(*steps.take(step), step)
+
+        try:
+            for batch in _made(make, first, self.spec.prefetch):
+                self._gave(run, batch)
+                yield batch
+            self._resumed = False
+        finally:
+            steps.close()
+            self._left(run)
 
     def _iterate(self, first: int) -> Iterator[Batch]:
         run = _Iteration(first)
@@ -149,40 +180,46 @@ class Loader:
         uncounted = self._announce()
         try:
             for batch in self._batches(first):
-                run.taken += 1
-                run.next_step = batch.step + 1
-                self._latest = run
+                self._gave(run, batch)
                 if run.taken == 1 and self.spec.prefetch:
                     self._count_beside()
                 if run.taken == 1 and uncounted:
                     count_left_out(self.plan)
-                # Whoever only looks at the first batch of a resumed loader has not resumed it.
-                self._resumed = self._resumed and run.taken == 1
                 yield batch
             self._resumed = False
         finally:
-            self._iterations.remove(run)
-            if run.taken <= 1 and self._latest is run and self._iterations:
-                self._latest = self._iterations[-1]
+            self._left(run)
+
+    def _gave(self, run: "_Iteration", batch: Batch) -> None:
+        """Note that an iteration gives a batch."""
+        run.taken += 1
+        run.next_step = batch.step + 1
+        self._latest = run
+        # Whoever only looks at the first batch of a resumed loader has not resumed it.
+        self._resumed = self._resumed and run.taken == 1
+
+    def _left(self, run: "_Iteration") -> None:
+        """Note that an iteration has ended."""
+        self._iterations.remove(run)
+        if run.taken <= 1 and self._latest is run and self._iterations:
+            self._latest = self._iterations[-1]
 
     def _batches(self, first: int) -> Iterator[Batch]:
         if self.spec.prefetch:
             self._reserve()
-            yield from Ahead(self._next, first, self.spec.prefetch)
-            return
-        step = first
-        while (made := self._next(step)) is not None:
-            yield made
-            step += 1
+        yield from _made(self._next, first, self.spec.prefetch)
 
     def __len__(self) -> int:
-        self._wait()
+        if self._stream is None:
+            self._wait()
         return self.plan.steps
 
     def __bool__(self) -> bool:
         return True
 
     def __getitem__(self, asked: int) -> Batch:
+        if self._stream is not None:
+            raise no_step(shown(asked))
         step = whole(asked)
         if step is None:
             raise TypeError(
@@ -204,13 +241,21 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step of this rank, whether or not the run is that long."""
+        if self._stream is not None:
+            raise no_step(str(step))
         spec = self.plan.spec
         size, ranks = spec.global_batch_size, self.spec.world_size
-        rows = self.plan.rows(*rank_positions(step, size, self._share_of, ranks))
-        if self.spec.form == "varlen":
-            arrays = assemble_varlen(self.store, rows, self.spec.labels)
+        if isinstance(self._lanes, LanePlan):
+            rows = self._lanes.rank_rows(step, self._share_of, ranks)
         else:
-            arrays = assemble_rows(self.store, rows, spec.seq_len, self.spec.labels)
+            rows = self.plan.rows(*rank_positions(step, size, self._share_of, ranks))
+        return self._assemble(self.store, rows, step)
+
+    def _assemble(self, reader: Reader, rows: Rows, step: int) -> Batch:
+        if self.spec.form == "varlen":
+            arrays = assemble_varlen(reader, rows, self.spec.labels)
+        else:
+            arrays = assemble_rows(reader, rows, self.plan.spec.seq_len, self.spec.labels)
         return Batch(to_torch(arrays) if self.spec.output == "torch" else arrays, step, self.origin)
 
     def _next(self, step: int) -> Batch | None:
@@ -224,10 +269,14 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """One position and the plan it belongs to, as plain JSON values.
 
-        The position is that after the batch given last. A look at a first batch
+        Of a stream it knows of the lanes of this rank alone; ``streams.state.merge_states`` makes one
+        of those of all ranks. The position is that after the batch given last. A look at a first batch
         (``next(iter(loader))``) beside a running iteration does not move it.
         """
         step = self._latest.next_step if self._latest else self.next_step
+        if self._stream is not None:
+            steps = self._latest.steps if self._latest else None
+            return self._stream.state(step, steps, resumed=self._resumed)
         return self.plan.state(step * self.plan.spec.global_batch_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -236,6 +285,10 @@ class Loader:
         Raises:
             StateError: the state is of another store, tokenizer or plan; names each field that differs.
         """
+        if self._stream is not None:
+            self._start = self._stream.resume(state)
+            self._resumed, self._latest = True, None
+            return
         refuse_other_generation(self.store, state)
         position = self.plan.resume(state)
         step, inside = divmod(position, self.plan.spec.global_batch_size)
@@ -247,6 +300,8 @@ class Loader:
 
     def _wait(self) -> None:
         """Have the counts of all pools: at once for small plans, else from the table."""
+        if not self._counted:
+            return
         if self.plan.pools.count <= IN_PLACE:
             self.plan.count_all()
         else:
@@ -255,7 +310,7 @@ class Loader:
     def _announce(self) -> bool:
         """Tell once, from one rank, what the run leaves out; whether it remains to be counted."""
         told, self._told = self._told, True
-        if told or self.spec.rank:
+        if told or self.spec.rank or not self._counted:
             return False
         if self._cuts_all:
             announce_cut(self.plan)
@@ -274,6 +329,8 @@ class Loader:
     def _count_beside(self) -> None:
         """Start counting once a run has begun, in one process of the node."""
         local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+        if not self._counted:
+            return
         if local != "0" or self.plan.pools.count <= IN_PLACE or self.plan.has_counts:
             return
         count_beside(self.store, to_plain(self.plan.spec))
@@ -285,6 +342,18 @@ class _Iteration:
 
     next_step: int
     taken: int = 0
+    steps: Steps | None = None
+
+
+def _made(make: Callable[[int], Batch | None], first: int, prefetch: int) -> Iterator[Batch]:
+    """Batches from a step on, as they come or made ahead."""
+    if prefetch:
+        yield from Ahead(make, first, prefetch)
+        return
+    step = first
+    while (made := make(step)) is not None:
+        yield made
+        step += 1
 
 
 # A producer thread does not live on in a forked child, but the lock it held would.
@@ -292,7 +361,7 @@ _LOADERS: "weakref.WeakSet[Loader]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for loader in _LOADERS:
+    for loader in list(_LOADERS):
         loader.plan = loader.plan.twin()
 
 
@@ -365,9 +434,12 @@ def _share(plan: PlanSpec, spec: BatchSpec) -> int:
 
 
 def _plan(
-    data: Store | Plan, seq_len: int | None, global_batch_size: int | None, settings: dict[str, Any]
+    data: Store | Plan | LanePlan | Streamed,
+    seq_len: int | None,
+    global_batch_size: int | None,
+    settings: dict[str, Any],
 ) -> Plan:
-    if isinstance(data, Plan):
+    if isinstance(data, Plan | LanePlan | Streamed):
         defaults = {**_DEFAULTS, "overlong": None}
         given = [name for name, value in settings.items() if value != defaults[name]]
         given += [
@@ -379,10 +451,12 @@ def _plan(
             raise SettingsError(
                 [f"{name}: belongs to the plan, which is given ready" for name in given]
             )
-        return data
+        # The others have of a plan what is asked of all: spec, steps and fingerprint.
+        return cast("Plan", data)
     if not isinstance(data, Store):
         raise InputError(
-            f"Loader takes an open store or a Plan, not {type(data).__name__}; open a path with open_store(path)."
+            f"Loader takes an open store, a Plan or a stream, not {type(data).__name__}; open a path with "
+            "open_store(path)."
         )
     missing = [
         f"{name}: missing; a whole number of at least 1"

@@ -103,7 +103,7 @@ class _Lane:
             if rows is None:
                 barren += 1
                 if barren > 1:
-                    raise no_documents(self.lane, self._plan.lanes, len(self._plan.bounds) - 1)
+                    raise no_documents(self.lane, self._plan.lanes)
                 pool = _Pool(pool.epoch + 1, 0, pool.before)
                 continue
             if len(rows):
@@ -141,6 +141,15 @@ class LanePlan:
                 "what a stream kept, or documents were appended or moved since."
             )
         self._lanes = [_Lane(self, lane) for lane in range(lanes)]
+
+    def twin(self) -> "LanePlan":
+        """The same plan, for after a fork."""
+        return LanePlan(self.store, self.spec, lanes=self.lanes, bounds=self.bounds)
+
+    @property
+    def has_counts(self) -> bool:
+        """Nothing is counted: every lane is walked from the nearest pool that is known."""
+        return True
 
     @property
     def steps(self) -> int:

@@ -137,10 +137,10 @@ def lane_rows(
     return pool_rows(members, fitted(lengths, spec)[members], spec, keys)
 
 
-def no_documents(lane: int, lanes: int, stretches: int) -> PlanError:
+def no_documents(lane: int, lanes: int) -> PlanError:
     """What is said of a lane that has read all of its input and found no sequence."""
     return PlanError(
-        f"Lane {lane} of {lanes} has no sequence: the {stretches} stretches that the input is cut into have too few "
+        f"Lane {lane} of {lanes} has no sequence: what it was dealt of the input has too few "
         f"documents for so many lanes. Give fewer (lanes={max(lanes // 2, 1)}), or more input; a small input is "
         "better prepared (batchloom prepare)."
     )
