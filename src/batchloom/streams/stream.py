@@ -2,8 +2,9 @@
 
 import logging
 import os
+import shutil
 import tempfile
-import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,10 +223,10 @@ class Stream:
                     f"inputs: {recipe.inputs[0]} is made up, and needs no stream: open_store({recipe.inputs[0]!r})"
                 ]
             )
-        self._folder = tempfile.TemporaryDirectory(prefix="batchloom-stream-")
-        self._began = time.monotonic()
+        self._folder = Path(tempfile.mkdtemp(prefix="batchloom-stream-"))
+        weakref.finalize(self, _remove, self._folder, os.getpid())
         self.recipe, self._settings = recipe, settings
-        self._spool = Spool(Path(self._folder.name) / "spool")
+        self._spool = Spool(self._folder / "spool")
         with uncollected():
             self._listing = list_inputs(recipe, self._spool, exclude=settings.keep)
         if not self._listing.sources:
@@ -240,7 +241,7 @@ class Stream:
         self.lanes = self._lanes_of(order)
         self.tokenizer = job_tokenizer(recipe, self._listing.sources, readings, _LOG.info, kept)
         self._dtype = dtype_name(recipe, self.tokenizer)
-        write_file(Path(self._folder.name) / _STATE, msgspec.json.encode(self.tokenizer.state()))
+        write_file(self._folder / _STATE, msgspec.json.encode(self.tokenizer.state()))
         self.identity = self._identity()
         self.fingerprint = fingerprint(self.identity)
         self.keeping = (
@@ -378,15 +379,14 @@ class Stream:
 
     def _hand(self) -> Hand:
         clean = self.recipe.reading.clean
-        folder = Path(self._folder.name)
         return Hand(
             self.recipe,
             self._settings.run.limits,
-            folder / _STATE,
+            self._folder / _STATE,
             engine_choice(self.tokenizer),
             self._dtype,
             chat=False,
-            clean=steps_with_index(clean, folder, _LOG.info),
+            clean=steps_with_index(clean, self._folder, _LOG.info),
             overlap=False,
             versions=versions_of(clean),
         )
@@ -407,3 +407,9 @@ class Stream:
             f"{2 * mine * self.spec.pool_size:,}",
             f"; documents are left out by hash: {' and '.join(left)}" if left else "",
         )
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Delete a stream's folder, in the process that made it alone."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
