@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from batchloom.batches.assemble import Batch
 from batchloom.batches.left_out import announce_left_out
 from batchloom.batches.loader import Loader
-from batchloom.core.errors import StateError
+from batchloom.core.errors import InputError, StateError
 from batchloom.core.spec import to_plain
 from batchloom.plan.plan import Plan
 
@@ -26,6 +26,11 @@ class _Twin:
     """A loader that each process makes its own of, since locks and maps do not cross a fork."""
 
     def __init__(self, loader: Loader) -> None:
+        if loader.streamed:
+            raise InputError(
+                "A stream goes through no DataLoader: it has worker processes of its own (stream(workers=...)). "
+                "Iterate the Loader, or prepare the data."
+            )
         self._store, self._spec = loader.store, loader.plan.spec
         self._batch_spec = to_plain(loader.spec)
         self._state = loader.plan.state(loader.next_step * self._spec.global_batch_size)

@@ -145,6 +145,11 @@ class Loader:
         if self._counted and self.plan.pools.count > IN_PLACE:
             load_table(self.plan, self._folders)
 
+    @property
+    def streamed(self) -> bool:
+        """Whether a stream is read, which has no step on its own."""
+        return self._stream is not None
+
     @cached_property
     def origin(self) -> str:
         """Where the data comes from, as log lines and batches say it."""
@@ -243,13 +248,14 @@ class Loader:
         """The batch of a step of this rank, whether or not the run is that long."""
         if self._stream is not None:
             raise no_step(str(step))
-        spec = self.plan.spec
-        size, ranks = spec.global_batch_size, self.spec.world_size
-        if isinstance(self._lanes, LanePlan):
-            rows = self._lanes.rank_rows(step, self._share_of, ranks)
-        else:
-            rows = self.plan.rows(*rank_positions(step, size, self._share_of, ranks))
-        return self._assemble(self.store, rows, step)
+        return self._assemble(self.store, self._rank_rows(step), step)
+
+    def _rank_rows(self, step: int) -> Rows:
+        """The rows of this rank of a step of prepared data."""
+        size, ranks = self.plan.spec.global_batch_size, self.spec.world_size
+        if self._lanes is not None:
+            return self._lanes.rank_rows(step, self._share_of, ranks)
+        return self.plan.rows(*rank_positions(step, size, self._share_of, ranks))
 
     def _assemble(self, reader: Reader, rows: Rows, step: int) -> Batch:
         if self.spec.form == "varlen":
@@ -257,6 +263,15 @@ class Loader:
         else:
             arrays = assemble_rows(reader, rows, self.plan.spec.seq_len, self.spec.labels)
         return Batch(to_torch(arrays) if self.spec.output == "torch" else arrays, step, self.origin)
+
+    def tokens(self, step: int) -> int:
+        """Tokens of this rank's rows of a step; of a stream, of one that was given."""
+        if self._stream is None:
+            return int(self._rank_rows(step).lengths.sum())
+        steps = self._latest.steps if self._latest else None
+        if steps is None:
+            raise no_step(str(step))
+        return steps.tokens(step)
 
     def _next(self, step: int) -> Batch | None:
         return self.batch(step) if self.plan.has_step(step) else None

@@ -20,6 +20,10 @@ class Steps(Protocol):
         """Where the lanes of the rank stand before a step that was taken, or is the next one."""
         ...
 
+    def tokens(self, step: int) -> int:
+        """Tokens of the rank's rows of a step that was taken."""
+        ...
+
     def close(self) -> None:
         """Let go of what reads the input."""
         ...

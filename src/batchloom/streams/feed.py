@@ -184,6 +184,7 @@ class Feed:
         self._lanes = [_LaneFeed(lane, *cursors[lane]) for lane in mine]
         self._round = share.spec.global_batch_size // share.lanes
         self._records = self._bad = 0
+        self._tokens: dict[int, int] = {}
         for lane in self._lanes:
             pools.ask(lane.lane, lane.place)
 
@@ -214,6 +215,8 @@ class Feed:
             for rows, base in zip(pieces, reader.bases.tolist(), strict=True)
         ]
         joined = join_rows(numbered, self._round * len(self._lanes))
+        self._tokens[step] = int(joined.lengths.sum())
+        self._tokens.pop(step - _STEPS_KEPT, None)
         return reader, reorder_rows(joined, np.argsort(np.concatenate(places)))
 
     def _sequences(self, lane: _LaneFeed, first: int, stop: int) -> list[tuple[int, Rows, _Open]]:
@@ -253,6 +256,10 @@ class Feed:
                 f"{self._bad:,} of the first {self._records:,} records of this rank's lanes are bad, and max_bad "
                 f"{self._share.max_bad} allows {most:,}{last}. Mend the input, or allow more (max_bad=)."
             )
+
+    def tokens(self, step: int) -> int:
+        """Tokens of the rank's rows of a step that was taken."""
+        return self._tokens[step]
 
     def cursors(self, step: int) -> dict[int, tuple[Place, int]]:
         """Where each lane of the rank goes on at a step; replay is at most a pool.

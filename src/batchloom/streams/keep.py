@@ -16,7 +16,7 @@ from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.rerun import begin_or_go_on, check_apart, check_folder, job_facts
 from batchloom.preparation.result import PrepareResult
 from batchloom.preparation.run_settings import RunSettings
-from batchloom.preparation.stretched import STRETCHES
+from batchloom.preparation.stretched import STRETCHES, kept_stretches
 from batchloom.preparation.tally import Listener
 from batchloom.preparation.units import Unit, unit_identity
 from batchloom.preparation.work import WorkFolder
@@ -72,6 +72,14 @@ class Keeping:
     def finished(self) -> bool:
         """Whether the store is there."""
         return (self.out / MANIFEST_NAME).exists()
+
+    def kept(self) -> int:
+        """How many units are kept whole."""
+        units = self._stretches.with_name("units")
+        return sum(
+            (units / name).exists() or kept_stretches(self._stretches / name) is not None
+            for name in self._names
+        )
 
     def keep(self, rank: int) -> Keep | None:
         """Where a rank's stretches are kept; the first rank begins the job. None where the store is there.

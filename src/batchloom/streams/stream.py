@@ -48,7 +48,7 @@ from batchloom.streams.feed import Cursors, Feed, Share
 from batchloom.streams.keep import Keeping
 from batchloom.streams.lane import Place
 from batchloom.streams.pools import PoolsHere, PoolsOfWorkers, stream_workers
-from batchloom.streams.state import read_state, stream_state
+from batchloom.streams.state import merge_states, read_state, stream_state
 from batchloom.streams.stretches import cut_stretches
 from batchloom.streams.worker import StreamSetup
 from batchloom.text.steps import CleanStep
@@ -325,6 +325,14 @@ class Stream:
         mine = rank_lanes(self.lanes, rank, world_size)
         position, cursors = read_state(state, self.fingerprint, self.identity, mine)
         return position // self.spec.global_batch_size, cursors
+
+    def merged(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state of those of all ranks, which any number of ranks can go on with; see ``merge_states``."""
+        return merge_states(states)
+
+    def kept_units(self) -> tuple[int, int]:
+        """How many units of the input are kept whole, and how many there are."""
+        return (self.keeping.kept() if self.keeping is not None else 0), len(self._units)
 
     def open(self, rank: int, world_size: int, cursors: Cursors) -> Feed:
         """The steps of a rank from where its lanes stand; close it at the end."""
