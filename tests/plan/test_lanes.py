@@ -93,7 +93,7 @@ def test_position_p_is_sequence_p_div_k_of_lane_p_mod_k():
 def test_the_first_pools_grow():
     spec = PlanSpec(seq_len=8, global_batch_size=1, steps=1, pool_size=1000)
     sizes = [lane_pool_size(spec, 0, pool) for pool in range(14)]
-    assert sizes[:4] == [256, 512, 1000, 1000]
+    assert sizes[:5] == [128, 256, 512, 1000, 1000]
     assert {lane_pool_size(spec, 1, pool) for pool in range(14)} == {1000}
     for epoch in (0, 1):
         every = [lane_pool_size(spec, epoch, pool) for pool in range(40)]

@@ -23,7 +23,7 @@ LANES_VERSION = 1
 # Documents of a pool; smaller than a plan's, since every lane holds one or two in memory.
 LANE_POOL_SIZE = 8192
 # The first pool of a lane, so that the first step waits for few documents; each next one is twice as large.
-FIRST_POOL = 256
+FIRST_POOL = 128
 MOST_DEFAULT_LANES = 64
 _SOURCE = "data"
 
