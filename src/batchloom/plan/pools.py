@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import key128
 from batchloom.core.keys import Key, shuffled
-from batchloom.plan.arrange import packed_rows
+from batchloom.plan.arrange import fitted, packed_rows
 from batchloom.plan.pack import ANY_ORDER, count_sequences
 from batchloom.plan.permute import Permutation
 from batchloom.plan.rows import Rows, aligned
@@ -165,13 +165,7 @@ class Pools:
 
     def _fitted(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Lengths as they are packed: what ``overlong`` leaves of each document."""
-        lengths = self._lengths.take(members).astype(np.int64)
-        seq_len, overlong = self._spec.seq_len, self._spec.overlong
-        if overlong == "truncate":
-            return np.minimum(lengths, seq_len)
-        if overlong == "drop":
-            lengths[lengths > seq_len] = 0
-        return lengths
+        return fitted(self._lengths.take(members), self._spec)
 
     def refuse_overlong(self) -> None:
         """Raise PlanError that names the first document longer than ``seq_len``, if there is one."""
