@@ -243,58 +243,65 @@ def train(
     Under torchrun every process is one rank.
     """
     require_packages()
+    with _running():
+        # torch takes seconds
+        from batchloom.train.start import (  # noqa: PLC0415
+            DataRequest,
+            ModelRequest,
+            Request,
+            start,
+        )
+
+        request = Request(
+            data=DataRequest(
+                data=data,
+                input_file=input_file,
+                dataset_config=dataset_config,
+                tokenizer=tokenizer,
+                if_missing=if_missing,
+                generation=generation,
+                stream=None if stream is None else tuple(stream),
+                lanes=lanes,
+                workers=stream_workers,
+                keep=keep,
+            ),
+            model=ModelRequest(
+                model_name=model_name,
+                config_file=config_file,
+                init=init,
+                attn_implementation=attn_implementation,
+            ),
+            out=out,
+            resume=resume,
+            stop_at=stop_at,
+            device=device,
+            changes={
+                "packing": packing,
+                "overlong": overlong,
+                "noise_prob": noise_prob,
+                "seq_len": seq_len,
+                "global_batch_size": global_batch_size,
+                "batch_size": batch_size,
+                "uneven": uneven,
+                "balance": balance,
+                "lr": lr,
+                "seed": seed,
+                "compile": compile_model,
+                "steps": max_iters,
+                "eval_interval": eval_interval,
+                "eval_batches": eval_batches,
+                "save_interval": save_interval,
+            },
+        )
+        start(request, say)
+
+
+@contextmanager
+def _running() -> Iterator[None]:
+    """What a run tells goes to the terminal, and Ctrl-C ends it in a sentence."""
     try:
         with _interrupted_once(), _told():
-            # torch takes seconds
-            from batchloom.train.start import (  # noqa: PLC0415
-                DataRequest,
-                ModelRequest,
-                Request,
-                start,
-            )
-
-            request = Request(
-                data=DataRequest(
-                    data=data,
-                    input_file=input_file,
-                    dataset_config=dataset_config,
-                    tokenizer=tokenizer,
-                    if_missing=if_missing,
-                    generation=generation,
-                    stream=None if stream is None else tuple(stream),
-                    lanes=lanes,
-                    workers=stream_workers,
-                    keep=keep,
-                ),
-                model=ModelRequest(
-                    model_name=model_name,
-                    config_file=config_file,
-                    init=init,
-                    attn_implementation=attn_implementation,
-                ),
-                out=out,
-                resume=resume,
-                stop_at=stop_at,
-                device=device,
-                changes={
-                    "packing": packing,
-                    "overlong": overlong,
-                    "noise_prob": noise_prob,
-                    "seq_len": seq_len,
-                    "global_batch_size": global_batch_size,
-                    "batch_size": batch_size,
-                    "uneven": uneven,
-                    "balance": balance,
-                    "lr": lr,
-                    "seed": seed,
-                    "compile": compile_model,
-                    "steps": max_iters,
-                    "eval_interval": eval_interval,
-                    "eval_batches": eval_batches,
-                    "save_interval": save_interval,
-                },
-            )
-            start(request, say)
+            yield
     except KeyboardInterrupt as stop:
         # One rank speaks for all that Ctrl-C reached.
         if os.environ.get("RANK", "0") == "0":
