@@ -124,10 +124,12 @@ class Keeping:
         store = open_store(self.out, "train")
         if store.manifest is not None and store.manifest.subset_overrides:
             _LOG.warning(
-                "The input is so small that prepare moved a document into another subset (subset_overrides in the "
-                "manifest): a plan in the order of lanes over %s is the stream without it.",
+                "The input is so small that prepare moved a document into a subset that would have been empty "
+                "(subset_overrides in the manifest of %s): no plan over it can repeat the stream. Stream with "
+                "val_fraction=0 and test_fraction=0 for that.",
                 self.out,
             )
+            return
         readings = Readings(self._recipe, self._settings.limits)
         begins: list[tuple[int, int]] = []
         bounds: dict[str, RecordBounds] = {}
