@@ -275,17 +275,11 @@ def test_stretches_hold_every_byte_once(tmp_path):
         write_texts(tmp_path / f"{number}.jsonl", 90, seed=number)
     (tmp_path / "long.txt").write_text("\n\n".join(texts(200)))
     stream = small_stream(tmp_path)
-    from batchloom.preparation.reading import Readings
-    from batchloom.streams.stretches import cut_stretches
-
-    rules = Readings(stream.recipe, stream._settings.run.limits).rules
-    stretches = cut_stretches(stream._units, rules, 4096)
+    stretches = stream._stretches
     held = {}
     for stretch in stretches:
         for piece in stretch.pieces:
-            held.setdefault((stretch.unit.number, piece.place), []).append(
-                (piece.start, piece.stop)
-            )
+            held.setdefault((stretch.unit, piece.place), []).append((piece.start, piece.stop))
     for unit in stream._units:
         for place, part in enumerate(unit.parts):
             pieces = held[unit.number, place]

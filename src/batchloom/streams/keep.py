@@ -140,5 +140,5 @@ class Keeping:
                 rules = readings.of(source).rules
                 start = bounds.setdefault(source.path, RecordBounds(rules)).at(source, start)
             whole = piece.start == piece.whole.start
-            begins.append((stretch.unit.first_part + piece.place, 0 if whole else start))
+            begins.append((stretch.first_part + piece.place, 0 if whole else start))
         write_stretches(self.out, stretch_bounds(store, begins))
