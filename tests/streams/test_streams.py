@@ -1,5 +1,6 @@
 import gzip
 import json
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -290,3 +291,22 @@ def test_stretches_hold_every_byte_once(tmp_path):
         [lane_stretches(len(stretches), 8, stream.spec, lane, 0) for lane in range(8)]
     )
     assert sorted(every) == list(range(len(stretches)))
+
+
+def test_a_terabyte_is_not_read_before_the_first_batch(tmp_path):
+    """4,096 files of 256 MiB with a real beginning and a hole, which only who reads on would meet."""
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts(150, words=60)).encode()
+    for number in range(4096):
+        with (tmp_path / f"{number:04d}.jsonl").open("wb") as file:
+            file.write(lines)
+            file.truncate(256 << 20)
+    stream = batchloom.stream(
+        tmp_path, tokenizer="bytes", seq_len=64, global_batch_size=8, steps=1, workers=0
+    )
+    assert stream.lanes == 8
+    assert "1,099,511,627,776 bytes" in repr(stream)
+    began = time.monotonic()
+    batch = next(iter(Loader(stream, output="numpy", prefetch=0)))
+    assert batch["input_ids"].shape == (8, 64)
+    # Eight beginnings; a terabyte takes hours.
+    assert time.monotonic() - began < 60
