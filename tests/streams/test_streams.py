@@ -310,3 +310,20 @@ def test_a_terabyte_is_not_read_before_the_first_batch(tmp_path):
     assert batch["input_ids"].shape == (8, 64)
     # Eight beginnings; a terabyte takes hours.
     assert time.monotonic() - began < 60
+
+
+def test_inputs_and_settings_may_come_from_a_recipe(lines, tmp_path):
+    recipe = Recipe(inputs=(str(lines),), tokenizer="bytes", val_fraction=0.0)
+    order = {"seq_len": 32, "global_batch_size": 8, "steps": 4, "workers": 0}
+    made = batchloom.stream(recipe=recipe, **order)
+    said = batchloom.stream(lines, tokenizer="bytes", val_fraction=0, **order)
+    assert made.fingerprint == said.fingerprint
+    assert rows_of(made) == rows_of(said)
+    (tmp_path / "r.yaml").write_text(f"inputs: [{lines}]\ntokenizer: bytes\nval_fraction: 0\n")
+    assert batchloom.stream(recipe=tmp_path / "r.yaml", **order).fingerprint == said.fingerprint
+
+
+def test_a_stream_goes_through_no_data_loader(lines):
+    pytorch = pytest.importorskip("batchloom.adapters.pytorch")
+    with pytest.raises(InputError, match="worker processes of its own"):
+        pytorch.LoaderIterable(Loader(small_stream(lines)))

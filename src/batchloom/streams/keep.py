@@ -32,6 +32,7 @@ from batchloom.tokens import Tokenizer
 
 _LOG = logging.getLogger("batchloom")
 _BEGUN = "begun"
+_WAIT_SECONDS, _LOOK_SECONDS = 30.0, 0.05
 
 
 @final
@@ -93,6 +94,10 @@ class Keeping:
             return None
         if rank == 0:
             self._begin()
+        until = time.monotonic() + _WAIT_SECONDS
+        while not (self._stretches / _BEGUN).exists() and time.monotonic() < until:
+            # What is read before the first rank has begun would not be kept.
+            time.sleep(_LOOK_SECONDS)
         attempt = f"{time.time_ns():x}-{os.getpid()}-{rank}"
         return Keep(self._stretches, self._names, attempt, self._stretches / _BEGUN)
 

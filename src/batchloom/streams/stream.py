@@ -31,6 +31,7 @@ from batchloom.preparation.crews import Execution
 from batchloom.preparation.evaluation_sets import steps_with_index
 from batchloom.preparation.hand import Hand
 from batchloom.preparation.inputs import Given, list_inputs
+from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.recipe_choice import RecipePlace, choose_recipe
@@ -233,6 +234,8 @@ class Stream:
             raise InputMissingError("The inputs hold no file to read; name others.")
         for note in self._listing.notes:
             _LOG.info("%s", note)
+        if weights := weights_note(recipe.sources):
+            _LOG.warning("%s", weights)
         readings = Readings(recipe, settings.run.limits)
         self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
         self._stretches = cut_stretches(self._units, readings.rules, settings.run.unit_bytes)
