@@ -132,15 +132,21 @@ class Pools:
     def _layer_of(self, pool: int) -> int:
         return bisect_right(self._layers, pool, key=lambda layer: layer.first_pool) - 1
 
-    def members(self, pool: int) -> NDArray[np.int64]:
-        """Numbers of the documents of a pool, in the order they are packed, int64 [N]."""
+    def members(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
+        """Numbers of the documents of a pool, in the order they are packed, int64 [N].
+
+        Args:
+            pool: its number.
+            most: about so many are enough: those of its first blocks.
+        """
         layer, size = self._layers[self._layer_of(pool)], self._spec.pool_size
         place = pool - layer.first_pool
+        taken = min(size, most or size)
         if layer.blocks is None:
-            stop = min((place + 1) * size, layer.documents)
+            stop = min(place * size + taken, layer.documents)
             return np.arange(layer.first + place * size, layer.first + stop)
         blocks = size // layer.block
-        stop = min((place + 1) * blocks, layer.blocks.size)
+        stop = min(place * blocks + -(-taken // layer.block), layer.blocks.size)
         chosen = layer.blocks.at(np.arange(place * blocks, stop))
         if layer.block == 1:
             return chosen + layer.first
@@ -201,12 +207,16 @@ class Pools:
 
     def count_sequences(self, pool: int) -> int:
         """Number of sequences a pool packs into; the same in every epoch."""
-        taken = aligned(self.fitted(pool), self._spec.align)
+        return self.packed_count(self.fitted(pool))
+
+    def packed_count(self, fitted: NDArray[np.int64]) -> int:
+        """Number of sequences that documents of these lengths, as they are packed, make by themselves."""
+        taken = aligned(fitted, self._spec.align)
         return count_sequences(taken, self._spec.seq_len, self._spec.packing)
 
-    def fitted(self, pool: int) -> NDArray[np.int64]:
-        """Lengths of the documents of a pool as they are packed, int64 [N]."""
-        return self._fitted(self.members(pool))
+    def fitted(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
+        """Lengths of the documents of a pool as they are packed, int64 [N]; ``most`` as of :meth:`members`."""
+        return self._fitted(self.members(pool, most))
 
     def layers_identity(self) -> dict[str, list[list[int]]]:
         """Documents and block of each layer, where there are several: pools end with them."""

@@ -144,7 +144,8 @@ class Schedule:
             classes = sources * self.lanes + (lanes - turn) % self.lanes
             before = self._earlier(sources, lanes, turns)
         inside = self._keys.searchsorted(classes * self.period + slot) - self._begins[classes]
-        return (before + inside).reshape(shape)
+        served: Ints = before + inside
+        return served.reshape(shape)
 
     def place(self, source: int, lane: int, index: int) -> int:
         """The position that is number ``index`` of a source and lane: the way back of :meth:`at`."""
