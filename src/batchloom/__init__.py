@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from batchloom.sources.presets import list_datasets
     from batchloom.store.opening import open_store
     from batchloom.store.reader import Store
+    from batchloom.streams.stream import stream
 
 __version__ = "0.1.0"
 
@@ -61,6 +62,7 @@ _HOMES = {
     "open_store": "batchloom.store.opening",
     "prepare": "batchloom.preparation.job",
     "read_recipe": "batchloom.preparation.recipe_choice",
+    "stream": "batchloom.streams.stream",
 }
 
 __all__ = [
@@ -88,6 +90,7 @@ __all__ = [
     "open_store",
     "prepare",
     "read_recipe",
+    "stream",
 ]
 
 

@@ -94,6 +94,13 @@ def rank_rows(
             plan.rows(start + first, start + last),
             np.arange(start + first, start + last),
         )
+    return filled_up(rows, positions, share)
+
+
+def filled_up(
+    rows: Rows, positions: NDArray[np.int64], share: Share
+) -> tuple[Rows, NDArray[np.int64]]:
+    """As many rows as a share has, those without loss last; they have no position (-1)."""
     if len(rows) == share.rows:
         return rows, positions
     none = np.full(share.rows - len(rows), -1)

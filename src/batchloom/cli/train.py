@@ -48,7 +48,36 @@ def train(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="With --input-file or --dataset-config: as prepare takes it.",
+            help="With --input-file, --stream or --dataset-config: as prepare takes it.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    stream: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Files, folders, globs or URLs to read as the run goes on, instead of --data; may be given several "
+            "times.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            help="With --stream: parts of the input that are read side by side, a multiple of every number of ranks.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    stream_workers: Annotated[
+        int | None,
+        typer.Option(
+            help="With --stream: processes of each rank that tokenize; 0 for none but its own.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --stream: a folder where the store of the inputs grows meanwhile.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -232,6 +261,10 @@ def train(
                     tokenizer=tokenizer,
                     if_missing=if_missing,
                     generation=generation,
+                    stream=None if stream is None else tuple(stream),
+                    lanes=lanes,
+                    workers=stream_workers,
+                    keep=keep,
                 ),
                 model=ModelRequest(
                     model_name=model_name,

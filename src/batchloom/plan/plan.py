@@ -110,7 +110,8 @@ class Plan:
         Raises:
             PlanError, SettingsError: the edit cannot be.
         """
-        return self.with_edits((*self.edits, edit))
+        with self._lock:
+            return self.with_edits((*self.edits, edit))
 
     def with_edits(self, edits: Sequence[Edit]) -> "Plan":
         """The plan with other edits, and with what is known of its sources.

@@ -29,6 +29,7 @@ from batchloom.train.model_folder import copy_tokenizer
 from batchloom.train.pretrained import Pretrained
 from batchloom.train.run import Run, open_folder
 from batchloom.train.settings import OptimSettings, PretrainedSettings
+from batchloom.train.streaming import end_keeping, streamed, whole_state
 
 
 class Learned(NamedTuple):
@@ -97,6 +98,8 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
             give_back(run)
         draw_curve(run.folder.log, run.folder.curve, run.loader.origin)
     log.say(f"Loss curve: {run.folder.curve}")
+    if (stream := streamed(run.store)) is not None and run.settings.steps == max(done, last):
+        run.ranks.patiently((lambda: end_keeping(stream, log.say)) if run.ranks.first else None)
     return Outcome(max(done, last), val_loss, run.model)
 
 
@@ -231,8 +234,11 @@ def tell_step(
     took = time.perf_counter() - began + waited
     # Of the same data on every rank, a step holds the first rank's share as often as there are ranks.
     copies = run.ranks.world_size if run.store.replicated else 1
-    spans = run.loader.plan.rows(batch.step * size, batch.step * size + size // copies)
-    tokens = copies * int(spans.lengths.sum())
+    if streamed(run.store) is not None:
+        tokens = int(run.ranks.total(run.loader.tokens(batch.step))[0])
+    else:
+        spans = run.loader.plan.rows(batch.step * size, batch.step * size + size // copies)
+        tokens = copies * int(spans.lengths.sum())
     entry = {
         "step": batch.step + 1,
         **figures,
@@ -257,8 +263,9 @@ def save(run: Run, step: int) -> None:
     """
     if not all_finite(run.model, run.optimizer):
         raise TrainError(diverged(run, step, f"Weights are not finite after step {step}"))
+    state = whole_state(run.loader, streamed(run.store), run.ranks)
     if run.ranks.first:
-        run.folder.save(step, run.model, run.optimizer, run.loader.state_dict())
+        run.folder.save(step, run.model, run.optimizer, dict(state))
         give_back(run)
     run.ranks.wait()
 

@@ -27,6 +27,7 @@ from batchloom.train.settings import (
     accumulation,
     rank_share,
 )
+from batchloom.train.streaming import StreamData, StreamRequest, as_store, streamed, tell_stream
 
 # What a run cannot change half-way: the model, the data and their order.
 _FIXED = (
@@ -80,7 +81,7 @@ class Run:
 
 
 def set_up(
-    data: Path,
+    data: Path | StreamRequest,
     settings: TrainSettings,
     folder: RunFolder,
     ranks: Ranks,
@@ -91,7 +92,8 @@ def set_up(
     """Open the data and build the model; nothing is written yet.
 
     Args:
-        data: a store's folder, a bare Megatron prefix, or a name of synthetic data.
+        data: a store's folder, a bare Megatron prefix, or a name of synthetic data; or raw inputs, which
+            are streamed.
         settings: what to compute.
         folder: where to write.
         ranks: this process's place.
@@ -105,12 +107,16 @@ def set_up(
         TrainError: no step has anything to predict, or the memory cannot suffice.
     """
     passes = accumulation(settings, ranks.world_size)
-    store = open_store(data, generation=generation)
-    _tell_source(store, data, log)
+    if isinstance(data, StreamRequest):
+        store = as_store(StreamData(data, settings, ranks))
+    else:
+        store = open_store(data, generation=generation)
+        _tell_source(store, data, log)
     outlined = outline(settings, store)
     check_memory(settings, outlined.parameters, ranks)
     loader = _loader(store, settings, ranks, settings.steps)
-    if not has_targets(loader, settings.steps):
+    stream = streamed(store)
+    if stream is None and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if store.masked else "two tokens"
         raise TrainError(
             f"None of the {settings.steps} steps on {store.path} has anything to predict: no "
@@ -121,7 +127,7 @@ def set_up(
     optim = settings.optim
     groups = parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
-    val = _val_loader(store, settings, ranks, log)
+    val = None if stream is not None else _val_loader(store, settings, ranks, log)
     return Run(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
 
 
@@ -185,6 +191,8 @@ def _val_loader(store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog
 
 def _loader(store: Store, settings: TrainSettings, ranks: Ranks, steps: int | None) -> Loader:
     """This rank's batches: of a run of ``steps`` steps, or of one pass over the store, to look at it."""
+    if (stream := streamed(store)) is not None:
+        return stream.loader()
     noise = settings.order.noise_prob if steps is not None else None
     return Loader(
         store,
@@ -291,21 +299,44 @@ def _introduce(run: Run, done: int) -> None:
     """Say what is about to be trained on what."""
     settings, ranks, say = run.settings, run.ranks, run.log.say
     rows = settings.batch_size or rank_share(settings, ranks.world_size)
+    stream = streamed(run.store)
     plan = run.loader.plan
     # A plan of many pools is counted beside the training, and not waited for here.
-    known = plan.has_counts or plan.pools.count == 1
+    known = stream is None and (plan.has_counts or plan.pools.count == 1)
     sequences = plan.sequences_per_epoch if known else 0
     seen = settings.steps * settings.global_batch_size
+    parameters = sum(weight.numel() for weight in run.model.parameters())
     epochs = f", {seen / sequences:.2f} epochs" if sequences else ""
+    if stream is not None:
+        tell_stream(stream, run.loader, say)
+    else:
+        _tell_store(run)
+    say(
+        f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, "
+        f"{parameters:,} parameters"
+    )
+    say(
+        f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
+        f"({counted(ranks.world_size, 'rank')} x {counted(run.passes, 'pass')} x "
+        f"{counted(rows, 'row')}) on {ranks.device.type}; "
+        f"{counted(settings.steps, 'step')}{epochs}"
+    )
+    if done:
+        say(f"resume from the checkpoint of step {done}")
+
+
+def _tell_store(run: Run) -> None:
+    """Say what is read of a store."""
+    say = run.log.say
     share_trained = run.store.trained_tokens / max(run.store.tokens, 1)
     trained = f", {share_trained:.1%} of them trained" if run.store.masked else ""
     say(
         f"data   {run.loader.origin}: {len(run.store):,} documents, {run.store.tokens:,} tokens"
         f"{trained}"
     )
-    if settings.order.noise_prob:
+    if run.settings.order.noise_prob:
         say(
-            f"data   {settings.order.noise_prob:.1%} of the trained input tokens are replaced by any other "
+            f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by any other "
             "(noise_prob); labels stay the true ones"
         )
     if run.store.weights:
@@ -319,16 +350,3 @@ def _introduce(run: Run, done: int) -> None:
             f"data   the weights recorded in the store ({weights}{more}) are not applied yet: documents are drawn in "
             "proportion to their tokens"
         )
-    parameters = sum(weight.numel() for weight in run.model.parameters())
-    say(
-        f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, "
-        f"{parameters:,} parameters"
-    )
-    say(
-        f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
-        f"({counted(ranks.world_size, 'rank')} x {counted(run.passes, 'pass')} x "
-        f"{counted(rows, 'row')}) on {ranks.device.type}; "
-        f"{counted(settings.steps, 'step')}{epochs}"
-    )
-    if done:
-        say(f"resume from the checkpoint of step {done}")

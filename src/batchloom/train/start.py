@@ -31,6 +31,7 @@ from batchloom.train.settings import (
     read_config,
     settings_from,
 )
+from batchloom.train.streaming import StreamRequest
 from batchloom.train.temporary import temporary_store
 
 DEFAULT_MODEL = "tiny"
@@ -51,6 +52,10 @@ class DataRequest:
             stands in for it.
         generation: of the store at ``data``; None for the newest, or for the one that a run which goes on
             was begun on.
+        stream: raw inputs, read while the run goes on; excludes the others.
+        lanes: of a stream, how many parts of the input are read side by side.
+        workers: of a stream, processes of each rank that tokenize.
+        keep: of a stream, the folder where the store of its inputs grows.
     """
 
     data: Path | None = None
@@ -59,6 +64,23 @@ class DataRequest:
     tokenizer: str | None = None
     if_missing: str = "error"
     generation: int | None = None
+    stream: tuple[str, ...] | None = None
+    lanes: int | None = None
+    workers: int | None = None
+    keep: Path | None = None
+
+    @property
+    def streams(self) -> StreamRequest | None:
+        """The raw inputs that are streamed; None where none are."""
+        if self.stream is None:
+            return None
+        return StreamRequest(
+            inputs=self.stream,
+            tokenizer=self.tokenizer,
+            lanes=self.lanes,
+            workers=self.workers,
+            keep=self.keep,
+        )
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
@@ -67,23 +89,35 @@ class DataRequest:
             ("data", "input_file"),
             ("data", "dataset_config"),
             ("input_file", "dataset_config"),
+            ("data", "stream"),
+            ("input_file", "stream"),
+            ("dataset_config", "stream"),
         )
-        if self.data is self.input_file is self.dataset_config is None:
+        if self.stream is None and self.data is self.input_file is self.dataset_config is None:
             problems.append(
                 "--data: missing; the folder of a store (batchloom prepare makes one), or "
-                "--input-file with a file to prepare in memory, or --dataset-config with a YAML file"
+                "--input-file with a file to prepare in memory, --stream with inputs to read as the run goes on, or "
+                "--dataset-config with a YAML file"
             )
-        if self.tokenizer is not None and self.input_file is self.dataset_config is None:
+        if self.tokenizer is not None and self.data is not None:
             problems.append(
-                f"--tokenizer: {self.tokenizer} goes with --input-file and --dataset-config only; a store has its own"
+                f"--tokenizer: {self.tokenizer} goes with --input-file, --stream and --dataset-config only; a store "
+                "has its own"
             )
+        problems += [
+            f"--{option}: {value} goes with --stream only"
+            for option, value in (
+                *(("lanes", self.lanes), ("stream-workers", self.workers), ("keep", self.keep)),
+            )
+            if value is not None and self.stream is None
+        ]
         if self.generation is not None and self.data is None:
             problems.append(f"--generation: {self.generation} goes with --data only")
         if self.if_missing not in IF_MISSING:
             words = ", ".join(IF_MISSING)
             hint = nearest(str(self.if_missing), IF_MISSING)
             problems.append(f"--if-missing: {shown(self.if_missing)} is none of {words}{hint}")
-        elif self.if_missing != "error" and self.dataset_config is not None:
+        elif self.if_missing != "error" and (self.dataset_config or self.stream) is not None:
             problems.append("--if-missing: goes with --data and --input-file only; leave it out")
         return problems
 
@@ -268,7 +302,7 @@ def start(request: Request, say: Say) -> Outcome:
             if dataset is not None:
                 log.say(order_line(dataset, stated, settings, goes_on=request.goes_on))
             generation = request.data.generation
-            if request.resume and generation is None:
+            if request.resume and generation is None and isinstance(data, Path):
                 generation = begun_on(data, folder, ranks)
             run = set_up(data, settings, folder, ranks, log, generation=generation)
             return train(run, resume=request.resume, stop_at=request.stop_at)
@@ -283,7 +317,10 @@ def _data(
     dataset: DatasetConfig | None,
     ranks: Ranks,
     say: Say,
-) -> Iterator[Path]:
+) -> Iterator[Path | StreamRequest]:
+    if (streams := request.data.streams) is not None:
+        yield streams
+        return
     if dataset is not None:
         tokenizer = tokenizer_for(dataset, request.data.tokenizer, request.model.init)
         yield dataset_store(dataset, request.folder.data, tokenizer, ranks, say)
