@@ -118,11 +118,13 @@ def wait_for_tables(plan: Plan) -> None:
 
     Sources of few pools are counted at once. Tells the log ``batchloom`` (level INFO) every few seconds how far it is.
     """
-    for order in plan.orders():
-        if order.pools.count <= IN_PLACE:
-            order.count_all()
-        else:
-            wait_for_table(order, table_folders(stored(order)))
+    while not plan.has_counts:
+        # What another seq_len packs anew follows when what was packed before is known.
+        for order in plan.orders():
+            if order.pools.count <= IN_PLACE:
+                order.count_all()
+            else:
+                wait_for_table(order, table_folders(stored(order)))
 
 
 def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.plan.edits import Edit
 from batchloom.plan.mixture import Stage, Weights
-from batchloom.plan.schedule import Schedule
+from batchloom.plan.schedule import Schedule, schedule_of
 
 Ints = NDArray[np.int64]
 
@@ -129,7 +129,7 @@ def _stage_step(stage: Stage, now: Stretch, tokens: int) -> int:
     return now.step - (-more // (now.size * now.seq_len))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Positions under one schedule and one sequence length.
 
@@ -227,7 +227,7 @@ class Timeline:
             self.end = position if self.end is None else min(self.end, position)
             return
         numbers = np.array(sorted(slots), np.int32)
-        schedule = Schedule(tuple(slots[n] for n in numbers.tolist()), self._lanes)
+        schedule = schedule_of(tuple(slots[n] for n in numbers.tolist()), self._lanes)
         self._segments.append(Segment(position, numbers, schedule, era, served))
 
     def segment_at(self, position: int) -> Segment | None:

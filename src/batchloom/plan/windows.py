@@ -31,6 +31,7 @@ class Windows:
         # One source in one lane that nobody edits: positions are its own numbers.
         self._plain = not (isinstance(plan.data, Mixture) or plan.edits or plan.spec.lanes > 1)
         self._kept: dict[tuple[int, int], tuple[int, int, Rows]] = {}
+        self._era = 0
 
     def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
         """What ``Plan.rows`` gives."""
@@ -114,6 +115,10 @@ class Windows:
             positions = self.positions(a, b, part)
             if segment is None:
                 continue
+            if segment.era > self._era:
+                # The pools of a packing that is over are not asked for again.
+                self._era = segment.era
+                self._plan.forget_rows(segment.era)
             made = self._gathered(segment, positions)
             pieces.append(self._banned(made, positions))
         return join_rows(pieces, self._rows_in(stop - start, part))
