@@ -17,6 +17,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format import (
     FORMAT_VERSION,
     LENGTHS_NAME,
+    LENGTHS_SUMS_NAME,
     MANIFEST_NAME,
     SHARD_NAME,
     SUBSETS,
@@ -46,7 +47,8 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """One shard: its name without ending, its counts and the XXH3-128 of each of its files.
 
     ``mask`` and ``trained`` (tokens) are there only where some token is not trained, ``pairs`` only
-    in stores of preferences, ``bands`` only where documents that are alike were looked for.
+    in stores of preferences, ``bands`` only where documents that are alike were looked for, ``sums`` (the
+    checksum of the head of the ``.sums``) not in older stores.
     """
 
     name: str
@@ -60,13 +62,15 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     trained: int | None = None
     pairs: str | None = None
     bands: str | None = None
+    sums: str | None = None
 
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One subset (``train``, ``val``, ``test``): counts, checksum of its lengths, its shards.
 
     ``layers`` are left out where all documents are of generation 1; else ``lengths`` is the checksum
-    of the first of them. ``removed`` is there where documents are: they count among the others.
+    of the first of them. ``sums`` is the checksum of the head of the ``.sums`` of these lengths, and not in
+    older stores. ``removed`` is there where documents are: they count among the others.
     """
 
     documents: int
@@ -75,16 +79,24 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     shards: tuple[ShardEntry, ...]
     layers: tuple[LayerEntry, ...] = ()
     removed: RemovedEntry | None = None
+    sums: str | None = None
 
     @property
     def all_layers(self) -> tuple[LayerEntry, ...]:
         """The layers, also where there is but one."""
-        return self.layers or (LayerEntry(1, self.documents, self.lengths),)
+        return self.layers or (LayerEntry(1, self.documents, self.lengths, self.sums),)
 
     @property
     def length_files(self) -> tuple[str, ...]:
         """Name of the file of lengths of each layer."""
         return tuple(of_generation(LENGTHS_NAME, layer.generation) for layer in self.all_layers)
+
+    @property
+    def length_sums_files(self) -> tuple[str, ...]:
+        """Name of the file of checksums of each layer's lengths, which older stores do not have."""
+        return tuple(
+            of_generation(LENGTHS_SUMS_NAME, layer.generation) for layer in self.all_layers
+        )
 
     @property
     def removed_file(self) -> str | None:
