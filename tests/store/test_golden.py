@@ -85,6 +85,7 @@ def test_sums_bytes(tmp_path):
     entries = struct.pack("<601Q", *digests)
     roots = [xxhash.xxh3_64_intdigest(entries[at : at + 4096]) for at in (0, 4096)]
     head = b"BLMSUMS\x00" + struct.pack("<QQQ", 1, 601, 8) + struct.pack("<2Q", *roots)
+    head += bytes(4096 - len(head))
     assert sums.to_bytes() == (head + entries, xxhash.xxh3_128_hexdigest(head))
     (tmp_path / "x.sums").write_bytes(head + entries)
     mapped = map_sums(tmp_path / "x.sums", xxhash.xxh3_128_hexdigest(head), len(data))
@@ -103,7 +104,8 @@ def test_sums_bytes_of_lengths(tmp_path):
     pairs = zip(map(xxhash.xxh3_64_intdigest, blocks), before, strict=True)
     entries = b"".join(struct.pack("<2Q", *pair) for pair in pairs)
     root = struct.pack("<Q", xxhash.xxh3_64_intdigest(entries))
-    assert data == b"BLMSUMS\x00" + struct.pack("<QQQ", 1, 3, 16) + root + entries
+    expected = b"BLMSUMS\x00" + struct.pack("<QQQ", 1, 3, 16) + root
+    assert data == expected + bytes(4096 - len(expected)) + entries
     (tmp_path / "x.sums").write_bytes(data)
     assert tuple(map_sums(tmp_path / "x.sums", head, 10_000, COUNTED).before.tolist()) == before
 

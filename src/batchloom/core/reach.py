@@ -27,6 +27,7 @@ _EXTRAS = {
     "hf": "hf",
 }
 _SECONDS_TO_CONNECT, _SECONDS_TO_ANSWER = 15, 60
+_CONNECTIONS = 64
 
 
 def patience(tries: int) -> float:
@@ -48,21 +49,40 @@ _IDENTITY = (
 
 def fetch(url: str, start: int, stop: int, size: int) -> bytes:
     """Bytes [start, stop) of a file of ``size`` bytes, perhaps fewer; raises what its library raises."""
-    fs, path = reach(url)
+    return fetch_from(reach(url)[0], url, (start, stop), size)
+
+
+def fetch_from(fs: Any, url: str, stretch: tuple[int, int], size: int) -> bytes:
+    """As :func:`fetch`, of a file system that was reached before."""
+    start, stop = stretch
     if is_web(url):
-        data, info = _web(fs, url, start, stop)
-        if not info["ranges"]:
-            raise DownloadError(
-                f"{shown(url)} comes whole or not at all: its server gives no stretches of it; name the file by "
-                "itself, or download it first."
-            )
-    elif scheme_of(url) == "hf":
+        from fsspec.asyn import sync  # noqa: PLC0415 - late
+
+        found: bytes = sync(fs.loop, web_range, fs, url, start, stop)
+        return found
+    path = fs._strip_protocol(url)  # noqa: SLF001 - as url_to_fs does
+    if scheme_of(url) == "hf":
         # Without a size and a cache of its own it asks for more than it is asked for.
         data = fs.cat_file(path, start=start, end=stop, size=size, cache_type="none")
     else:
         with numbered():
             data = fs.cat_file(path, start=start, end=stop)
     return bytes(data)
+
+
+async def web_range(fs: Any, url: str, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of a file on the web; raises what its library raises.
+
+    Raises:
+        DownloadError: its server gives no stretches.
+    """
+    data, info = await _web_range(fs, url, start, stop)
+    if not info["ranges"]:
+        raise DownloadError(
+            f"{shown(url)} comes whole or not at all: its server gives no stretches of it; name the file by "
+            "itself, or download it first."
+        )
+    return data
 
 
 def reach(url: str) -> tuple[Any, str]:
@@ -111,6 +131,7 @@ def _options(scheme: str) -> dict[str, Any]:
             "retries": {"total_max_attempts": 2, "mode": "standard"},
             "connect_timeout": _SECONDS_TO_CONNECT,
             "read_timeout": _SECONDS_TO_ANSWER,
+            "max_pool_connections": _CONNECTIONS,
         }
         return {"config_kwargs": config, "use_listings_cache": False, "anon": _anonymous()}
     if scheme in ("http", "https"):

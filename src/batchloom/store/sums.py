@@ -1,10 +1,11 @@
 r"""The ``.sums`` file: a checksum of each 4 KiB of a ``.bin`` or of a file of lengths, so that parts can be checked.
 
 Layout (little-endian): 8 bytes ``BLMSUMS\0``; u64 version 1; u64 entries N; u64 bytes of an entry W, 8 or 16;
-then the roots u64 [ceil(N W / 4096)], the XXH3-64 of each 4096 bytes of the entries; then the entries. An entry
-is the XXH3-64 of one block of 4096 bytes of the file (the last may be shorter); of a file of lengths, behind it,
-the tokens of all documents in the blocks before, u64. The checksum in the manifest is that of header and roots,
-which hold that of all the rest: whoever reads a few blocks reads a few entries.
+then the roots u64 [ceil(N W / 4096)], the XXH3-64 of each 4096 bytes of the entries; zeros up to a multiple of
+4096; then the entries. An entry is the XXH3-64 of one block of 4096 bytes of the file (the last may be shorter);
+of a file of lengths, behind it, the tokens of all documents in the blocks before, u64. The checksum in the
+manifest is that of what stands before the entries, which holds that of all the rest: whoever reads a few blocks
+reads a few entries.
 """
 
 from pathlib import Path
@@ -82,6 +83,7 @@ class BlockSums:
         else:
             entries = found.tobytes()
         head = HEADER.pack(MAGIC, 1, found.size, self._width) + block_sums(entries).tobytes()
+        head += bytes(-len(head) % BLOCK)
         return head + entries, checksum(head)
 
 
@@ -105,15 +107,19 @@ def entries_of(size: int) -> int:
 
 
 def head_bytes(size: int, width: int) -> int:
-    """Bytes of header and roots of the ``.sums`` of a file of ``size`` bytes."""
-    return HEADER.size + 8 * -(-entries_of(size) * width // BLOCK)
+    """Bytes before the entries in the ``.sums`` of a file of ``size`` bytes."""
+    return -(-(HEADER.size + 8 * _roots(size, width)) // BLOCK) * BLOCK
+
+
+def _roots(size: int, width: int) -> int:
+    return -(-entries_of(size) * width // BLOCK)
 
 
 def roots_of(head: bytes | memoryview, stated: str, size: int, width: int) -> Sum64 | None:
     """The roots of a ``.sums`` file from its head; None where the head is not what the manifest says.
 
     Args:
-        head: header and roots.
+        head: what stands before the entries.
         stated: their checksum in the manifest.
         size: bytes of the file that it is of.
         width: bytes of an entry.
@@ -122,7 +128,7 @@ def roots_of(head: bytes | memoryview, stated: str, size: int, width: int) -> Su
         return None
     if HEADER.unpack_from(head) != (MAGIC, 1, entries_of(size), width):
         return None
-    return np.frombuffer(head, "<u8", offset=HEADER.size)
+    return np.frombuffer(head, "<u8", _roots(size, width), HEADER.size)
 
 
 @final

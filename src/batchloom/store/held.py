@@ -1,0 +1,145 @@
+"""What a process knows of the blocks that are on this machine: which extents, in which file, where in it."""
+
+from collections import OrderedDict
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.store.extents import Extents, minus
+from batchloom.store.segments import Table
+
+# Each costs a descriptor; of 8 MiB they are 2 GiB of mapped files.
+_MOST_MAPPED = 256
+# Those that could not be written to a disk take memory.
+_MOST_IN_MEMORY = 256 << 20
+
+
+@final
+class Segment:
+    """A file of blocks.
+
+    Attributes:
+        name: in the cache; None where it is in memory alone.
+        table: what it holds.
+        data: its blocks, uint8; None while it is not mapped.
+    """
+
+    __slots__ = ("data", "name", "table")
+
+    def __init__(self, name: str | None, table: Table, data: NDArray[np.uint8] | None) -> None:
+        self.name, self.table, self.data = name, table, data
+
+
+class Index(NamedTuple):
+    """Extents that are there, apart from each other, ascending; arrays [N] that are never changed but for ``sound``.
+
+    Attributes:
+        extents: first block and last + 1 of each, int64 [N, 2].
+        places: at which block of its segment each begins, int64.
+        owners: number of the segment of each, int64.
+        sound: whether this process knows its blocks to be right.
+    """
+
+    extents: Extents
+    places: NDArray[np.int64]
+    owners: NDArray[np.int64]
+    sound: NDArray[np.bool_]
+
+
+EMPTY = Index(
+    np.empty((0, 2), np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool)
+)
+
+
+def added(
+    index: Index, owner: int, extents: Extents, places: NDArray[np.int64], *, sound: bool
+) -> Index:
+    """An index with a segment more; where its blocks are known already, the other segment's stay.
+
+    Args:
+        index: as it is.
+        owner: number of the segment.
+        extents: of it, in any order.
+        places: at which block of the segment each begins.
+        sound: whether its blocks are known to be right.
+    """
+    order = np.argsort(extents[:, 0], kind="stable")
+    extents, places = extents[order], places[order]
+    fresh = minus(extents, index.extents)
+    if not fresh.size:
+        return index
+    # Extents of a segment may touch, and what is missing of them comes as one.
+    whole = extents[:, 0].searchsorted(fresh[:, 0], side="right") - 1
+    inside = fresh[:, 1] <= extents[whole, 1]
+    if not inside.all():
+        pieces = [minus(one[None], index.extents) for one in extents]
+        whole = np.repeat(np.arange(len(extents)), [len(some) for some in pieces])
+        fresh = np.concatenate(pieces)
+    at = index.extents[:, 0].searchsorted(fresh[:, 0])
+    starts = places[whole] + fresh[:, 0] - extents[whole, 0]
+    return Index(
+        np.insert(index.extents, at, fresh, axis=0),
+        np.insert(index.places, at, starts),
+        np.insert(index.owners, at, owner),
+        np.insert(index.sound, at, sound),
+    )
+
+
+def without(index: Index, owners: set[int]) -> Index:
+    """An index without some segments."""
+    kept = ~np.isin(index.owners, list(owners))
+    return Index(index.extents[kept], index.places[kept], index.owners[kept], index.sound[kept])
+
+
+@final
+class Segments:
+    """The segments an index is of, by their numbers; a bounded number of them is mapped."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Segment] = {}
+        self.names: dict[str, int] = {}
+        self._mapped: OrderedDict[int, None] = OrderedDict()
+        self._in_memory = 0
+        self._next = 0
+
+    def add(self, segment: Segment) -> int:
+        """Number a segment."""
+        number, self._next = self._next, self._next + 1
+        self.known[number] = segment
+        if segment.name is not None:
+            self.names[segment.name] = number
+        return number
+
+    def remove(self, number: int) -> None:
+        """Forget a segment."""
+        segment = self.known.pop(number, None)
+        if segment is None:
+            return
+        if segment.name is not None:
+            self.names.pop(segment.name, None)
+        elif segment.data is not None:
+            self._in_memory -= segment.data.size
+        self._mapped.pop(number, None)
+
+    def mapped(self, number: int) -> set[int]:
+        """Count a segment that was mapped, or came; the segments in memory alone that are to be forgotten for it."""
+        segment = self.known[number]
+        if number not in self._mapped and segment.name is None and segment.data is not None:
+            self._in_memory += segment.data.size
+        self._mapped[number] = None
+        self._mapped.move_to_end(number)
+        gone: set[int] = set()
+        while len(self._mapped) > _MOST_MAPPED or self._in_memory > _MOST_IN_MEMORY:
+            oldest = next(iter(self._mapped))
+            if oldest == number:
+                break
+            del self._mapped[oldest]
+            old = self.known[oldest]
+            if old.name is None:
+                self._in_memory -= old.data.size if old.data is not None else 0
+                old.data = None
+                gone.add(oldest)
+            else:
+                old.data = None
+        return gone
