@@ -15,9 +15,7 @@ def main() -> None:
     """Read a request from standard input; leave at once when another process counts."""
     os.nice(10)
     request = json.load(sys.stdin)
-    store = open_store(
-        request["path"], request["split"] or "train", generation=request["generation"]
-    )
+    store = open_store(request["path"], request["split"] or "train", **request["opened"])
     plan = Plan(store, from_plain(PlanSpec, request["spec"]))
     folders = table_folders(store)
     parent = os.getppid()

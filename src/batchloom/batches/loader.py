@@ -12,6 +12,7 @@ import numpy as np
 from batchloom.batches.ahead import Ahead
 from batchloom.batches.assemble import Batch, assemble_rows, assemble_varlen
 from batchloom.batches.device import require_torch, to_torch
+from batchloom.batches.fetching import Fetching
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
@@ -27,8 +28,9 @@ from batchloom.core.errors import InputError, PlanError, SettingsError, StateErr
 from batchloom.core.spec import shown, to_plain, whole
 from batchloom.plan.plan import SOURCE, Plan
 from batchloom.plan.ranks import check_world, rank_positions
+from batchloom.plan.rows import Rows
 from batchloom.plan.spec import POOL_SIZE, Last, Overlong, PlanSpec
-from batchloom.store.manifest import generation_with, read_manifest
+from batchloom.store.manifest import generation_with
 from batchloom.store.reader import Store
 
 # glibc keeps no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
@@ -168,12 +170,38 @@ class Loader:
     def _batches(self, first: int) -> Iterator[Batch]:
         if self.spec.prefetch:
             self._reserve()
+            if self.store.is_far:
+                yield from self._fetched(first)
+                return
             yield from Ahead(self._next, first, self.spec.prefetch)
             return
         step = first
         while (made := self._next(step)) is not None:
             yield made
             step += 1
+
+    def _fetched(self, first: int) -> Iterator[Batch]:
+        """The batches of a store that lies elsewhere, whose coming steps are fetched meanwhile."""
+        # A plan of its own: who packs a pool holds the plan, and its lengths may be on their way.
+        plan = self.plan.twin()
+        layers = self.plan.pools.layers
+        block = self.plan.spec.block_for(max(layers)) if self.plan.spec.shuffle else 1
+        fetching = Fetching(
+            [self.store],
+            [block],
+            lambda step: self._rows_of(plan, step) if plan.has_step(step) else None,
+            first,
+            self._rows * self.plan.spec.seq_len,
+        )
+
+        def make(step: int) -> Batch | None:
+            fetching.reach(step)
+            return self._next(step)
+
+        try:
+            yield from Ahead(make, first, self.spec.prefetch)
+        finally:
+            fetching.end()
 
     def __len__(self) -> int:
         self._wait()
@@ -205,13 +233,16 @@ class Loader:
     def batch(self, step: int) -> Batch:
         """The batch of a step of this rank, whether or not the run is that long."""
         spec = self.plan.spec
-        size, ranks = spec.global_batch_size, self.spec.world_size
-        rows = self.plan.rows(*rank_positions(step, size, self._share_of, ranks))
+        rows = self._rows_of(self.plan, step)
         if self.spec.form == "varlen":
             arrays = assemble_varlen(self.store, rows, self.spec.labels)
         else:
             arrays = assemble_rows(self.store, rows, spec.seq_len, self.spec.labels)
         return Batch(to_torch(arrays) if self.spec.output == "torch" else arrays, step, self.origin)
+
+    def _rows_of(self, plan: Plan, step: int) -> Rows:
+        size, ranks = plan.spec.global_batch_size, self.spec.world_size
+        return plan.rows(*rank_positions(step, size, self._share_of, ranks))
 
     def _next(self, step: int) -> Batch | None:
         return self.batch(step) if self.plan.has_step(step) else None
@@ -321,15 +352,15 @@ def refuse_other_generation(store: Store, state: dict[str, Any]) -> None:
         return
     if theirs == store.fingerprint or store.manifest is None or not store.on_disk:
         return
-    newest = read_manifest(store.path)
+    newest = store.manifest_of()
     number = generation_with(newest, store.split, theirs)
     if number is None:
         return
     # Where it was compacted away, this says so.
-    read_manifest(store.path, number)
+    store.manifest_of(number)
     raise StateError(
-        f"The state was made on generation {number} of {store.path}, and generation {store.generation} is open: "
-        f"open_store({str(store.path)!r}, {store.split!r}, generation={number}) goes on with it exactly."
+        f"The state was made on generation {number} of {store.place}, and generation {store.generation} is open: "
+        f"open_store({store.place!r}, {store.split!r}, generation={number}) goes on with it exactly."
     )
 
 

@@ -45,7 +45,7 @@ def table_name(plan: Plan) -> str:
 def table_folders(store: Store) -> list[Path]:
     """Folders a table may lie in: beside a store that lies somewhere, else in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom" / _FOLDER
-    if not store.on_disk:
+    if not store.on_disk or store.is_far:
         return [cache]
     beside = store.path if store.path.is_dir() else store.path.parent
     return [beside / _FOLDER, cache]
@@ -179,9 +179,9 @@ def count_beside(store: Store, spec: dict[str, object]) -> None:
     )
     request = canonical(
         {
-            "path": str(store.path),
+            "path": store.address,
             "split": store.split,
-            "generation": store.generation,
+            "opened": store.opened_with,
             "spec": spec,
         }
     )

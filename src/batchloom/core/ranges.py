@@ -55,7 +55,7 @@ class Ranges:
         self._lock = threading.Lock()
         self._process = 0
         self._fs: Any = None
-        self._turns: "asyncio.Semaphore | None" = None
+        self._turns: asyncio.Semaphore | None = None
         self._threads: ThreadPoolExecutor | None = None
 
     def ask(self, name: str, start: int, stop: int, size: int) -> "Future[bytes]":

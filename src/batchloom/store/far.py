@@ -64,7 +64,8 @@ class FarBlocks:
 
     def after_fork(self) -> None:
         """Begin anew: a thread that was at it does not live on in a child, but the lock it held would."""
-        self._index, self._segments = EMPTY, Segments()
+        self._index, self._segments = EMPTY, Segments(self._cache.limit)
+        self._busy: set[int] = set()
         self._lock = threading.RLock()
 
     @property
@@ -142,6 +143,14 @@ class FarBlocks:
         Raises:
             StoreError, InputError: as :meth:`read`.
         """
+        busy: set[int] = set()
+        try:
+            return self._obtain(wanted, busy)
+        finally:
+            with self._lock:
+                self._busy -= busy
+
+    def _obtain(self, wanted: Extents, busy: set[int]) -> Held:
         looked, napped = False, 0.0
         while True:
             missing = minus(wanted, self._index.extents)
@@ -160,7 +169,7 @@ class FarBlocks:
                     # Somebody may have fetched them between the look and the claim.
                     self._look()
                     asked = joined(mine[:, 0], mine[:, 1]) if mine.size else missing
-                    self._fetch(minus(asked, self._index.extents))
+                    self._fetch(minus(asked, self._index.extents), busy)
                     continue
             time.sleep(_NAP)
             looked, napped = False, napped + _NAP
@@ -221,7 +230,7 @@ class FarBlocks:
                 return None
             found[owner] = data
         for owner in owners:
-            self._forget(self._segments.mapped(owner) - owners)
+            self._forget(self._segments.mapped(owner, self._busy | owners))
         return found
 
     def _forget(self, owners: set[int]) -> None:
@@ -307,8 +316,8 @@ class FarBlocks:
             return entries.reshape(-1, file.width // 8)[:, 0]
         return None
 
-    def _fetch(self, extents: Extents) -> None:
-        """Fetch blocks, check them and keep them, a bounded number at a time."""
+    def _fetch(self, extents: Extents, busy: set[int]) -> None:
+        """Fetch blocks, check them and keep them, a bounded number at a time; their segments become ``busy``."""
         if not extents.size:
             return
         asked = cut(bridged(extents, self.files.of(extents), _BRIDGED), _MOST_ASKED)
@@ -318,10 +327,10 @@ class FarBlocks:
             for group in grouped(asked, _MOST_TOGETHER):
                 waiting.append((group, [self._ask(*extent) for extent in group.tolist()]))
                 if len(waiting) == _GROUPS:
-                    self._arrive(*waiting[0], sums)
+                    self._arrive(*waiting[0], sums, busy)
                     waiting.popleft()
             while waiting:
-                self._arrive(*waiting[0], sums)
+                self._arrive(*waiting[0], sums, busy)
                 waiting.popleft()
         finally:
             for _, futures in waiting:
@@ -337,7 +346,9 @@ class FarBlocks:
     def _file_at(self, block: int) -> FarFile:
         return self.files.files[int(self.files.bases.searchsorted(block, side="right")) - 1]
 
-    def _arrive(self, group: Extents, futures: list[Future[bytes]], sums: Held) -> None:
+    def _arrive(
+        self, group: Extents, futures: list[Future[bytes]], sums: Held, busy: set[int]
+    ) -> None:
         """Check what came of a group, and keep it."""
         pieces = [
             self._checked(future, first, stop, sums)
@@ -359,7 +370,9 @@ class FarBlocks:
             owner = self._segments.add(Segment(name, table, data))
             places = np.cumsum(blocks) - blocks
             self._index = added(self._index, owner, extents, places, sound=True)
-            self._forget(self._segments.mapped(owner))
+            busy.add(owner)
+            self._busy.add(owner)
+            self._forget(self._segments.mapped(owner, self._busy))
 
     def _checked(self, coming: Future[bytes], first: int, stop: int, sums: Held) -> bytes:
         file = self._file_at(first)

@@ -119,6 +119,17 @@ class FarFiles:
         """Number of the file of each extent."""
         return self.bases.searchsorted(extents[:, 0], side="right") - 1
 
+    def rounded(self, extents: Extents, unit: int) -> Extents:
+        """Extents made whole units of so many blocks, counted in each file."""
+        numbers = self.of(extents)
+        bases = self.bases[numbers]
+        ends = bases + np.array(
+            [self.files[number].blocks for number in numbers.tolist()], np.int64
+        )
+        starts = bases + (extents[:, 0] - bases) // unit * unit
+        stops = bases - (bases - extents[:, 1]) // unit * unit
+        return joined(starts, np.minimum(stops, ends))
+
     def extents(self, numbers: Iterable[int]) -> Extents:
         """All blocks of some files."""
         found = [self.files[number] for number in numbers]

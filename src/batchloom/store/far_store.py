@@ -16,7 +16,7 @@ from batchloom.core.ranges import Ranges
 from batchloom.core.reach import fetch, first_contact
 from batchloom.core.spec import shown as shown_value
 from batchloom.core.spec import whole
-from batchloom.store.extents import joined
+from batchloom.store.extents import Extents, joined
 from batchloom.store.far import FarBlocks
 from batchloom.store.far_files import FarFiles
 from batchloom.store.far_lengths import WHOLE, FarLengths, WholeLengths
@@ -33,6 +33,10 @@ from batchloom.store.sums import BLOCK
 Verify = Literal["off", "first-read", "full"]
 VERIFY: tuple[str, ...] = get_args(Verify)
 CACHE_LIMIT = 50 * 10**9
+# A subset that may be fetched whole: the cache holds it, and what else there is.
+_ROOM = 2
+# Blocks that come together then: 256 KiB.
+_AROUND = 64
 # No file that is fetched as one is larger.
 _MOST_AT_ONCE = 1 << 32
 
@@ -147,6 +151,7 @@ class FarSubset:
         self.lengths = self._where.lengths
         self._documents, self._tokens = ends, tokens
         files = self._files.files
+        self._itself = sum(shard.bytes for shard in entry.shards)
         self._bins = BLOCK * np.array([files[number].base for number in self._files.bins], np.int64)
 
     @property
@@ -164,16 +169,43 @@ class FarSubset:
         begins, sizes = self._bytes(documents, starts, lengths)
         return self._blocks.read(begins, sizes, self._dtype)
 
-    def fetch(self, documents: Ids, starts: Ids, lengths: Ids) -> None:
-        """Have the tokens of spans of documents here.
+    def fetch(self, documents: Ids, block: int) -> None:
+        """Have documents here, and their neighbours in blocks of so many documents.
+
+        Where a plan permutes single documents and all of the subset has room in the cache, what lies around
+        them comes too: it is used later, and requests for a few KiB each are slow.
 
         Raises:
             StoreError, InputError: as :meth:`read`.
         """
-        begins, sizes = self._bytes(documents, starts, lengths)
-        some = sizes > 0
-        begins, ends = begins[some], (begins + sizes)[some]
-        self._blocks.obtain(joined(begins // BLOCK, -(-ends // BLOCK)))
+        if not documents.size:
+            return
+        wanted = self._with_neighbours(documents, block)
+        if block == 1 and self._itself * _ROOM <= self.settings.limit:
+            wanted = self._files.rounded(wanted, _AROUND)
+        self._blocks.obtain(wanted)
+
+    def _with_neighbours(self, documents: Ids, block: int) -> Extents:
+        """The blocks of 4 KiB that hold documents and their neighbours; blocks of documents end with a layer."""
+        bounds = np.cumsum([0, *self.lengths.layers])
+        starts = bounds[bounds[1:].searchsorted(documents, side="right")]
+        first = np.unique(starts + (documents - starts) // block * block)
+        stops = bounds[1:][bounds[1:].searchsorted(first, side="right")]
+        last = np.minimum(first + block, stops) - 1
+        # A shard may end inside a block: then its two parts lie in two files.
+        ends = self._documents[1:]
+        own = ends.searchsorted(first, side="right")
+        parted = ends.searchsorted(last, side="right") != own
+        for at in np.flatnonzero(parted).tolist():
+            cuts = ends[(ends > first[at]) & (ends <= last[at])]
+            first = np.concatenate([first, cuts])
+            last = np.concatenate([last, [*(cuts[1:] - 1), last[at]]])
+            last[at] = cuts[0] - 1
+        zeros = np.zeros(len(first), np.int64)
+        begins, _ = self._bytes(first, zeros, zeros)
+        tail = self._where.spans(last)[1].astype(np.int64)
+        lasts, sizes = self._bytes(last, zeros, tail)
+        return joined(begins // BLOCK, -(-(lasts + sizes) // BLOCK))
 
     def begins(self, documents: Ids) -> Ids:
         """Where documents begin in their shards, in tokens."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from batchloom.store.extents import Extents, minus
 from batchloom.store.segments import Table
 
-# Each costs a descriptor; of 8 MiB they are 2 GiB of mapped files.
-_MOST_MAPPED = 256
+# Each costs a descriptor, and what was deleted keeps its room on the disk while it is mapped.
+_MOST_MAPPED, _MOST_BYTES = 256, 2 << 30
 # Those that could not be written to a disk take memory.
 _MOST_IN_MEMORY = 256 << 20
 
@@ -96,7 +96,9 @@ def without(index: Index, owners: set[int]) -> Index:
 class Segments:
     """The segments an index is of, by their numbers; a bounded number of them is mapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = min(limit, _MOST_BYTES)
+        self._bytes = 0
         self.known: dict[int, Segment] = {}
         self.names: dict[str, int] = {}
         self._mapped: OrderedDict[int, None] = OrderedDict()
@@ -118,28 +120,36 @@ class Segments:
             return
         if segment.name is not None:
             self.names.pop(segment.name, None)
-        elif segment.data is not None:
-            self._in_memory -= segment.data.size
-        self._mapped.pop(number, None)
+        self._unmap(number, segment)
 
-    def mapped(self, number: int) -> set[int]:
-        """Count a segment that was mapped, or came; the segments in memory alone that are to be forgotten for it."""
+    def _unmap(self, number: int, segment: Segment) -> None:
+        if self._mapped.pop(number, 0) is None:
+            self._bytes -= segment.table.size
+            if segment.name is None:
+                self._in_memory -= segment.table.size
+        segment.data = None
+
+    def mapped(self, number: int, busy: set[int]) -> set[int]:
+        """Count a segment whose bytes are here now; others give way, and those in memory alone are to be forgotten.
+
+        Args:
+            number: of the segment.
+            busy: the segments that somebody waits for, which stay.
+        """
         segment = self.known[number]
-        if number not in self._mapped and segment.name is None and segment.data is not None:
-            self._in_memory += segment.data.size
-        self._mapped[number] = None
+        if number not in self._mapped:
+            self._mapped[number] = None
+            self._bytes += segment.table.size
+            if segment.name is None:
+                self._in_memory += segment.table.size
         self._mapped.move_to_end(number)
         gone: set[int] = set()
-        while len(self._mapped) > _MOST_MAPPED or self._in_memory > _MOST_IN_MEMORY:
-            oldest = next(iter(self._mapped))
-            if oldest == number:
+        for oldest in [one for one in self._mapped if one != number and one not in busy]:
+            many = len(self._mapped) > _MOST_MAPPED or self._bytes > self._limit
+            if not many and self._in_memory <= _MOST_IN_MEMORY:
                 break
-            del self._mapped[oldest]
             old = self.known[oldest]
+            self._unmap(oldest, old)
             if old.name is None:
-                self._in_memory -= old.data.size if old.data is not None else 0
-                old.data = None
                 gone.add(oldest)
-            else:
-                old.data = None
         return gone

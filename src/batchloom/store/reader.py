@@ -147,8 +147,12 @@ class Store:
         # Opening makes stores; this is the one way back. What is open stays of its generation.
         from batchloom.store.opening import open_store  # noqa: PLC0415
 
-        place = str(self.path) if self._far is None else self._far.url
-        return partial(open_store, **self.opened_with), (place, self.split)
+        return partial(open_store, **self.opened_with), (self.address, self.split)
+
+    @property
+    def address(self) -> str:
+        """What ``open_store`` was given: the folder or prefix, or the URL with all it holds, credentials too."""
+        return str(self.path) if self._far is None else self._far.url
 
     @property
     def opened_with(self) -> dict[str, Any]:
@@ -218,6 +222,11 @@ class Store:
     def fetched_bytes(self) -> int:
         """Bytes that this process fetched of a store that lies elsewhere; 0 of any other."""
         return 0 if self._far is None else self._far.fetched_bytes
+
+    @property
+    def cache_limit(self) -> int:
+        """Bytes that are kept at most of what lies elsewhere; 0 where nothing is."""
+        return 0 if self._far is None else self._far.settings.limit
 
     @property
     def stems(self) -> tuple[Path, ...]:
@@ -414,21 +423,18 @@ class Store:
             views.append(tokens[begin + start : begin + stop])
         return self._without_removed(documents, views)
 
-    def fetch(
-        self,
-        documents: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-    ) -> None:
-        """Have spans of documents of a store elsewhere here, in few requests; arguments as of :meth:`read`.
+    def fetch(self, documents: NDArray[np.int64], block: int = 1) -> None:
+        """Have documents of a store elsewhere here, in few requests; of any other there is nothing to do.
 
-        Of any other store there is nothing to do.
+        Args:
+            documents: their numbers, ascending [N].
+            block: how many neighbours are used together: all of a block are fetched.
 
         Raises:
             StoreError, InputError: as :meth:`read`.
         """
         if self._far is not None:
-            self._far.fetch(documents, starts, lengths)
+            self._far.fetch(documents, block)
 
     def _without_removed(
         self, documents: NDArray[np.int64], views: list[NDArray[np.generic]]

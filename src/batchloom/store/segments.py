@@ -68,10 +68,11 @@ class BlockCache:
 
     Attributes:
         folder: the store's own.
+        limit: bytes that the files of all stores may have together.
     """
 
     def __init__(self, folder: Path, store: str, limit: int) -> None:
-        self._root, self.folder, self._limit = folder, folder / store, limit
+        self._root, self.folder, self.limit = folder, folder / store, limit
         self._added = limit
         self._told = False
         self._lock = threading.Lock()
@@ -180,7 +181,7 @@ class BlockCache:
         """Delete the files that were not used for the longest time, where there are too many."""
         with self._lock:
             self._added += added
-            if self._added * _LOOK_SHARE < self._limit:
+            if self._added * _LOOK_SHARE < self.limit:
                 return
             self._added = 0
         with contextlib.suppress(OSError), (self._root / "lock").open("ab") as lock:
@@ -204,8 +205,8 @@ class BlockCache:
                     status = entry.stat()
                     found.append((status.st_mtime_ns, status.st_size, entry.path))
                     total += status.st_size
-        room = self._limit - self._limit // (_LOOK_SHARE // 5)
-        for _, size, path in sorted(found) if total > self._limit else []:
+        room = self.limit - self.limit // (_LOOK_SHARE // 5)
+        for _, size, path in sorted(found) if total > self.limit else []:
             if total <= room:
                 return
             with contextlib.suppress(OSError):
