@@ -2,6 +2,7 @@
 
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -59,6 +60,7 @@ class FarBlocks:
         self.files, self._ranges, self._cache, self._verify = files, ranges, cache, verify
         self._roots: dict[int, NDArray[np.uint64]] = {}
         self._keys = np.argsort(files.keys[:, 0], kind="stable")
+        self._bases: list[int] = files.bases.tolist()
         self._refused: set[str] = set()
         self.after_fork()
 
@@ -91,25 +93,7 @@ class FarBlocks:
         held = self._at_once(first, last)
         if held is None:
             held = self.obtain(joined(first, np.where(sizes > 0, last + 1, first)))
-        index = held.index
-        at = index.extents[:, 0].searchsorted(first, side="right") - 1
-        if not at.size or not len(index.owners):
-            return [np.empty(0, dtype) for _ in range(at.size)]
-        inside = (at >= 0) & (index.extents[at, 1] > last)
-        owners = np.where(inside, index.owners[at], -1)
-        offsets = (index.places[at] - index.extents[at, 0]) * BLOCK + begins
-        shift = dtype.itemsize.bit_length() - 1
-        typed = {owner: data.view(dtype) for owner, data in held.segments.items()}
-        views: list[NDArray[Any]] = []
-        columns = (owners, offsets >> shift, sizes >> shift)
-        for owner, begin, count in zip(*(column.tolist() for column in columns), strict=True):
-            data = typed.get(owner)
-            if data is None:
-                at_ = len(views)
-                views.append(_joint(held, int(begins[at_]), int(sizes[at_])).view(dtype))
-            else:
-                views.append(data[begin : begin + count])
-        return views
+        return views_of(held, begins, sizes, dtype)
 
     def whole(self, numbers: Iterable[int]) -> list[NDArray[np.uint8]]:
         """The content of files that are checked as one, or by blocks, each copied together.
@@ -120,10 +104,10 @@ class FarBlocks:
         wanted = list(numbers)
         for tries in range(1, _TIMES + 1):
             held = self.obtain(self.files.extents(wanted))
-            found = [
-                _joint(held, BLOCK * file.base, file.size)
-                for file in map(self.files.files.__getitem__, wanted)
-            ]
+            files = [self.files.files[number] for number in wanted]
+            begins = np.array([BLOCK * file.base for file in files])
+            sizes = np.array([file.size for file in files])
+            found = views_of(held, begins, sizes, np.dtype(np.uint8))
             wrong = [
                 number
                 for number, data in zip(wanted, found, strict=True)
@@ -177,10 +161,10 @@ class FarBlocks:
     def _at_once(self, first: Places, last: Places) -> Held | None:
         """What is wanted where all of it is mapped and known to be right, as nearly always; else None."""
         index = self._index
-        at = index.extents[:, 0].searchsorted(first, side="right") - 1
+        at = index.starts.searchsorted(first, side="right") - 1
         if self._verify == "full" or not len(index.owners) or not at.size or at.min() < 0:
             return None
-        if not ((index.extents[at, 1] > last) & index.sound[at]).all():
+        if not ((index.stops[at] > last) & index.sound[at]).all():
             return None
         known, segments = self._segments.known, {}
         for owner in set(index.owners[at].tolist()):
@@ -195,25 +179,42 @@ class FarBlocks:
         """The blocks that the index has, mapped and checked; None where some turned out to be gone or wrong."""
         with self._lock:
             index = self._index
-            at = np.flatnonzero(touching(index.extents, wanted))
+            extents = index.extents
+            at = np.flatnonzero(touching(extents, wanted))
             segments = self._mapped(set(index.owners[at].tolist()))
             if segments is None:
                 return None
         held = Held(index, segments)
         doubted = at if self._verify == "full" else at[~index.sound[at]]
-        sums = self._sums_for(index.extents[doubted])
-        for number in doubted.tolist():
-            first, stop = index.extents[number].tolist()
-            file = self.files.files[int(self.files.of(index.extents[number : number + 1])[0])]
-            if self._verify == "off" and file.checked == "blocks":
-                continue
-            expected = self._expected(sums, file, first, stop)
-            data = _joint(held, BLOCK * first, _bytes_of(file, first, stop))
-            if expected is not None and not np.array_equal(block_sums(data.data), expected):
-                self._give_up(np.array([[first, stop]]))
-                return None
+        extents = extents[doubted]
+        wrong = self._wrong(held, extents)
+        if wrong.size:
+            self._give_up(extents[wrong])
+            return None
         index.sound[doubted] = True
         return held
+
+    def _wrong(self, held: Held, extents: Extents) -> NDArray[np.int64]:
+        """Which of these extents hold other blocks than their checksums say."""
+        expected = self._expected(self._sums_for(extents), extents)
+        begins, sizes = BLOCK * extents[:, 0], self._sizes(extents)
+        found = views_of(held, begins, sizes, np.dtype(np.uint8))
+        trusted = self._verify == "off"
+        wrong = [
+            at
+            for at, (data, sums) in enumerate(zip(found, expected, strict=True))
+            if sums is not None
+            and not (trusted and self._file_at(int(extents[at, 0])).checked == "blocks")
+            and not np.array_equal(block_sums(data.data), sums)
+        ]
+        return np.array(wrong, np.int64)
+
+    def _sizes(self, extents: Extents) -> NDArray[np.int64]:
+        """Bytes of extents; the last block of a file is shorter."""
+        numbers = self.files.of(extents)
+        ends = BLOCK * self.files.bases[numbers] + self.files.sizes[numbers]
+        found: NDArray[np.int64] = np.minimum(BLOCK * extents[:, 1], ends) - BLOCK * extents[:, 0]
+        return found
 
     def _mapped(self, owners: set[int]) -> dict[int, NDArray[np.uint8]] | None:
         """The bytes of segments; None where one is gone, which is forgotten then. Holds the lock."""
@@ -303,18 +304,27 @@ class FarBlocks:
             self._roots[number] = roots
         return self.obtain(joined(starts, stops)) if starts else Held(EMPTY, {})
 
-    def _expected(
-        self, sums: Held, file: FarFile, first: int, stop: int
-    ) -> NDArray[np.uint64] | None:
-        """The checksums of blocks; None where they are not checked one by one."""
-        first, stop = first - file.base, stop - file.base
-        if file.checked == "entries":
-            return self._roots[file.beside][first:stop]
-        if file.checked == "blocks":
-            begin = BLOCK * self.files.files[file.beside].base + first * file.width
-            entries = _joint(sums, begin, (stop - first) * file.width).view("<u8")
-            return entries.reshape(-1, file.width // 8)[:, 0]
-        return None
+    def _expected(self, sums: Held, extents: Extents) -> list[NDArray[np.uint64] | None]:
+        """The checksums of the blocks of each extent; None for those that are not checked one by one."""
+        found: list[NDArray[np.uint64] | None] = [None] * len(extents)
+        places, begins, sizes, widths = [], [], [], []
+        numbers = self.files.of(extents).tolist()
+        for at, (number, (start, end)) in enumerate(zip(numbers, extents.tolist(), strict=True)):
+            file = self.files.files[number]
+            first, stop = start - file.base, end - file.base
+            if file.checked == "entries":
+                found[at] = self._roots[file.beside][first:stop]
+            elif file.checked == "blocks":
+                places.append(at)
+                widths.append(file.width // 8)
+                begins.append(BLOCK * self.files.files[file.beside].base + first * file.width)
+                sizes.append((stop - first) * file.width)
+        views = views_of(
+            sums, np.array(begins, np.int64), np.array(sizes, np.int64), np.dtype("<u8")
+        )
+        for at, width, view in zip(places, widths, views, strict=True):
+            found[at] = view[::width]
+        return found
 
     def _fetch(self, extents: Extents, busy: set[int]) -> None:
         """Fetch blocks, check them and keep them, a bounded number at a time; their segments become ``busy``."""
@@ -344,15 +354,16 @@ class FarBlocks:
         return self._ranges.ask(file.name, start, start + _bytes_of(file, first, stop), size)
 
     def _file_at(self, block: int) -> FarFile:
-        return self.files.files[int(self.files.bases.searchsorted(block, side="right")) - 1]
+        return self.files.files[bisect_right(self._bases, block) - 1]
 
     def _arrive(
         self, group: Extents, futures: list[Future[bytes]], sums: Held, busy: set[int]
     ) -> None:
         """Check what came of a group, and keep it."""
+        expected = self._expected(sums, group)
         pieces = [
-            self._checked(future, first, stop, sums)
-            for (first, stop), future in zip(group.tolist(), futures, strict=True)
+            self._checked(future, first, stop, one)
+            for (first, stop), future, one in zip(group.tolist(), futures, expected, strict=True)
         ]
         extents = joined(group[:, 0], group[:, 1])
         whole: list[bytes] = []
@@ -374,9 +385,10 @@ class FarBlocks:
             self._busy.add(owner)
             self._forget(self._segments.mapped(owner, self._busy))
 
-    def _checked(self, coming: Future[bytes], first: int, stop: int, sums: Held) -> bytes:
+    def _checked(
+        self, coming: Future[bytes], first: int, stop: int, expected: NDArray[np.uint64] | None
+    ) -> bytes:
         file = self._file_at(first)
-        expected = self._expected(sums, file, first, stop)
         for _ in range(_TIMES):
             try:
                 data = coming.result()
@@ -416,12 +428,44 @@ def _bytes_of(file: FarFile, first: int, stop: int) -> int:
     return min(BLOCK * (stop - file.base), file.size) - BLOCK * (first - file.base)
 
 
+def views_of(
+    held: Held, begins: Places, sizes: Places, dtype: np.dtype[np.generic]
+) -> list[NDArray[Any]]:
+    """Stretches of bytes that are held, as items: views, or copies where they lie in several extents.
+
+    Args:
+        held: what is there.
+        begins: where each begins: 4096 times the number of its file's first block, and its place in the file [N].
+        sizes: bytes of each [N].
+        dtype: of the items; begins and sizes are multiples of its.
+    """
+    index, last = held.index, (begins + np.maximum(sizes, 1) - 1) // BLOCK
+    if not begins.size or not index.starts.size:
+        return [np.empty(0, dtype) for _ in range(begins.size)]
+    at = index.starts.searchsorted(begins // BLOCK, side="right") - 1
+    inside = (at >= 0) & (index.stops[at] > last)
+    owners = np.where(inside, index.owners[at], -1)
+    offsets = (index.places[at] - index.starts[at]) * BLOCK + begins
+    shift = dtype.itemsize.bit_length() - 1
+    typed = {owner: data.view(dtype) for owner, data in held.segments.items()}
+    views: list[NDArray[Any]] = []
+    columns = (owners, offsets >> shift, sizes >> shift)
+    for owner, begin, count in zip(*(column.tolist() for column in columns), strict=True):
+        data = typed.get(owner)
+        if data is None:
+            number = len(views)
+            views.append(_joint(held, int(begins[number]), int(sizes[number])).view(dtype))
+        else:
+            views.append(data[begin : begin + count])
+    return views
+
+
 def _joint(held: Held, begin: int, size: int) -> NDArray[np.uint8]:
     """Bytes that are held, copied together where they lie in several extents."""
     pieces, end, index = [], begin + size, held.index
     while begin < end:
-        at = int(index.extents[:, 0].searchsorted(begin // BLOCK, side="right")) - 1
-        first, stop = index.extents[at].tolist()
+        at = int(index.starts.searchsorted(begin // BLOCK, side="right")) - 1
+        first, stop = int(index.starts[at]), int(index.stops[at])
         offset = BLOCK * (int(index.places[at]) - first) + begin
         some = min(BLOCK * stop, end) - begin
         pieces.append(held.segments[int(index.owners[at])][offset : offset + some])

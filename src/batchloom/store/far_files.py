@@ -63,6 +63,7 @@ class FarFiles:
         lengths, bins, masks, docs, pairs: numbers of the files of each layer or shard; -1 for one that is not there.
         removed: number of the file of removed documents; -1 without one.
         bases: first block of each file, ascending, int64.
+        sizes: bytes of each file, int64.
         keys: low and high half of what names the content of each, uint64 [N, 2].
     """
 
@@ -91,6 +92,7 @@ class FarFiles:
             pairs = HEADER.size + PAIR_BYTES * shard.documents
             self.pairs.append(self._whole(f"{stem}.pairs", pairs, shard.pairs))
         self.bases = np.array([one.base for one in self.files], np.int64)
+        self.sizes = np.array([one.size for one in self.files], np.int64)
         self.keys = np.array([_key(one) for one in self.files], np.uint64).reshape(-1, 2)
 
     def _lengths(self, subset: str, file: str, beside: str, layer: LayerEntry) -> int:

@@ -35,21 +35,27 @@ class Index(NamedTuple):
     """Extents that are there, apart from each other, ascending; arrays [N] that are never changed but for ``sound``.
 
     Attributes:
-        extents: first block and last + 1 of each, int64 [N, 2].
+        starts: first block of each, int64.
+        stops: last block + 1 of each, int64.
         places: at which block of its segment each begins, int64.
         owners: number of the segment of each, int64.
         sound: whether this process knows its blocks to be right.
     """
 
-    extents: Extents
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
     places: NDArray[np.int64]
     owners: NDArray[np.int64]
     sound: NDArray[np.bool_]
 
+    @property
+    def extents(self) -> Extents:
+        """First block and last + 1 of each, int64 [N, 2]."""
+        return np.stack([self.starts, self.stops], axis=1)
 
-EMPTY = Index(
-    np.empty((0, 2), np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool)
-)
+
+_NONE = np.empty(0, np.int64)
+EMPTY = Index(_NONE, _NONE, _NONE, _NONE, np.empty(0, bool))
 
 
 def added(
@@ -60,7 +66,7 @@ def added(
     Args:
         index: as it is.
         owner: number of the segment.
-        extents: of it, in any order.
+        extents: of it, apart from each other, in any order.
         places: at which block of the segment each begins.
         sound: whether its blocks are known to be right.
     """
@@ -69,18 +75,13 @@ def added(
     fresh = minus(extents, index.extents)
     if not fresh.size:
         return index
-    # Extents of a segment may touch, and what is missing of them comes as one.
     whole = extents[:, 0].searchsorted(fresh[:, 0], side="right") - 1
-    inside = fresh[:, 1] <= extents[whole, 1]
-    if not inside.all():
-        pieces = [minus(one[None], index.extents) for one in extents]
-        whole = np.repeat(np.arange(len(extents)), [len(some) for some in pieces])
-        fresh = np.concatenate(pieces)
-    at = index.extents[:, 0].searchsorted(fresh[:, 0])
-    starts = places[whole] + fresh[:, 0] - extents[whole, 0]
+    at = index.starts.searchsorted(fresh[:, 0])
+    begins = places[whole] + fresh[:, 0] - extents[whole, 0]
     return Index(
-        np.insert(index.extents, at, fresh, axis=0),
-        np.insert(index.places, at, starts),
+        np.insert(index.starts, at, fresh[:, 0]),
+        np.insert(index.stops, at, fresh[:, 1]),
+        np.insert(index.places, at, begins),
         np.insert(index.owners, at, owner),
         np.insert(index.sound, at, sound),
     )
@@ -89,7 +90,13 @@ def added(
 def without(index: Index, owners: set[int]) -> Index:
     """An index without some segments."""
     kept = ~np.isin(index.owners, list(owners))
-    return Index(index.extents[kept], index.places[kept], index.owners[kept], index.sound[kept])
+    return Index(
+        index.starts[kept],
+        index.stops[kept],
+        index.places[kept],
+        index.owners[kept],
+        index.sound[kept],
+    )
 
 
 @final
