@@ -13,6 +13,7 @@ from batchloom.batches.ahead import Ahead
 from batchloom.batches.assemble import Batch, assemble_rows, assemble_varlen
 from batchloom.batches.device import require_torch, to_torch
 from batchloom.batches.fetching import Fetching
+from batchloom.batches.id_range import refuse_beyond
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
@@ -184,11 +185,9 @@ class Loader:
         """The batches of a store that lies elsewhere, whose coming steps are fetched meanwhile."""
         # A plan of its own: who packs a pool holds the plan, and its lengths may be on their way.
         plan = self.plan.twin()
-        layers = self.plan.pools.layers
-        block = self.plan.spec.block_for(max(layers)) if self.plan.spec.shuffle else 1
         fetching = Fetching(
             [self.store],
-            [block],
+            [self._block],
             lambda step: self._rows_of(plan, step) if plan.has_step(step) else None,
             first,
             self._rows * self.plan.spec.seq_len,
@@ -234,11 +233,21 @@ class Loader:
         """The batch of a step of this rank, whether or not the run is that long."""
         spec = self.plan.spec
         rows = self._rows_of(self.plan, step)
+        if self.store.is_far and not self.spec.prefetch:
+            self.store.fetch(np.unique(rows.documents), self._block)
         if self.spec.form == "varlen":
             arrays = assemble_varlen(self.store, rows, self.spec.labels)
         else:
             arrays = assemble_rows(self.store, rows, spec.seq_len, self.spec.labels)
+        refuse_beyond(self.store, arrays["input_ids"], rows)
         return Batch(to_torch(arrays) if self.spec.output == "torch" else arrays, step, self.origin)
+
+    @property
+    def _block(self) -> int:
+        """How many neighbouring documents the plan keeps together."""
+        return (
+            self.plan.spec.block_for(max(self.plan.pools.layers)) if self.plan.spec.shuffle else 1
+        )
 
     def _rows_of(self, plan: Plan, step: int) -> Rows:
         size, ranks = plan.spec.global_batch_size, self.spec.world_size
@@ -378,7 +387,7 @@ def refuse_preferences(store: Store) -> None:
         "labels": "To train the good answers alone, keep their records only and prepare those with --map label=",
     }[store.preferences]
     raise InputError(
-        f"{store.path} holds preferences ({store.preferences}): a loader would train the answers that are not wanted, "
+        f"{store.place} holds preferences ({store.preferences}): a loader would train the answers that are not wanted, "
         f"too. Preference trainers read them with batchloom.store.preferences. {remedy}."
     )
 

@@ -180,6 +180,9 @@ class FarBlocks:
         with self._lock:
             index = self._index
             extents = index.extents
+            # Another thread may have given some of it up meanwhile.
+            if minus(wanted, extents).size:
+                return None
             at = np.flatnonzero(touching(extents, wanted))
             segments = self._mapped(set(index.owners[at].tolist()))
             if segments is None:
@@ -466,6 +469,8 @@ def _joint(held: Held, begin: int, size: int) -> NDArray[np.uint8]:
     while begin < end:
         at = int(index.starts.searchsorted(begin // BLOCK, side="right")) - 1
         first, stop = int(index.starts[at]), int(index.stops[at])
+        if at < 0 or begin >= BLOCK * stop:
+            raise AssertionError("what is held covers what was wanted")
         offset = BLOCK * (int(index.places[at]) - first) + begin
         some = min(BLOCK * stop, end) - begin
         pieces.append(held.segments[int(index.owners[at])][offset : offset + some])

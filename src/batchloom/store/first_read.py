@@ -22,21 +22,20 @@ class FirstRead:
         folder: of the subset.
         subset: what the manifest says of it.
         always: whether what was checked is checked again.
+
+    Attributes:
+        always: as given.
+
+    Raises:
+        StoreError: the lengths of the documents were changed.
     """
 
     def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:
-        self._folder, self._subset, self._always = folder, subset, always
+        self._folder, self._subset, self.always = folder, subset, always
         self._sums: dict[int, Sums | None] = {}
         self._sound: dict[int, NDArray[np.bool_]] = {}
-
-    def lengths(self) -> None:
-        """Check the lengths of all documents.
-
-        Raises:
-            StoreError: they were changed.
-        """
-        for name, layer in zip(self._subset.length_files, self._subset.all_layers, strict=True):
-            self._whole(self._folder / name, layer.lengths)
+        for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
+            self._whole(folder / name, layer.lengths)
 
     def mask(self, shard: int) -> None:
         """Check the mask of a shard.
@@ -59,7 +58,7 @@ class FirstRead:
         sound = self._sound.get(shard)
         if sound is None:
             sound = self._begin(shard, tokens)
-        if stop == begin or (not self._always and sound[first:last].all()):
+        if stop == begin or (not self.always and sound[first:last].all()):
             return
         sums = self._sums[shard]
         if sums is None:

@@ -17,6 +17,7 @@ from batchloom.store.far_store import (
     Verify,
     read_far_manifest,
 )
+from batchloom.store.first_read import FirstRead
 from batchloom.store.format import SUBSETS, TOKEN_DTYPES
 from batchloom.store.lengths import StoreLengths, map_lengths
 from batchloom.store.lone import refuse_lone_shard
@@ -39,21 +40,19 @@ def open_store(
     """Open one subset of a store, a bare Megatron prefix, or synthetic data that is asked for by name.
 
     Args:
-        path: a store's folder; or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's, of
-            any integer dtype), also given with one of the two endings. A ``name.mask`` beside it
-            says which tokens are trained. Where there is nothing of that name, ``dummy`` and
-            ``distributed_dummy``, also with settings (``dummy:documents=1000,kind=text``): documents
-            that are made up as they are read, by docs/synthetic.md.
-            Or the URL of a store's folder (``s3://``, ``gs://``, ``https://``, anything fsspec reads): docs/remote.md.
+        path: a store's folder, or its URL (``s3://``, ``gs://``, ``https://``, anything fsspec reads:
+            docs/remote.md); or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's, of any integer
+            dtype), also given with one of the two endings. A ``name.mask`` beside it says which tokens are
+            trained. Where there is nothing of that name, ``dummy`` and ``distributed_dummy``, also with settings
+            (``dummy:documents=1000,kind=text``): documents made up as they are read, by docs/synthetic.md.
         split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
         generation: of a store that was appended to or taken from, which of its generations; None
             for the newest.
-        cache: of a store behind a URL, the folder of what is kept of it, shared by all processes of a node; None:
+        cache: of a store behind a URL, the folder of what is kept, for all processes of a node; None:
             ``batchloom/blocks`` in the user's cache folder.
-        cache_limit: bytes that are kept there at most; None: 50 GB.
-        verify: ``first-read``: every 4 KiB of tokens are compared with their checksum when this process first reads
-            them; ``full``: every time; ``off``: not. None: ``first-read`` behind a URL, and ``off`` on this machine,
-            where ``batchloom check`` does it once. What comes over the network is always compared as it comes.
+        cache_limit: bytes kept there at most; None: 50 GB.
+        verify: ``first-read``: each 4 KiB of tokens is compared with its checksum when this process first
+            reads it; ``full``: every time; ``off``: not. None: ``first-read`` behind a URL, else ``off``.
 
     Raises:
         StoreMissingError: there is neither a store nor a prefix at ``path``.
@@ -104,6 +103,7 @@ def open_store(
 def _open_folder(folder: Path, split: str, generation: int | None, verify: Verify) -> Store:
     manifest = read_manifest(folder, generation)
     entry = _subset(manifest, split, folder)
+    checks = None if verify == "off" else FirstRead(folder / split, entry, always=verify == "full")
     return Store(
         folder,
         split,
@@ -111,7 +111,7 @@ def _open_folder(folder: Path, split: str, generation: int | None, verify: Verif
         map_lengths(folder / split, entry),
         _places(folder / split, entry),
         TOKEN_DTYPES[manifest.dtype],
-        verify=verify,
+        checks,
     )
 
 
@@ -120,7 +120,7 @@ def _open_far(url: str, split: str, generation: int | None, settings: FarSetting
     entry = _subset(manifest, split, address(url))
     far, path = FarSubset(url, split, manifest, settings), Path(address(url))
     places = _places(path / split, entry)
-    return Store(path, split, manifest, far.lengths, places, TOKEN_DTYPES[manifest.dtype], far=far)
+    return Store(path, split, manifest, far.lengths, places, TOKEN_DTYPES[manifest.dtype], far)
 
 
 def _subset(manifest: Manifest, split: str, place: Path | str) -> SubsetEntry:

@@ -22,6 +22,25 @@ ROW_BYTES = 36
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a document came from.
+
+    Attributes:
+        source: name of the input file under the inputs.
+        record: 0-based number of the record in that file.
+        offset: byte offset of the record in that file, after decompression.
+        line: 1-based line, for files whose records are lines; else None.
+        hash: XXH3-128 of the document's UTF-8 text, 32 hex digits.
+    """
+
+    source: str
+    record: int
+    offset: int
+    line: int | None
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
 class Origins:
     """Origin and hash of documents, in columns of equal length D.
 

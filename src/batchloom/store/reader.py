@@ -16,7 +16,7 @@ from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import read_regular
 from batchloom.core.spec import shown, whole
 from batchloom.store.far_lengths import FarLengths
-from batchloom.store.far_store import FarSubset, Verify, read_far_manifest
+from batchloom.store.far_store import FarSubset, read_far_manifest
 from batchloom.store.first_read import FirstRead
 from batchloom.store.format import (
     checksum,
@@ -30,32 +30,13 @@ from batchloom.store.manifest import (
     subset_fingerprint,
 )
 from batchloom.store.mask import Mask, map_mask
-from batchloom.store.origins import Origins, map_origins
+from batchloom.store.origins import Origin, Origins, map_origins
 from batchloom.store.pairs import Preferences, Sides, map_sides
 from batchloom.store.removed import are_removed, map_removed
 from batchloom.store.shards import Place, Shard, map_shard, mapped_limit, prefix_fingerprint
 from batchloom.store.stored_tokenizer import stored_tokenizer
 from batchloom.store.synthetic import Generated, SyntheticLengths, is_synthetic
 from batchloom.tokens import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a document came from.
-
-    Attributes:
-        source: name of the input file under the inputs.
-        record: 0-based number of the record in that file.
-        offset: byte offset of the record in that file, after decompression.
-        line: 1-based line, for files whose records are lines; else None.
-        hash: XXH3-128 of the document's UTF-8 text, 32 hex digits.
-    """
-
-    source: str
-    record: int
-    offset: int
-    line: int | None
-    hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +87,15 @@ class Store:
         lengths: StoreLengths | SyntheticLengths | FarLengths,
         places: list[Place],
         dtype: np.dtype[np.generic],
-        generated: Generated | None = None,
-        *,
-        far: FarSubset | None = None,
-        verify: Verify = "off",
+        way: Generated | FarSubset | FirstRead | None = None,
     ) -> None:
         self.path, self.split, self.manifest = path, split, manifest
         self.dtype, self.lengths = dtype, lengths
-        self._places, self._generated, self._far, self._verify = places, generated, far, verify
+        # Made up, from elsewhere, or checked as it is read; else files are mapped as they are.
+        generated = self._generated = way if isinstance(way, Generated) else None
+        far = self._far = way if isinstance(way, FarSubset) else None
+        self._checks = way if isinstance(way, FirstRead) else None
+        self._places = places
         self.place = str(path) if far is None else address(far.url)
         self._firsts = [0, *np.cumsum([place.documents for place in places]).tolist()]
         self._starts = np.array(self._firsts[:-1], np.int64)
@@ -129,12 +111,6 @@ class Store:
             if entry
             else np.empty(0, np.int64)
         )
-        checks = entry is not None and far is None and generated is None and verify != "off"
-        self._checks = (
-            FirstRead(path / split, entry, always=verify == "full") if checks and entry else None
-        )
-        if self._checks is not None:
-            self._checks.lengths()
         self._masked = _masked_shards(manifest, split, places)
         self._masks: dict[int, Mask] = {}
         self._most = mapped_limit(len(places), 3 if self._masked else 2)
@@ -164,8 +140,8 @@ class Store:
             settings = self._far.settings
             cache = None if settings.cache is None else str(settings.cache)
             found |= {"cache": cache, "cache_limit": settings.limit, "verify": settings.verify}
-        elif self._verify != "off":
-            found["verify"] = self._verify
+        elif self._checks is not None:
+            found["verify"] = "full" if self._checks.always else "first-read"
         return found
 
     def subset(self, split: str) -> "Store":
@@ -174,9 +150,8 @@ class Store:
         Raises:
             InputError: there is none of that name, or it is empty.
         """
-        opened, (place, _) = self.__reduce__()
-        store: Store = opened(place, split)
-        return store
+        found: Store = self.__reduce__()[0](self.address, split)
+        return found
 
     def manifest_of(self, generation: int | None = None) -> Manifest:
         """The manifest of a generation as it lies there now, None for the newest; raises as ``open_store``."""
@@ -483,6 +458,12 @@ class Store:
                 pointers, _ = self._open[shard] or self._shard(shard)
                 found[at] = pointers[local] >> self._shift
         return found
+
+    def shard_of(self, document: int) -> str:
+        """The shard that holds a document, as errors name it."""
+        if not self._places:
+            return self.place
+        return f"{self.place}/{self.split}/{self._places[self._place(document)[0]].stem.name}.bin"
 
     def _removed_among(self, documents: NDArray[np.int64]) -> list[int]:
         """Places of the removed documents among these."""

@@ -42,7 +42,7 @@ class DataRequest:
     """What a run is to read; what is wrong with it is told by the request that holds it.
 
     Attributes:
-        data: a store's folder, a bare Megatron prefix, or a name of synthetic data.
+        data: a store's folder or URL, a bare Megatron prefix, or a name of synthetic data.
         input_file: a file or folder to prepare into a temporary store; excludes ``data``.
         dataset_config: a YAML file that names data sets, which are prepared below the run's
             folder; excludes ``data`` and ``input_file``.
@@ -51,14 +51,24 @@ class DataRequest:
             stands in for it.
         generation: of the store at ``data``; None for the newest, or for the one that a run which goes on
             was begun on.
+        cache, cache_limit, verify: of a store behind a URL, as ``open_store`` takes them.
     """
 
-    data: Path | None = None
+    data: Path | str | None = None
     input_file: Path | None = None
     dataset_config: Path | None = None
     tokenizer: str | None = None
     if_missing: str = "error"
     generation: int | None = None
+    cache: Path | None = None
+    cache_limit: int | None = None
+    verify: str | None = None
+
+    @property
+    def opened(self) -> dict[str, Any]:
+        """What was asked for of how the store is read, as options of ``open_store``."""
+        asked = {"cache": self.cache, "cache_limit": self.cache_limit, "verify": self.verify}
+        return {name: value for name, value in asked.items() if value is not None}
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
@@ -79,6 +89,8 @@ class DataRequest:
             )
         if self.generation is not None and self.data is None:
             problems.append(f"--generation: {self.generation} goes with --data only")
+        if self.opened and self.data is None:
+            problems.append("--cache, --cache-limit, --verify: go with --data only")
         if self.if_missing not in IF_MISSING:
             words = ", ".join(IF_MISSING)
             hint = nearest(str(self.if_missing), IF_MISSING)
@@ -269,8 +281,9 @@ def start(request: Request, say: Say) -> Outcome:
                 log.say(order_line(dataset, stated, settings, goes_on=request.goes_on))
             generation = request.data.generation
             if request.resume and generation is None:
-                generation = begun_on(data, folder, ranks)
-            run = set_up(data, settings, folder, ranks, log, generation=generation)
+                generation = begun_on(data, folder, ranks, request.data.opened)
+            opened = {"generation": generation, **request.data.opened}
+            run = set_up(data, settings, folder, ranks, log, opened=opened)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_stopped(request)) from error
@@ -283,7 +296,7 @@ def _data(
     dataset: DatasetConfig | None,
     ranks: Ranks,
     say: Say,
-) -> Iterator[Path]:
+) -> Iterator[Path | str]:
     if dataset is not None:
         tokenizer = tokenizer_for(dataset, request.data.tokenizer, request.model.init)
         yield dataset_store(dataset, request.folder.data, tokenizer, ranks, say)
