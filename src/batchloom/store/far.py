@@ -31,7 +31,8 @@ _GROUPS = 8
 _BRIDGED = 0.05
 # What comes wrong is asked for so often.
 _TIMES = 3
-_NAP, _LONGEST_NAPS = 0.01, 120.0
+# Before a call relies on what it fetches itself alone: rounds in which others deleted what it found, and waits.
+_ROUNDS, _NAP, _LONGEST_NAPS = 8, 0.01, 120.0
 
 Places = NDArray[np.int64]
 
@@ -42,6 +43,14 @@ class Held:
 
     index: Index
     segments: dict[int, NDArray[np.uint8]]
+
+
+@final
+class _Own:
+    """What one call has fetched itself, and holds."""
+
+    def __init__(self) -> None:
+        self.index, self.segments = EMPTY, dict[int, NDArray[np.uint8]]()
 
 
 @final
@@ -127,21 +136,21 @@ class FarBlocks:
         Raises:
             StoreError, InputError: as :meth:`read`.
         """
-        busy: set[int] = set()
+        own = _Own()
         try:
-            return self._obtain(wanted, busy)
+            return self._obtain(wanted, own)
         finally:
             with self._lock:
-                self._busy -= busy
+                self._busy -= own.segments.keys()
 
-    def _obtain(self, wanted: Extents, busy: set[int]) -> Held:
-        looked, napped = False, 0.0
-        while True:
+    def _obtain(self, wanted: Extents, own: "_Own") -> Held:
+        looked, napped, rounds = False, 0.0, 0
+        while rounds < _ROUNDS and napped < _LONGEST_NAPS:
             missing = minus(wanted, self._index.extents)
             if not missing.size:
                 if (held := self._ready(wanted)) is not None:
                     return held
-                looked = False
+                looked, rounds = False, rounds + 1
                 continue
             if not looked:
                 self._look()
@@ -149,14 +158,18 @@ class FarBlocks:
                 continue
             with self._cache.claiming() as claims:
                 mine = claims.take(cut(missing, _MOST_ASKED))
-                if mine.size or napped > _LONGEST_NAPS:
+                if mine.size:
                     # Somebody may have fetched them between the look and the claim.
                     self._look()
-                    asked = joined(mine[:, 0], mine[:, 1]) if mine.size else missing
-                    self._fetch(minus(asked, self._index.extents), busy)
+                    asked = joined(mine[:, 0], mine[:, 1])
+                    self._fetch(minus(asked, self._index.extents), own)
+                    rounds += 1
                     continue
             time.sleep(_NAP)
             looked, napped = False, napped + _NAP
+        # What others keep is deleted as fast as it is found: all of it is fetched, and nothing else relied on.
+        self._fetch(minus(wanted, own.index.extents), own)
+        return Held(own.index, own.segments)
 
     def _at_once(self, first: Places, last: Places) -> Held | None:
         """What is wanted where all of it is mapped and known to be right, as nearly always; else None."""
@@ -329,8 +342,8 @@ class FarBlocks:
             found[at] = view[::width]
         return found
 
-    def _fetch(self, extents: Extents, busy: set[int]) -> None:
-        """Fetch blocks, check them and keep them, a bounded number at a time; their segments become ``busy``."""
+    def _fetch(self, extents: Extents, own: "_Own") -> None:
+        """Fetch blocks, check them and keep them, a bounded number at a time."""
         if not extents.size:
             return
         asked = cut(bridged(extents, self.files.of(extents), _BRIDGED), _MOST_ASKED)
@@ -340,10 +353,10 @@ class FarBlocks:
             for group in grouped(asked, _MOST_TOGETHER):
                 waiting.append((group, [self._ask(*extent) for extent in group.tolist()]))
                 if len(waiting) == _GROUPS:
-                    self._arrive(*waiting[0], sums, busy)
+                    self._arrive(*waiting[0], sums, own)
                     waiting.popleft()
             while waiting:
-                self._arrive(*waiting[0], sums, busy)
+                self._arrive(*waiting[0], sums, own)
                 waiting.popleft()
         finally:
             for _, futures in waiting:
@@ -360,7 +373,7 @@ class FarBlocks:
         return self.files.files[bisect_right(self._bases, block) - 1]
 
     def _arrive(
-        self, group: Extents, futures: list[Future[bytes]], sums: Held, busy: set[int]
+        self, group: Extents, futures: list[Future[bytes]], sums: Held, own: "_Own"
     ) -> None:
         """Check what came of a group, and keep it."""
         expected = self._expected(sums, group)
@@ -384,7 +397,8 @@ class FarBlocks:
             owner = self._segments.add(Segment(name, table, data))
             places = np.cumsum(blocks) - blocks
             self._index = added(self._index, owner, extents, places, sound=True)
-            busy.add(owner)
+            own.index = added(own.index, owner, extents, places, sound=True)
+            own.segments[owner] = data
             self._busy.add(owner)
             self._forget(self._segments.mapped(owner, self._busy))
 
