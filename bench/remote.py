@@ -1,11 +1,11 @@
 """Reading a store behind a slow link against the same store on this machine.
 
-    python bench/remote.py [--documents 200000] [--latency 0.05] [--megabytes 100] [--pace 20] [--nodes 2]
+    python bench/remote.py [--documents 200000] [--latency 0.05] [--megabytes 100] [--pace 10] [--ranks 4]
 
 A server on loopback gives stretches of files; every answer waits ``--latency`` seconds, and a
 connection carries ``--megabytes`` a second. Prints the first batch, what a consumer that takes
 ``--pace`` million tokens a second gets from either store and what one gets that takes all it can,
-and the bytes that all nodes fetched over the bytes that they used, each with a cache of its own.
+and the bytes that the ranks of a node fetched over an epoch, over those of its tokens.
 """
 
 import argparse
@@ -96,6 +96,30 @@ def loaded(place: str, options: dict, steps: int, pace: float, rank: int = 0, ra
     return first, steps * SEQ_LEN * BATCH / seconds, store.fetched_bytes, tokens
 
 
+def epoch(place: str, cache: str, rank: int, ranks: int) -> int:
+    """Bytes that one rank fetched in an epoch."""
+    import batchloom
+
+    store = batchloom.open_store(place, cache=cache)
+    loader = batchloom.Loader(
+        store, seq_len=SEQ_LEN, global_batch_size=BATCH * ranks, block=BLOCK,
+        rank=rank, world_size=ranks, output="numpy",
+    )  # fmt: skip
+    for _ in loader:
+        pass
+    return store.fetched_bytes
+
+
+def together(url: str, cache: Path, ranks: int) -> int:
+    """Bytes that the ranks of a node fetched in an epoch, each a process."""
+    running = []
+    for rank in range(ranks):
+        asked = {"place": url, "cache": str(cache), "rank": rank, "ranks": ranks}
+        command = [sys.executable, __file__, "--epoch", json.dumps(asked)]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    return sum(int(one.communicate()[0]) for one in running)
+
+
 def apart(arguments: dict) -> dict:
     """What :func:`loaded` gives in a process of its own."""
     return json.loads(
@@ -136,9 +160,14 @@ def main() -> None:
     )
     parser.add_argument("--serve")
     parser.add_argument("--one")
+    parser.add_argument("--epoch")
+    parser.add_argument("--ranks", type=int, default=4)
     options = parser.parse_args()
     if options.serve:
         asyncio.run(serve(Path(options.serve), options.latency, options.megabytes * 1e6))
+        return
+    if options.epoch:
+        print(epoch(**json.loads(options.epoch)))
         return
     if options.one:
         print(json.dumps(loaded(**json.loads(options.one))))
@@ -155,6 +184,12 @@ def main() -> None:
     try:
         url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
         compared(options, folder, url, work)
+        if not options.sparse:
+            size = sum(path.stat().st_size for path in folder.glob("train/*.bin"))
+            fetched = together(url, work / "node", options.ranks)
+            print(
+                f"{options.ranks} ranks of a node fetched {fetched / size:.3f} x the bytes of their tokens"
+            )
     finally:
         server.terminate()
         shutil.rmtree(work)

@@ -72,7 +72,8 @@ class Fetching:
             try:
                 if not self._fetch(start, start + steps):
                     return
-            except BatchloomError:
+            except (BatchloomError, RuntimeError):
+                # The latter is what threads meet at the end of the interpreter.
                 return
             # The first step is waited for, so it comes alone; the others in ever larger groups.
             steps = min(2 * steps, self._together)

@@ -76,10 +76,7 @@ class BlockCache:
         self._added = limit
         self._told = False
         self._lock = threading.Lock()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            self._tell(error)
+        self._begun()
 
     def claiming(self) -> contextlib.AbstractContextManager[Claims]:
         """Claim blocks of the store for a while."""
@@ -141,13 +138,27 @@ class BlockCache:
         for piece, count in zip(pieces, rows["blocks"].tolist(), strict=True):
             padded += [piece, bytes(BLOCK * count - len(piece))]
         name = xxhash.xxh3_128_hexdigest(head) + _ENDING
+        for again in (True, True, False):
+            try:
+                blocks = self._write(name, padded, table)
+            except OSError as error:
+                # Somebody deleted the folder, or took a file that was just begun for one of a killed process.
+                if isinstance(error, FileNotFoundError) and again and self._begun():
+                    continue
+                self._tell(error)
+                break
+            self._make_room(table.size)
+            return name, table, blocks
+        return None, table, np.frombuffer(b"".join(padded[1:]), np.uint8)
+
+    def _begun(self) -> bool:
+        """Make the store's folder; whether it is there."""
         try:
-            blocks = self._write(name, padded, table)
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             self._tell(error)
-            return None, table, np.frombuffer(b"".join(padded[1:]), np.uint8)
-        self._make_room(table.size)
-        return name, table, blocks
+            return False
+        return True
 
     def _write(self, name: str, pieces: list[bytes], table: Table) -> NDArray[np.uint8]:
         descriptor, aside = tempfile.mkstemp(suffix=ASIDE, dir=self.folder)
