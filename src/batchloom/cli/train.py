@@ -13,6 +13,9 @@ from typing import Annotated, final
 
 import typer
 
+from batchloom.core.addresses import is_url
+from batchloom.core.spec import shown
+from batchloom.core.values import byte_count
 from batchloom.train import require_packages
 
 _DATA = "Data"
@@ -24,10 +27,10 @@ _UNBEGUN = "Stopped before the run began; nothing was left behind."
 def train(
     *,
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="A store's folder, a bare Megatron prefix, or synthetic data: dummy or distributed_dummy, with "
-            "settings as in dummy:documents=1000,kind=text.",
+            help="A store's folder or its URL (s3://, gs://, https://), a bare Megatron prefix, or synthetic data: "
+            "dummy or distributed_dummy, with settings as in dummy:documents=1000,kind=text.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -93,6 +96,28 @@ def train(
         typer.Option(
             help="Of the store at --data, which generation; the newest, or with --resume the one that the run was "
             "begun on.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a store behind a URL: the folder of what is kept of it, shared by the ranks of a node; "
+            "~/.cache/batchloom/blocks.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    cache_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes that are kept there at most, as 200GB; 50GB.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare each 4 KiB of tokens with their checksum: first-read (behind a URL), full or off.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -254,7 +279,7 @@ def train(
 
         request = Request(
             data=DataRequest(
-                data=data,
+                data=data if data is None or is_url(data) else Path(data),
                 input_file=input_file,
                 dataset_config=dataset_config,
                 tokenizer=tokenizer,
@@ -264,6 +289,9 @@ def train(
                 lanes=lanes,
                 workers=stream_workers,
                 keep=keep,
+                cache=cache,
+                cache_limit=None if cache_limit is None else _bytes(cache_limit),
+                verify=verify,
             ),
             model=ModelRequest(
                 model_name=model_name,
@@ -307,6 +335,16 @@ def _running() -> Iterator[None]:
         if os.environ.get("RANK", "0") == "0":
             typer.echo(f"\n{stop.args[0] if stop.args else _UNBEGUN}", err=True)
         raise typer.Exit(130) from None
+
+
+def _bytes(text: str) -> int:
+    size = byte_count(text)
+    if not size:
+        raise typer.BadParameter(
+            f"{shown(text)} is no number of bytes; write it as 50GB or 500MB.",
+            param_hint="--cache-limit",
+        )
+    return size
 
 
 def say(line: str, *, err: bool = False) -> None:

@@ -9,11 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.store.format import checksum
 from batchloom.store.index import Index, map_file, map_index
 
 _STRETCH = 1 << 20
 _MOST_MAPPED = 2048
 _SPARE_FILES = 256
+_EDGE = 1 << 20
 
 
 @final
@@ -187,6 +190,15 @@ def _summed_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
     sums = np.zeros(len(index.lengths) + 1, np.int64)
     np.cumsum(index.lengths, out=sums[1:])
     return np.diff(sums[index.documents]).astype(np.uint32)
+
+
+def prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:
+    """Names a bare prefix: sizes, counts and the first and last MiB of each file."""
+    edges = {}
+    for suffix in (".bin", ".idx", *([".mask"] if masked else [])):
+        view = map_file(stem.with_name(stem.name + suffix))
+        edges[suffix] = [len(view), checksum(view[:_EDGE]), checksum(view[-_EDGE:])]
+    return fingerprint({"prefix": edges, "dtype": dtype.name})
 
 
 def mapped_limit(shards: int, files: int) -> int:

@@ -1,6 +1,7 @@
 """A run: its data, its model, its folder, opened and checked before the first step."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,24 +82,24 @@ class Run:
 
 
 def set_up(
-    data: Path | StreamRequest,
+    data: Path | str | StreamRequest,
     settings: TrainSettings,
     folder: RunFolder,
     ranks: Ranks,
     log: RunLog,
     *,
-    generation: int | None = None,
+    opened: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open the data and build the model; nothing is written yet.
 
     Args:
-        data: a store's folder, a bare Megatron prefix, or a name of synthetic data; or raw inputs, which
-            are streamed.
+        data: a store's folder or URL, a bare Megatron prefix, or a name of synthetic data; or raw inputs,
+            which are streamed.
         settings: what to compute.
         folder: where to write.
         ranks: this process's place.
         log: what is told.
-        generation: of the store; None for the newest.
+        opened: options of ``open_store``, its generation among them.
 
     Raises:
         StoreError: there is no store, it is damaged, or has no such generation.
@@ -110,7 +111,7 @@ def set_up(
     if isinstance(data, StreamRequest):
         store = as_store(StreamData(data, settings, ranks))
     else:
-        store = open_store(data, generation=generation)
+        store = open_store(data, **(opened or {}))
         _tell_source(store, data, log)
     outlined = outline(settings, store)
     check_memory(settings, outlined.parameters, ranks)
@@ -119,7 +120,7 @@ def set_up(
     if stream is None and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if store.masked else "two tokens"
         raise TrainError(
-            f"None of the {settings.steps} steps on {store.path} has anything to predict: no "
+            f"None of the {settings.steps} steps on {store.place} has anything to predict: no "
             f"sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
@@ -131,7 +132,7 @@ def set_up(
     return Run(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
 
 
-def _tell_source(store: Store, data: Path, log: RunLog) -> None:
+def _tell_source(store: Store, data: Path | str, log: RunLog) -> None:
     """Say that data is real, or have every line from here on say that it is not."""
     if store.synthetic:
         log.mark = "  source=synthetic"
@@ -171,9 +172,7 @@ def _val_loader(store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog
     if "val" not in store.subsets:
         log.say("val    none: the data has no val subset (prepare makes one with --val-fraction)")
         return None
-    loader = _loader(
-        open_store(store.path, "val", generation=store.generation), settings, ranks, None
-    )
+    loader = _loader(store.subset("val"), settings, ranks, None)
     # Not its length: a large subset is counted beside the training, and not waited for here.
     try:
         seen = has_targets(loader, settings.eval_batches or MOST_STEPS)

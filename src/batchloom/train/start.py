@@ -43,7 +43,7 @@ class DataRequest:
     """What a run is to read; what is wrong with it is told by the request that holds it.
 
     Attributes:
-        data: a store's folder, a bare Megatron prefix, or a name of synthetic data.
+        data: a store's folder or URL, a bare Megatron prefix, or a name of synthetic data.
         input_file: a file or folder to prepare into a temporary store; excludes ``data``.
         dataset_config: a YAML file that names data sets, which are prepared below the run's
             folder; excludes ``data`` and ``input_file``.
@@ -56,9 +56,10 @@ class DataRequest:
         lanes: of a stream, how many parts of the input are read side by side.
         workers: of a stream, processes of each rank that tokenize.
         keep: of a stream, the folder where the store of its inputs grows.
+        cache, cache_limit, verify: of a store behind a URL, as ``open_store`` takes them.
     """
 
-    data: Path | None = None
+    data: Path | str | None = None
     input_file: Path | None = None
     dataset_config: Path | None = None
     tokenizer: str | None = None
@@ -68,6 +69,9 @@ class DataRequest:
     lanes: int | None = None
     workers: int | None = None
     keep: Path | None = None
+    cache: Path | None = None
+    cache_limit: int | None = None
+    verify: str | None = None
 
     @property
     def streams(self) -> StreamRequest | None:
@@ -81,6 +85,12 @@ class DataRequest:
             workers=self.workers,
             keep=self.keep,
         )
+
+    @property
+    def opened(self) -> dict[str, Any]:
+        """What was asked for of how the store is read, as options of ``open_store``."""
+        asked = {"cache": self.cache, "cache_limit": self.cache_limit, "verify": self.verify}
+        return {name: value for name, value in asked.items() if value is not None}
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
@@ -113,6 +123,8 @@ class DataRequest:
         ]
         if self.generation is not None and self.data is None:
             problems.append(f"--generation: {self.generation} goes with --data only")
+        if self.opened and self.data is None:
+            problems.append("--cache, --cache-limit, --verify: go with --data only")
         if self.if_missing not in IF_MISSING:
             words = ", ".join(IF_MISSING)
             hint = nearest(str(self.if_missing), IF_MISSING)
@@ -302,9 +314,10 @@ def start(request: Request, say: Say) -> Outcome:
             if dataset is not None:
                 log.say(order_line(dataset, stated, settings, goes_on=request.goes_on))
             generation = request.data.generation
-            if request.resume and generation is None and isinstance(data, Path):
-                generation = begun_on(data, folder, ranks)
-            run = set_up(data, settings, folder, ranks, log, generation=generation)
+            if request.resume and generation is None and not isinstance(data, StreamRequest):
+                generation = begun_on(data, folder, ranks, request.data.opened)
+            opened = {"generation": generation, **request.data.opened}
+            run = set_up(data, settings, folder, ranks, log, opened=opened)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_stopped(request)) from error
@@ -317,7 +330,7 @@ def _data(
     dataset: DatasetConfig | None,
     ranks: Ranks,
     say: Say,
-) -> Iterator[Path | StreamRequest]:
+) -> Iterator[Path | str | StreamRequest]:
     if (streams := request.data.streams) is not None:
         yield streams
         return
