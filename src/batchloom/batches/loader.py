@@ -166,6 +166,8 @@ class Loader:
         self._shares: dict[PlanSpec, Share] = {}
         self._start = self._made = 0
         self._resumed = self._told = False
+        # Nobody has said that conversations may be cut, and they are.
+        self._cuts_all = overlong is None and not isinstance(data, Plan)
         self._iterations: list[_Iteration] = []
         self._latest: _Iteration | None = None
         self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
