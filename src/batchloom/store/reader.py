@@ -429,7 +429,8 @@ class Store:
 
         None where spans are not as they lie in the shards: then :meth:`read` gives them.
         """
-        return None if self._generated is not None or self.removed.size else self._open
+        apart = self._generated is not None or self._far is not None or self._checks is not None
+        return None if apart or self.removed.size else self._open
 
     def shard(self, number: int) -> Shard:
         """A mapped shard.
