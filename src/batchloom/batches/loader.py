@@ -177,8 +177,6 @@ class Loader:
             return
         self.store: Store | Shelf = store_of(self.plan)
         self._share_of(0)
-        # Nobody has said that conversations may be cut, and they are.
-        self._cuts_all = overlong is None and isinstance(data, Store) and data.mixed
         _LOADERS.add(self)
         load_tables(self.plan)
 

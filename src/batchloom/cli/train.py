@@ -278,15 +278,10 @@ def train(
     with _running():
         # torch takes seconds
         from batchloom.batches.mixture_file import mixture_from  # noqa: PLC0415
-        from batchloom.train.start import (  # noqa: PLC0415
-            DataRequest,
-            ModelRequest,
-            Request,
-            start,
-        )
+        from batchloom.train import start as run  # noqa: PLC0415
 
-        request = Request(
-            data=DataRequest(
+        request = run.Request(
+            data=run.DataRequest(
                 data=data if data is None or is_url(data) else Path(data),
                 mixture=None if mixture is None else mixture_from(mixture),
                 input_file=input_file,
@@ -302,7 +297,7 @@ def train(
                 cache_limit=None if cache_limit is None else _bytes(cache_limit),
                 verify=verify,
             ),
-            model=ModelRequest(
+            model=run.ModelRequest(
                 model_name=model_name,
                 config_file=config_file,
                 init=init,
@@ -330,7 +325,7 @@ def train(
                 "save_interval": save_interval,
             },
         )
-        start(request, say)
+        run.start(request, say)
 
 
 @contextmanager

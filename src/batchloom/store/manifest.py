@@ -452,3 +452,14 @@ def _mixed(manifest: Manifest) -> list[str]:
         for shard in subset.shards
         if (shard.pairs is not None) != wanted
     ]
+
+
+def recorded_weights(manifest: Manifest | None) -> tuple[tuple[str, float], ...]:
+    """The inputs that were given weights, each with its weight."""
+    sources = manifest.sources if manifest else ()
+    found = {
+        (source.dataset or source.name): source.weight
+        for source in sources
+        if source.weight is not None
+    }
+    return tuple(found.items())

@@ -60,8 +60,7 @@ def open_store(
         StoreError: the store is damaged, of another format, or names files outside itself.
         InputError: the subset does not exist or is empty; ``path`` is a shard of a store of synthetic documents or
             preferences; a URL cannot be reached.
-        SettingsError: settings of synthetic data that are none, a generation of what has none, or a cache of what
-            lies on this machine.
+        SettingsError: settings that are none, a generation of what has none, or a cache of what lies here.
     """
     if generation is not None and whole(generation) is None:
         raise SettingsError([f"generation: {shown(generation)} is no number of a generation"])

@@ -18,22 +18,28 @@ from batchloom.core.spec import shown, whole
 from batchloom.store.far_lengths import FarLengths
 from batchloom.store.far_store import FarSubset, read_far_manifest
 from batchloom.store.first_read import FirstRead
-from batchloom.store.format import (
-    checksum,
-)
+from batchloom.store.format import checksum
 from batchloom.store.lengths import StoreLengths, beyond
 from batchloom.store.manifest import (
     Manifest,
     SourceEntry,
     generation_with,
     read_manifest,
+    recorded_weights,
     subset_fingerprint,
 )
 from batchloom.store.mask import Mask, map_mask
 from batchloom.store.origins import Origin, Origins, map_origins
 from batchloom.store.pairs import Preferences, Sides, map_sides
 from batchloom.store.removed import are_removed, map_removed
-from batchloom.store.shards import Place, Shard, map_shard, mapped_limit, prefix_fingerprint
+from batchloom.store.shards import (
+    Place,
+    Shard,
+    map_shard,
+    mapped_limit,
+    masked_shards,
+    prefix_fingerprint,
+)
 from batchloom.store.stored_tokenizer import stored_tokenizer
 from batchloom.store.synthetic import Generated, SyntheticLengths, is_synthetic
 from batchloom.tokens import Tokenizer
@@ -111,7 +117,7 @@ class Store:
             if entry
             else np.empty(0, np.int64)
         )
-        self._masked = _masked_shards(manifest, split, places)
+        self._masked = masked_shards(manifest, split, places)
         self._masks: dict[int, Mask] = {}
         self._most = mapped_limit(len(places), 3 if self._masked else 2)
         self._opens = 0
@@ -161,9 +167,8 @@ class Store:
 
     def __repr__(self) -> str:
         split = f", split={self.split!r}" if self.split else ""
-        return (
-            f"open_store({self.place!r}{split})  # {len(self):,} documents, {self.tokens:,} tokens"
-        )
+        counts = f"{len(self):,} documents, {self.tokens:,} tokens"
+        return f"open_store({self.place!r}{split})  # {counts}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -257,13 +262,7 @@ class Store:
     @property
     def weights(self) -> tuple[tuple[str, float], ...]:
         """The inputs that were given weights, each with its weight; recorded, and applied by nothing."""
-        sources = self.manifest.sources if self.manifest else ()
-        found = {
-            (source.dataset or source.name): source.weight
-            for source in sources
-            if source.weight is not None
-        }
-        return tuple(found.items())
+        return recorded_weights(self.manifest)
 
     @property
     def preferences(self) -> Preferences:
@@ -602,12 +601,3 @@ class Store:
             if len(self._mapped) > self._most:
                 self._open[self._mapped.popleft()] = None
         return opened
-
-
-def _masked_shards(manifest: Manifest | None, split: str, places: list[Place]) -> frozenset[int]:
-    """Numbers of the shards with a ``.mask``."""
-    if manifest is None:
-        stem = places[0].stem
-        return frozenset([0] if stem.with_name(stem.name + ".mask").is_file() else [])
-    shards = manifest.subsets[split].shards
-    return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)

@@ -12,6 +12,7 @@ from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format import checksum
 from batchloom.store.index import Index, map_file, map_index
+from batchloom.store.manifest import Manifest
 
 _STRETCH = 1 << 20
 _MOST_MAPPED = 2048
@@ -217,3 +218,12 @@ def mapped_limit(shards: int, files: int) -> int:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = (soft - _SPARE_FILES) // files if soft > 0 else _MOST_MAPPED
     return min(max(16, room), _MOST_MAPPED)
+
+
+def masked_shards(manifest: Manifest | None, split: str, places: list[Place]) -> frozenset[int]:
+    """Numbers of the shards with a ``.mask``."""
+    if manifest is None:
+        stem = places[0].stem
+        return frozenset([0] if stem.with_name(stem.name + ".mask").is_file() else [])
+    shards = manifest.subsets[split].shards
+    return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)
