@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, final
+from typing import Annotated, Any, final
 
 import typer
 
@@ -293,9 +293,7 @@ def train(
                 lanes=lanes,
                 workers=stream_workers,
                 keep=keep,
-                cache=cache,
-                cache_limit=None if cache_limit is None else _bytes(cache_limit),
-                verify=verify,
+                opened=_opened(cache, cache_limit, verify),
             ),
             model=run.ModelRequest(
                 model_name=model_name,
@@ -339,6 +337,13 @@ def _running() -> Iterator[None]:
         if os.environ.get("RANK", "0") == "0":
             typer.echo(f"\n{stop.args[0] if stop.args else _UNBEGUN}", err=True)
         raise typer.Exit(130) from None
+
+
+def _opened(cache: Path | None, limit: str | None, verify: str | None) -> dict[str, Any]:
+    """What was asked for of how a store is read."""
+    size = None if limit is None else _bytes(limit)
+    asked = {"cache": cache, "cache_limit": size, "verify": verify}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _bytes(text: str) -> int:

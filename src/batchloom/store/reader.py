@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -378,7 +378,9 @@ class Store:
         stops = starts + lengths
         over = stops > self.lengths.take(documents)
         if over.any():
-            self._refuse(int(documents[over][0]), int(stops[over][0]))
+            at = int(over.argmax())
+            tokens = int(self.lengths.take(documents[at : at + 1])[0])
+            raise beyond(self.path, int(documents[at]), tokens, int(stops[at]))
         if self._generated is not None:
             return self._generated.read(documents, starts, lengths)
         opened, shift = self._open, self._shift
@@ -509,10 +511,6 @@ class Store:
             mask = map_mask(path, tokens) if self._far is None else self._far.mask(shard)
             self._masks[shard] = mask
         return mask
-
-    def _refuse(self, document: int, stop: int) -> NoReturn:
-        tokens = int(self.lengths.slice(document, document + 1)[0])
-        raise beyond(self.path, document, tokens, stop)
 
     def origin(self, number: int) -> Origin:
         """Where a document came from.

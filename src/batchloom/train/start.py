@@ -59,7 +59,7 @@ class DataRequest:
         lanes: of a stream, how many parts of the input are read side by side.
         workers: of a stream, processes of each rank that tokenize.
         keep: of a stream, the folder where the store of its inputs grows.
-        cache, cache_limit, verify: of a store behind a URL, as ``open_store`` takes them.
+        opened: further options of ``open_store``: of a store behind a URL its cache, and how it is verified.
     """
 
     data: Path | str | None = None
@@ -73,9 +73,7 @@ class DataRequest:
     lanes: int | None = None
     workers: int | None = None
     keep: Path | None = None
-    cache: Path | None = None
-    cache_limit: int | None = None
-    verify: str | None = None
+    opened: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def streams(self) -> StreamRequest | None:
@@ -89,12 +87,6 @@ class DataRequest:
             workers=self.workers,
             keep=self.keep,
         )
-
-    @property
-    def opened(self) -> dict[str, Any]:
-        """What was asked for of how the store is read, as options of ``open_store``."""
-        asked = {"cache": self.cache, "cache_limit": self.cache_limit, "verify": self.verify}
-        return {name: value for name, value in asked.items() if value is not None}
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
