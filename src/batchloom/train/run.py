@@ -123,7 +123,7 @@ def _tell_source(store: Store, data: Path | str, log: RunLog) -> None:
     if store.synthetic:
         log.mark = "  source=synthetic"
     elif log.speaks:
-        _LOG.info("Loaded real indexed dataset from %s", data)
+        _LOG.info("Loaded real indexed dataset from %s", store.place if store.is_far else data)
         _LOG.info("Dataset contains %d sequences", len(store))
 
 
