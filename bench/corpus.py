@@ -110,8 +110,9 @@ def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> Sh
         write_file(stem.with_suffix(".idx"), index_bytes(shard_lengths, np.dtype("<u2")))
         named = f"{int(stem.name[-5:]) + 1:032x}"
         return ShardEntry(
-            stem.name, count, tokens, 2 * tokens, named, "", "", sums=_zero_sums(stem, 2 * tokens)
-        )
+            stem.name, count, tokens, 2 * tokens, f"1{named[1:]}", "", f"2{named[1:]}",
+            sums=_zero_sums(stem, 2 * tokens),
+        )  # fmt: skip
     rng = np.random.default_rng(seed + 1)
     writer = ShardWriter(stem, np.dtype("<u2"))
     # A cube of a uniform draw is skewed towards small ids, as real text is.

@@ -123,7 +123,7 @@ def together(url: str, cache: Path, ranks: int) -> int:
 def apart(arguments: dict) -> dict:
     """What :func:`loaded` gives in a process of its own."""
     return json.loads(
-        subprocess.run(_command(arguments), capture_output=True, text=True, check=True).stdout
+        subprocess.run(_command(arguments), stdout=subprocess.PIPE, text=True, check=True).stdout
     )
 
 

@@ -54,7 +54,7 @@ def test_cutting_and_grouping_keep_the_blocks_in_order(stretches, most):
 def test_gaps_are_filled_up_to_a_share_and_never_between_files(stretches, share):
     found = extents(stretches)
     files = found[:, 0] // 20
-    wide = bridged(found, files, share)
+    wide = bridged(found, files, share, np.zeros(len(found), int))
     assert blocks(wide) >= blocks(found)
     assert blocks_of(wide) - blocks_of(found) <= share * blocks_of(found)
 
@@ -62,7 +62,10 @@ def test_gaps_are_filled_up_to_a_share_and_never_between_files(stretches, share)
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_the_smallest_gaps_are_filled_first(share):
     found = np.array([[0, 4], [5, 9], [12, 16], [40, 44]])
-    assert bridged(found, np.zeros(4, int), share).tolist() == (
+    assert bridged(found, np.zeros(4, int), share, np.zeros(4, int)).tolist() == (
         [[0, 16], [40, 44]] if share else found.tolist()
     )
-    assert bridged(found, np.array([0, 1, 2, 3]), 1.0).tolist() == found.tolist()
+    apart = np.array([0, 1, 2, 3])
+    assert bridged(found, apart, 1.0, apart * 0 + 99).tolist() == found.tolist()
+    always = bridged(found, apart * 0, 0.0, apart * 0 + 3)
+    assert always.tolist() == [[0, 16], [40, 44]]

@@ -347,6 +347,10 @@ def test_settings_that_are_none(near, url, tmp_path):
         open_store(url, cache_limit=0)
     with pytest.raises(SettingsError, match="cache: only what lies behind a URL is kept"):
         open_store(near.path, cache=tmp_path)
+    with pytest.raises(
+        SettingsError, match="verify: only stores have checksums, and dummy is none"
+    ):
+        open_store("dummy", verify="full")
 
 
 def test_what_is_no_store(url, tmp_path):

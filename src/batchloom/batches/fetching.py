@@ -1,6 +1,8 @@
 """Having the tokens of coming steps here before they are assembled, where a store lies elsewhere."""
 
+import atexit
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import final
 
@@ -16,6 +18,7 @@ from batchloom.store.reader import Store
 _AHEAD, _TOGETHER = 64 << 20, 16 << 20
 # The cache holds what is coming beside what was used.
 _CACHE_SHARE = 4
+_SECONDS = 5.0
 
 
 @final
@@ -52,9 +55,10 @@ class Fetching:
         self._at = self._needed = first
         self._turn = threading.Condition()
         self._ended = False
+        self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
         if self._ahead:
-            thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
-            thread.start()
+            _RUNNING.add(self)
+            self._thread.start()
 
     def reach(self, step: int) -> None:
         """Say which step is made now."""
@@ -67,6 +71,11 @@ class Fetching:
         with self._turn:
             self._ended = True
             self._turn.notify()
+
+    def wait(self) -> None:
+        """Wait a little until the thread has ended."""
+        if self._thread.is_alive():
+            self._thread.join(_SECONDS)
 
     def _run(self) -> None:
         steps = 1
@@ -120,3 +129,18 @@ def blocks_of(plan: Plan | LanePlan) -> list[int]:
     if not isinstance(plan, Plan):
         return [1]
     return [max(plan.order(number).pools.blocks) for number in range(len(plan.names))]
+
+
+# The interpreter ends a thread that runs on where it stands, and where that is C++ the process aborts.
+_RUNNING: "weakref.WeakSet[Fetching]" = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    running = list(_RUNNING)
+    for one in running:
+        one.end()
+    for one in running:
+        one.wait()
+
+
+atexit.register(_end_all)

@@ -54,21 +54,26 @@ def touching(extents: Extents, others: Extents) -> NDArray[np.bool_]:
     return found
 
 
-def bridged(extents: Extents, files: NDArray[np.int64], share: float) -> Extents:
+def bridged(
+    extents: Extents, files: NDArray[np.int64], share: float, always: NDArray[np.int64]
+) -> Extents:
     """Extents with the smallest gaps between them filled, where a request costs more than a few blocks.
 
     Args:
         extents: what is wanted.
         files: the file of each; gaps between files stay.
         share: blocks of the filled gaps at most, as a share of those wanted.
+        always: gaps of at most so many blocks behind each extent are filled whatever their share.
     """
     if len(extents) < 2:
         return extents
     gaps = extents[1:, 0] - extents[:-1, 1]
-    same = np.flatnonzero(files[1:] == files[:-1])
+    alike = files[1:] == files[:-1]
+    small = np.flatnonzero(alike & (gaps <= always[:-1]))
+    same = np.flatnonzero(alike & (gaps > always[:-1]))
     same = same[np.argsort(gaps[same], kind="stable")]
     allowed = share * float((extents[:, 1] - extents[:, 0]).sum())
-    chosen = same[np.cumsum(gaps[same]) <= allowed]
+    chosen = np.concatenate([small, same[np.cumsum(gaps[same]) <= allowed]])
     return joined(
         np.concatenate([extents[:, 0], extents[chosen, 1]]),
         np.concatenate([extents[:, 1], extents[chosen + 1, 0]]),

@@ -29,6 +29,8 @@ _MOST_ASKED, _MOST_TOGETHER = 256, 2048
 _GROUPS = 8
 # Blocks that nobody asked for may be so much of what comes, where that saves requests.
 _BRIDGED = 0.05
+# Of lengths and checksums, all of which an epoch uses, gaps of up to 64 KiB come with the rest: a request costs more.
+_SMALL_GAP = 16
 # What comes wrong is asked for so often.
 _TIMES = 3
 # Before a call relies on what it fetches itself alone: rounds in which others deleted what it found, and waits.
@@ -346,7 +348,9 @@ class FarBlocks:
         """Fetch blocks, check them and keep them, a bounded number at a time."""
         if not extents.size:
             return
-        asked = cut(bridged(extents, self.files.of(extents), _BRIDGED), _MOST_ASKED)
+        numbers = self.files.of(extents)
+        wide = bridged(extents, numbers, _BRIDGED, _SMALL_GAP * self.files.dense[numbers])
+        asked = cut(wide, _MOST_ASKED)
         sums = self._sums_for(asked)
         waiting: deque[tuple[Extents, list[Future[bytes]]]] = deque()
         try:

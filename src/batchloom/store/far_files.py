@@ -64,6 +64,7 @@ class FarFiles:
         removed: number of the file of removed documents; -1 without one.
         bases: first block of each file, ascending, int64.
         sizes: bytes of each file, int64.
+        dense: 1 for lengths and checksums, of which a little is used for many tokens, 0 for others.
         keys: low and high half of what names the content of each, uint64 [N, 2].
     """
 
@@ -92,6 +93,8 @@ class FarFiles:
             pairs = HEADER.size + PAIR_BYTES * shard.documents
             self.pairs.append(self._whole(f"{stem}.pairs", pairs, shard.pairs))
         self.bases = np.array([one.base for one in self.files], np.int64)
+        dense = [one.checked == "entries" or one.width == COUNTED for one in self.files]
+        self.dense = np.array(dense, np.int64)
         self.sizes = np.array([one.size for one in self.files], np.int64)
         self.keys = np.array([_key(one) for one in self.files], np.uint64).reshape(-1, 2)
 

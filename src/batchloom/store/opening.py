@@ -78,6 +78,10 @@ def open_store(
         raise SettingsError([f"cache: only what lies behind a URL is kept, and {path} is none"])
     if verify is not None and verify not in VERIFY:
         raise SettingsError([f"verify: {shown(verify)} is none of {', '.join(VERIFY)}"])
+    return _open_here(path, split, generation, verify or "off")
+
+
+def _open_here(path: str, split: str, generation: int | None, verify: Verify) -> Store:
     # Files are mapped when they are first read, perhaps after the process has changed its folder.
     folder = Path(path).absolute()
     stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder
@@ -88,10 +92,12 @@ def open_store(
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {because(error)}.") from error
     if is_folder:
-        return _open_folder(folder, split, generation, verify or "off")
-    spec = None if is_prefix or is_there else parse_synthetic(os.fspath(path))
+        return _open_folder(folder, split, generation, verify)
+    spec = None if is_prefix or is_there else parse_synthetic(path)
     if generation is not None and (is_prefix or spec):
         raise SettingsError([f"generation: only stores have generations, and {path} is none"])
+    if verify != "off" and (is_prefix or spec):
+        raise SettingsError([f"verify: only stores have checksums, and {path} is none"])
     if is_prefix:
         return _open_prefix(stem)
     if spec:

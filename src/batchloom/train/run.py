@@ -154,7 +154,8 @@ def _tell_source(opened: Store | Mixture, data: Path | str | Mixture, log: RunLo
     elif log.speaks:
         for store in stores:
             if isinstance(store, Store):
-                place = store.place if isinstance(data, Mixture) else data
+                plain = isinstance(data, Path) and not store.is_far
+                place = data if plain else store.place
                 _LOG.info("Loaded real indexed dataset from %s", place)
                 _LOG.info("Dataset contains %d sequences", len(store))
 
