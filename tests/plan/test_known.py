@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,3 +96,18 @@ def test_sources_may_run_out_at_the_same_position(lengths, lanes):
         if lanes == 1:
             assert tokens.tolist() == own
         assert (tokens <= np.array(own)).all()
+
+
+@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.parametrize("exhausted", ["stop", "redistribute"])
+def test_seq_len_changes_where_sources_run_out(exhausted, step):
+    lengths = ([5, 9, 13, 16] * 4, [7] * 30)
+    mixture = Mixture({"a": 1, "b": 1}, stores=stores(*lengths), exhausted=exhausted)
+    plan = Plan(mixture, PlanSpec(seq_len=16, global_batch_size=4, pool_size=4))
+    edited = plan.edited(Edit(step=step, seq_len=24))
+    found = np.zeros(2, int)
+    for number in range(edited.steps):
+        rows = edited.rows(*edited.positions_of(number))
+        found += np.bincount(rows.sources, rows.lengths, minlength=2).astype(int)
+    whole = [sum(own) for own in lengths]
+    assert found.tolist() == whole if exhausted == "redistribute" else (found <= whole).all()

@@ -130,9 +130,11 @@ class Plan:
         if edits[: len(self.edits)] == self.edits:
             # What lies before the first edit that is new stays as it was.
             new = edits[len(self.edits) :]
-            until = self.course.position_of(new[0].step) if new else None
+            until = self.timeline.sure
+            if new:
+                until = min(until, self.course.position_of(new[0].step) - 1)
             gone = self.timeline.exhausted.items()
-            plan.timeline.adopt({n: p for n, p in gone if until is None or p < until}, 0)
+            plan.timeline.adopt({n: p for n, p in gone if p <= until}, max(until, 0))
         return plan
 
     def _check(self) -> None:
@@ -232,7 +234,9 @@ class Plan:
         """Where a source was left when an era began: (epoch, slot, row)."""
         if (era, number) not in self.cuts:
             position = self.course.cuts[era - 1][0]
-            self.timeline.segment_at(position)
+            if position:
+                # Not further: whether anything is exhausted behind the cut follows from the cut.
+                self.timeline.segment_at(position - 1)
             earlier = [s for s in self.timeline.segments() if s.era == era - 1]
             index = int(earlier[-1].served(position)[number, 0]) if earlier else 0
             self.cuts[era, number] = self.order(number, era - 1).cut(index)

@@ -193,6 +193,7 @@ class Timeline:
     Attributes:
         exhausted: position from which on each exhausted source is gone.
         end: where the run ends because nothing is left; None while that is not known.
+        sure: up to here no source is exhausted but those that are known.
     """
 
     def __init__(
@@ -211,8 +212,7 @@ class Timeline:
         self._marks = sorted({*(c.position for c in course.changes), *(p for p, _ in course.cuts)})
         self._eras = [0, *(position for position, _ in course.cuts)]
         self._segments: list[Segment] = []
-        # Up to here no source is exhausted but those that are known.
-        self._sure = 0
+        self.sure = 0
         self._append(0, np.zeros(shape, np.int64))
 
     def _append(self, position: int, served: Ints) -> None:
@@ -232,7 +232,7 @@ class Timeline:
 
     def segment_at(self, position: int) -> Segment | None:
         """The segment that holds a position; None where the run has ended before."""
-        while self._sure <= position and (self.end is None or self._sure < self.end):
+        while self.sure <= position and (self.end is None or self.sure < self.end):
             self._go_on(position)
         if self.end is not None and position >= self.end:
             return None
@@ -259,12 +259,12 @@ class Timeline:
         later = bisect_right(self._marks, now.position)
         end = self._marks[later] if later < len(self._marks) else None
         # In strides, so that asking one position after another is not a question of its own each.
-        wanted = max(position + 1, self._sure + _STRIDE)
+        wanted = max(position + 1, self.sure + _STRIDE)
         if end is not None:
             wanted = min(wanted, end)
         first = self._first_exhausted(now, wanted)
         if first is None:
-            self._sure = wanted
+            self.sure = wanted
             if wanted == end:
                 self._append(wanted, now.served(wanted))
             return
@@ -275,7 +275,7 @@ class Timeline:
             self.end = where
         else:
             self._append(where, now.served(where))
-        self._sure = max(self._sure, where)
+        self.sure = max(self.sure, where)
 
     def _first_exhausted(self, now: Segment, wanted: int) -> tuple[int, int] | None:
         """(position, source) of the first that is exhausted before ``wanted``."""
@@ -294,12 +294,13 @@ class Timeline:
         for where, number in sorted((where, number) for number, where in exhausted.items()):
             self._pass_marks(where)
             self.exhausted[number] = where
+            self.sure = max(self.sure, where)
             if self._stop:
                 self.end = where
             else:
                 self._append(where, self._segments[-1].served(where))
         self._pass_marks(position)
-        self._sure = max(self._sure, position)
+        self.sure = max(self.sure, position)
 
     def _pass_marks(self, position: int) -> None:
         """Begin the segments of all marks up to a position."""
@@ -312,6 +313,6 @@ class Timeline:
         """The position at which the run ends because its sources are exhausted."""
         stride = 1 << 16
         while self.end is None:
-            self.segment_at(self._sure + stride)
+            self.segment_at(self.sure + stride)
             stride *= 2
         return self.end
