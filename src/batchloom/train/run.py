@@ -108,7 +108,7 @@ def set_up(
     store = opened if isinstance(opened, Store) else _telling(opened)
     outlined = outline(settings, store)
     check_memory(settings, outlined.parameters, ranks)
-    loader = _loader(opened, settings, ranks, settings.steps)
+    loader = make_loader(opened, settings, ranks, settings.steps)
     if not has_targets(loader, settings.steps):
         trained = "a trained token after another" if loader.store.masked else "two tokens"
         raise TrainError(
@@ -201,7 +201,7 @@ def _val_loader(
     store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog, whose: str
 ) -> Loader | None:
     """This rank's batches of the val subset; None, and a word why, when there is nothing to see."""
-    loader = _loader(
+    loader = make_loader(
         open_store(store.path, "val", generation=store.generation), settings, ranks, None
     )
     # Not its length: a large subset is counted beside the training, and not waited for here.
@@ -219,7 +219,7 @@ def _val_loader(
     return loader
 
 
-def _loader(
+def make_loader(
     data: Store | Mixture, settings: TrainSettings, ranks: Ranks, steps: int | None
 ) -> Loader:
     """This rank's batches: of a run of ``steps`` steps, or of one pass over the store, to look at it."""
