@@ -100,13 +100,7 @@ def with_journal(plan: "Plan", state: Any) -> "Plan":
         number = broken_link(state.get("identity"), journal)
         if number is not None:
             _refuse_changed(number, journal[number])
-        for entry in journal:
-            for name in entry.get("added", {}):
-                if name not in plan.stores:
-                    raise StateError(
-                        f"The run's journal adds source {name!r} at step {entry['step']}: give its store, too, "
-                        f"in the stores of the mixture (fingerprint {entry['added'][name]['store'][:12]})."
-                    )
+        _refuse_without_stores(plan, journal)
         told = [
             {k: v for k, v in entry.items() if k not in ("added", "fingerprint")}
             for entry in journal
@@ -118,6 +112,21 @@ def with_journal(plan: "Plan", state: Any) -> "Plan":
         raise StateError(
             f"The state's journal of edits cannot be used: {error}. Use the one that was saved."
         ) from error
+
+
+def _refuse_without_stores(plan: "Plan", journal: list[dict[str, Any]]) -> None:
+    """Refuse a journal that adds a source whose store the plan does not have.
+
+    Raises:
+        StateError: names the source.
+    """
+    for entry in journal:
+        for name in entry.get("added", {}):
+            if name not in plan.stores:
+                raise StateError(
+                    f"The run's journal adds source {name!r} at step {entry['step']}: give its store, too, in the "
+                    f"stores of the mixture (fingerprint {entry['added'][name]['store'][:12]})."
+                )
 
 
 def _refuse_changed(number: int, edit: dict[str, Any]) -> NoReturn:
