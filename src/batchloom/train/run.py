@@ -123,7 +123,7 @@ def set_up(
     store = _telling(found) if isinstance(found, Mixture) else found
     outlined = outline(settings, store)
     check_memory(settings, outlined.parameters, ranks)
-    loader = _loader(found, settings, ranks, settings.steps)
+    loader = make_loader(found, settings, ranks, settings.steps)
     stream = streamed(store)
     if stream is None and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if loader.store.masked else "two tokens"
@@ -218,7 +218,7 @@ def _val_loader(
     store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog, whose: str
 ) -> Loader | None:
     """This rank's batches of the val subset; None, and a word why, when there is nothing to see."""
-    loader = _loader(store.subset("val"), settings, ranks, None)
+    loader = make_loader(store.subset("val"), settings, ranks, None)
     # Not its length: a large subset is counted beside the training, and not waited for here.
     try:
         seen = has_targets(loader, settings.eval_batches or MOST_STEPS)
@@ -234,7 +234,7 @@ def _val_loader(
     return loader
 
 
-def _loader(
+def make_loader(
     data: Store | Mixture, settings: TrainSettings, ranks: Ranks, steps: int | None
 ) -> Loader:
     """This rank's batches: of a run of ``steps`` steps, or of one pass over the store, to look at it."""
