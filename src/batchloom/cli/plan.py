@@ -134,10 +134,9 @@ def _tell(found: Forecast, mark: str) -> None:
 def _lines(source: SourceForecast, found: Forecast) -> list[str]:
     name, mixing = visible(source.name) + (" (assumed)" if source.assumed else ""), source.mixing
     near = "" if found.exact_tokens else "about "
-    lines = [
-        f"{name}: {source.documents:,} documents, {source.tokens:,} tokens; {source.epochs:,.3f} epochs, "
-        f"{near}{source.tokens_served:,} tokens served, {source.share:.3%} of all"
-    ]
+    served = f"{near}{source.tokens_served:,} tokens served, {source.share:.3%} of all"
+    has = f"{source.documents:,} documents, {source.tokens:,} tokens"
+    lines = [f"{name}: {has}; {source.epochs:,.3f} epochs, {served}"]
     if source.weight is not None and source.effective is not None:
         error = f", {source.error:+.4%} of itself" if source.error is not None else ""
         lines.append(f"{name}: weight {source.weight:.4%}, effective {source.effective:.4%}{error}")
@@ -145,7 +144,7 @@ def _lines(source: SourceForecast, found: Forecast) -> list[str]:
         lines.append(f"{name}: {near}{source.split:,} documents of an epoch are cut")
     if source.dropped or source.lost:
         lines.append(
-            f"{name}: {near}{source.dropped:,} documents and {source.lost:,} tokens of an epoch are left out as too long"
+            f"{name}: {near}{source.dropped:,} documents and {source.lost:,} tokens of an epoch are too long, and left out"
         )
     if source.exhausted is not None:
         lines.append(f"{name}: exhausted, gives no more from step {source.exhausted:,} on")
@@ -159,8 +158,8 @@ def _mixing_line(name: str, mixing: Mixing) -> str:
     together = f"{mixing.block:,} neighbours" if mixing.block > 1 else "single documents"
     return (
         f"{name}: {together} of the store at a time go to pools of {mixing.pool:,} documents; a document and the next "
-        f"one of them are about {mixing.apart:,.0f} sequences apart; a step draws about {mixing.documents:,.0f} documents "
-        f"from {mixing.blocks:,.0f} places of the store"
+        f"one of them are about {mixing.apart:,.0f} sequences apart; a step draws about {mixing.documents:,.0f} "
+        f"documents from {mixing.blocks:,.0f} places of the store"
     )
 
 
