@@ -61,7 +61,7 @@ class BatchSpec:
                 problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
         mesh: object = self.mesh
         if not isinstance(mesh, Mesh):
-            problems.append(f"mesh: {shown(mesh)} is no batchloom.Mesh")
+            problems.append(f"mesh: {shown(mesh)} is no batchloom.plan.ranks.Mesh")
         if not is_switch(self.balance):
             problems.append(f"balance: {shown(self.balance)} is neither True nor False")
         raise_problems(problems)

@@ -144,7 +144,7 @@ def _lines(source: SourceForecast, found: Forecast) -> list[str]:
         lines.append(f"{name}: {near}{source.split:,} documents of an epoch are cut")
     if source.dropped or source.lost:
         lines.append(
-            f"{name}: {near}{source.dropped:,} documents and {source.lost:,} tokens of an epoch are too long, and left out"
+            f"{name}: {near}{source.dropped:,} documents of an epoch are too long; {source.lost:,} tokens are left out"
         )
     if source.exhausted is not None:
         lines.append(f"{name}: exhausted, gives no more from step {source.exhausted:,} on")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.batches.loader import Loader
+from batchloom.batches.mixture_file import mixture_from
 from batchloom.core.errors import InputError, SettingsError, StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.plan.assumed import AssumedStore, assumed_from
@@ -94,7 +95,7 @@ def _data(asked: Asked) -> PlanStore | Mixture:
     if asked.assume is not None:
         return _assumed(asked.assume, asked.mixture)
     if asked.mixture is not None:
-        return mixture_of(asked.mixture)
+        return mixture_from(asked.mixture)
     return open_store(asked.store or "", asked.split, generation=asked.generation)
 
 
@@ -123,24 +124,10 @@ def weights_of(text: str) -> dict[str, float]:
     return found
 
 
-def mixture_of(text: str) -> Mixture:
-    """The mixture in ``PATH=WEIGHT,...``; a source is called as the last part of its path.
-
-    Raises:
-        SettingsError: there is none.
-    """
-    weights = weights_of(text)
-    names = {path: Path(path).name for path in weights}
-    if len(set(names.values())) < len(names):
-        raise SettingsError([f"mixture: two stores of {', '.join(weights)} have one name"])
-    stores = {names[path]: open_store(path) for path in weights}
-    return Mixture({names[path]: weight for path, weight in weights.items()}, stores=stores)
-
-
 def _stores(asked: Asked, found: Checkpoint) -> dict[str, PlanStore]:
     """The stores a checkpoint is asked about with, in the generations it was made on where that can be told."""
     if asked.mixture is not None:
-        return dict(mixture_of(asked.mixture).stores)
+        return dict(mixture_from(asked.mixture).stores)
     store = open_store(asked.store or "", asked.split, generation=asked.generation)
     told = found.state["identity"].get("sources", {})
     if asked.generation is None and SOURCE in told and store.manifest is not None:

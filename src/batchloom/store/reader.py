@@ -370,6 +370,26 @@ class Store:
             views[gone] = np.full(views[gone].size, self.end_id, self.dtype)
         return views
 
+    @property
+    def direct(self) -> list[Shard | None] | None:
+        """The shards that are mapped now, None for others (:meth:`shard` maps one), in a list that is kept up to date.
+
+        None where spans are not as they lie in the shards: then :meth:`read` gives them.
+        """
+        return None if self._generated is not None or self.removed.size else self._open
+
+    def shard(self, number: int) -> Shard:
+        """A mapped shard.
+
+        Raises:
+            StoreError: it is missing, damaged, or contradicts the lengths.
+        """
+        return self._open[number] or self._shard(number)
+
+    def keep_mapped(self, shards: int) -> None:
+        """Keep so many shards mapped at most, where other stores need descriptors, too."""
+        self._most = min(self._most, shards)
+
     def mask(
         self,
         documents: NDArray[np.int64],

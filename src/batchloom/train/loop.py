@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from batchloom import Batch, Loader, Store
+from batchloom import Loader, Store
 from batchloom.core.errors import TrainError
 from batchloom.train.build import Model
 from batchloom.train.checkpoint import all_finite, step_of
@@ -29,6 +29,17 @@ from batchloom.train.model_folder import copy_tokenizer
 from batchloom.train.pretrained import Pretrained
 from batchloom.train.run import Run, open_folder
 from batchloom.train.settings import OptimSettings, PretrainedSettings
+
+
+class Batch(Protocol):
+    """What the steps need of a batch."""
+
+    step: int
+    origin: str
+
+    def __getitem__(self, name: str, /) -> Any:
+        """One of its tensors."""
+        ...
 
 
 class Learned(NamedTuple):
