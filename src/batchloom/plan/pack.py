@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
 
+# What these pack into does not depend on the order of the items.
+ORDERLESS = ("best_fit", "wrap", "none")
+
 # Up to this size windows are packed together: above, each by itself is faster.
 _SMALL_WINDOW = 1024
 _AT_ONCE = 1 << 16

@@ -12,7 +12,7 @@ from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import key128
 from batchloom.core.keys import Key, shuffled
 from batchloom.plan.arrange import packed_rows
-from batchloom.plan.pack import count_sequences
+from batchloom.plan.pack import ORDERLESS, count_sequences
 from batchloom.plan.permute import Permutation
 from batchloom.plan.rows import Rows, aligned
 from batchloom.plan.spec import PlanSpec
@@ -134,20 +134,27 @@ class Pools:
 
     def members(self, pool: int) -> NDArray[np.int64]:
         """Numbers of the documents of a pool, in the order they are packed, int64 [N]."""
+        members, layer = self._blocks_of(pool)
+        if layer.blocks is None or layer.block == 1:
+            return members
+        order = shuffled(len(members), self._pool_key("members", pool))
+        return members[order]
+
+    def _blocks_of(self, pool: int) -> tuple[NDArray[np.int64], _Layer]:
+        """The documents of a pool block by block, and its layer."""
         layer, size = self._layers[self._layer_of(pool)], self._spec.pool_size
         place = pool - layer.first_pool
         if layer.blocks is None:
             stop = min((place + 1) * size, layer.documents)
-            return np.arange(layer.first + place * size, layer.first + stop)
+            return np.arange(layer.first + place * size, layer.first + stop), layer
         blocks = size // layer.block
         stop = min((place + 1) * blocks, layer.blocks.size)
         chosen = layer.blocks.at(np.arange(place * blocks, stop))
         if layer.block == 1:
-            return chosen + layer.first
+            return chosen + layer.first, layer
         members = (chosen[:, None] * layer.block + np.arange(layer.block)).ravel()
         members = members[members < layer.documents]
-        order = shuffled(len(members), self._pool_key("members", pool))
-        return members[order] + layer.first
+        return members + layer.first, layer
 
     def pool_of(self, document: int) -> int:
         """The pool a document is packed in."""
@@ -201,7 +208,10 @@ class Pools:
 
     def count_sequences(self, pool: int) -> int:
         """Number of sequences a pool packs into; the same in every epoch."""
-        taken = aligned(self.fitted(pool), self._spec.align)
+        # Where nothing hangs on the order, the documents need not be put into it.
+        free = self._spec.packing in ORDERLESS
+        members = self._blocks_of(pool)[0] if free else self.members(pool)
+        taken = aligned(self._fitted(members), self._spec.align)
         return count_sequences(taken, self._spec.seq_len, self._spec.packing)
 
     def fitted(self, pool: int) -> NDArray[np.int64]:
