@@ -19,16 +19,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from corpus import lengths, make_store
 
 import batchloom
 from batchloom import Loader, Mixture, Plan, PlanSpec, open_store
+from batchloom.plan.assumed import assumed_from
 from batchloom.questions.forecast import forecast
 from batchloom.store.index import map_file
 from batchloom.store.lengths import StoreLengths
+from corpus import lengths, make_store
 
 CHUNK = 50_000_000
 
@@ -105,7 +107,7 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
 
     questions: dict[str, Callable[[Plan, int], object]] = {
         "rows of a step": lambda plan, n: plan.rows(*plan.positions_of(n)),
-        "explain a step": lambda plan, n: batchloom.explain(plan, n),
+        "explain a step": batchloom.explain,
         "explain a row": lambda plan, n: batchloom.explain(plan, n, row=3),
         "when": lambda plan, n: batchloom.when(plan, document=n * 7919 % documents),
         "resume and first rows": lambda plan, n: plan.rows(
@@ -116,7 +118,7 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
         cold, warm = [], []
         for n in numbers:
             plan = fresh()
-            cold.append(timed(lambda plan=plan, n=n: question(plan, n * 48271 % steps)))  # type: ignore[misc]
+            cold.append(timed(partial(question, plan, n * 48271 % steps)))
             del plan
         plan = fresh()
         question(plan, 1)
@@ -126,10 +128,9 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
             question(plan, place)
             again = Plan(plan.store, spec)
             again.order(0).adopt(counts)
-            warm.append(timed(lambda plan=again, n=place: question(plan, n)))  # type: ignore[misc]
+            warm.append(timed(partial(question, again, place)))
         del plan, again
         told(name, cold, warm)
-    del counts
 
 
 def beside(folder: Path) -> None:
@@ -146,9 +147,14 @@ def beside(folder: Path) -> None:
     print(
         f"10 M documents beside a loader: {time.perf_counter() - begin:.2f} s, {served} steps served"
     )
-    code = f"import batchloom; from batchloom.questions.forecast import forecast; s = batchloom.open_store({str(folder / 'store')!r}); print(len(batchloom.Loader(s, seq_len=2048, global_batch_size=32, output='numpy', rank=0, world_size=1)))"
+    code = (
+        "import batchloom, sys; store = batchloom.open_store(sys.argv[1]); "
+        "print(len(batchloom.Loader(store, seq_len=2048, global_batch_size=32, output='numpy', rank=0, world_size=1)))"
+    )
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(folder / "store")], check=True, capture_output=True
+    )
     print(f"a process that asks for its length after it: {time.perf_counter() - begin:.2f} s")
 
 
@@ -174,8 +180,6 @@ def main() -> None:
 
 
 def _assumed() -> None:
-    from batchloom.plan.assumed import assumed_from  # noqa: PLC0415
-
     stores = assumed_from("web=10T tokens/8B documents, code=5T tokens/4B documents")
     mixture = Mixture({"web": 0.6, "code": 0.4}, stores=stores, exhausted="stop")
     forecast(Plan(mixture, PlanSpec(seq_len=2048, global_batch_size=512)))

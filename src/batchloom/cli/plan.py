@@ -112,7 +112,7 @@ def _tell(found: Forecast, mark: str) -> None:
     if found.skipped:
         say(f"edits leave out {counted(found.skipped, 'sequence')}")
     say(
-        f"padding: {near}{found.padding:.3%} of all places; no packing of an epoch could have less than "
+        f"padding: {near}{found.padding:.3%} of all places; no packing of whole documents could have less than "
         f"{about}{found.least_padding:.3%}"
     )
     each = (

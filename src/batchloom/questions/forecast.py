@@ -183,7 +183,10 @@ class _Run:
 
     def __init__(self, plan: Plan, measures: dict[tuple[int, int], Measure]) -> None:
         self.plan, self.measures = plan, measures
-        self.end = plan.positions
+        steps = plan.steps
+        last = plan.positions_of(steps - 1)[1] if steps else 0
+        # With last='drop' some of what is left is not served.
+        self.end = min(plan.positions, last)
         plan.timeline.segment_at(max(self.end - 1, 0))
         self.pieces: list[tuple[int, int, int, np.ndarray]] = []
         for segment in plan.timeline.segments():
@@ -198,8 +201,6 @@ class _Run:
             and not plan.course.bans
             and all(m.pool_tokens is not None for m in measures.values())
         )
-        steps = plan.steps
-        last = plan.positions_of(steps - 1)[1] if steps else 0
         self.empty = max(last - self.end, 0)
         stretches = plan.course.stretches
         held = 0

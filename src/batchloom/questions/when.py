@@ -160,11 +160,14 @@ def _input(plan: Plan, source: str | None, file: str | None) -> tuple[str, str]:
     if len(found) == 1:
         return found[0]
     known = [one for store in chosen.values() for one in _all_inputs(store)]
-    if not found:
-        bare = "" if known else " A bare prefix names none; ask by the number of a document."
+    if not known:
         raise InputError(
-            f"source: no input of {', '.join(chosen) or 'the plan'} is called {shown(wanted)}"
-            f"{nearest(str(wanted), known) or '.'}{bare}"
+            "record: a bare prefix does not say which records its documents came from; ask by the number of a document."
+        )
+    if not found:
+        raise InputError(
+            f"source: no input of {', '.join(chosen)} is called {shown(wanted)}{nearest(str(wanted), known) or '.'} "
+            "batchloom log --json lists them."
         )
     few = ", ".join(sorted({one for _, one in found})[:_SHOWN])
     more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""

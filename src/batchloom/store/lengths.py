@@ -85,7 +85,7 @@ class StoreLengths:
 
 def _map_of(array: NDArray[np.uint32]) -> mmap.mmap | None:
     """The file mapping that an array is a view of from its beginning; None where it is none."""
-    base = array.base
+    base: object = array.base
     if isinstance(base, memoryview):
         base = base.obj
     return base if isinstance(base, mmap.mmap) and len(base) == array.nbytes else None
