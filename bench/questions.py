@@ -141,6 +141,8 @@ def beside(folder: Path) -> None:
     waiting = True
     for _ in loader:
         served += 1
+        # As long as a small model's step takes.
+        time.sleep(0.02)
         if not waiting:
             break
         waiting = not list((folder / "store" / "plans").glob("*.counts"))

@@ -1,7 +1,7 @@
 """From what somebody asks about to a plan: a store, a mixture, what is only assumed, or a checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from batchloom.store.reader import Store
 
 # With a checkpoint: how long the run is, and nothing that decides its order.
 _BESIDE = {"steps"}
+_OWN_DATA = "data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,15 @@ def plan_asked(asked: Asked) -> tuple[Plan, Checkpoint | None]:
         InputError, StoreError: there are no such stores.
         StateError: the checkpoint is of other stores; names each field that differs.
     """
+    found = read_checkpoint(asked.checkpoint) if asked.checkpoint is not None else None
+    if found and asked.store is None and asked.mixture is None:
+        # A run that prepares its data has it beside its checkpoints.
+        own = found.place.parent.parent.parent / _OWN_DATA
+        asked = replace(asked, store=str(own) if own.is_dir() else None)
     problems = _contradictions(asked)
     if problems:
         raise SettingsError(problems)
-    if asked.checkpoint is not None:
-        found = read_checkpoint(asked.checkpoint)
+    if found is not None:
         stores = _stores(asked, found)
         return plan_again(found, stores, asked.settings.get("steps")), found
     data = _data(asked)

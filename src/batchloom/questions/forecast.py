@@ -208,6 +208,7 @@ class _Run:
             until = stretches[place + 1].step if place + 1 < len(stretches) else steps
             held += max(min(until, steps) - at.step, 0) * at.size
         self.skipped = last - held
+        self.tokens = {number: self._tokens(number) for number in plan.weighed}
 
     def places(self) -> int:
         """Tokens that the sequences of all steps have room for."""
@@ -232,7 +233,7 @@ class _Run:
             for era, count in self.sequences(number).items()
         )
 
-    def tokens(self, number: int) -> int:
+    def _tokens(self, number: int) -> int:
         """Tokens of a source."""
         found = 0.0
         for era, count in self.sequences(number).items():
@@ -275,8 +276,8 @@ def _source(run: _Run, number: int) -> SourceForecast:
     plan, measure = run.plan, run.measures[0, number]
     name, order = plan.names[number], plan.order(number)
     store = plan.stores[name]
-    served, tokens = sum(run.sequences(number).values()), run.tokens(number)
-    everything = sum(run.tokens(n) for n in plan.weighed)
+    served, tokens = sum(run.sequences(number).values()), run.tokens[number]
+    everything = sum(run.tokens.values())
     part = served / max(run.end, 1)
     weight, effective = _shares(run, number)
     gone = plan.timeline.exhausted.get(number)
