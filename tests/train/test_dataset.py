@@ -127,7 +127,7 @@ def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, c
         assert train(home, *words, "--seq-len", 128, "--out", home / name) == 0
         out = capsys.readouterr().out
         assert f"{name}.yaml says nothing of it" in out
-        assert ("the weights recorded in the store (sums 0.5) are not applied yet" in out) is (
+        assert ("the weights recorded in the store (sums 0.5) are not applied" in out) is (
             name == "list"
         )
     settings = json.loads((home / "list/run.json").read_text())

@@ -162,7 +162,7 @@ class Loader:
         self._start = self._made = 0
         self._resumed = self._told = False
         # Nobody has said that conversations may be cut, and they are.
-        self._cuts_all = overlong is None and isinstance(data, Store) and data.mixed
+        self._cuts_all = overlong is None and not isinstance(data, Plan)
         self._iterations: list[_Iteration] = []
         self._latest: _Iteration | None = None
         _LOADERS.add(self)

@@ -31,6 +31,13 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = None,
+    mixture: Annotated[
+        str | None,
+        typer.Option(
+            help="Several stores and their weights, instead of --data: a YAML file, or stores/web=0.7,stores/code=0.3.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     input_file: Annotated[
         Path | None,
         typer.Option(
@@ -201,6 +208,7 @@ def train(
     try:
         with _interrupted_once(), _told():
             # torch takes seconds
+            from batchloom.batches.mixture_file import mixture_from  # noqa: PLC0415
             from batchloom.train.start import (  # noqa: PLC0415
                 DataRequest,
                 ModelRequest,
@@ -211,6 +219,7 @@ def train(
             request = Request(
                 data=DataRequest(
                     data=data,
+                    mixture=None if mixture is None else mixture_from(mixture),
                     input_file=input_file,
                     dataset_config=dataset_config,
                     tokenizer=tokenizer,

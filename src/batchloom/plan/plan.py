@@ -401,17 +401,28 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Exact number of steps of the run."""
+        """Exact number of steps of the run; of ``steps`` those before its sources are exhausted, where they end it."""
         if self.spec.steps is not None:
-            return self.spec.steps
+            if not self._may_run_out:
+                return self.spec.steps
+            self.timeline.segment_at(self.course.position_of(self.spec.steps) - 1)
+            if self.timeline.end is None:
+                return self.spec.steps
+            step, inside = self.course.step_at(self.timeline.end)
+            return min(self.spec.steps, step + (inside > 0 and self.spec.last == "fill"))
         step, inside = self.course.step_at(self.positions)
         return step + (inside > 0 and self.spec.last == "fill")
+
+    @property
+    def _may_run_out(self) -> bool:
+        """Whether sources that are exhausted end the run, also before its ``steps``."""
+        return isinstance(self.data, Mixture) and self.data.exhausted != "repeat"
 
     def has_step(self, step: int) -> bool:
         """Whether the run has this step; answers without counting pools far ahead."""
         if step < 0:
             return False
-        if self.spec.steps is not None:
+        if self.spec.steps is not None and (step >= self.spec.steps or not self._may_run_out):
             return step < self.spec.steps
         first, stop = self.positions_of(step)
         return self.holds(stop - 1 if self.spec.last == "drop" else first)

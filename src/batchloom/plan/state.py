@@ -108,11 +108,34 @@ def with_journal(plan: "Plan", state: Any) -> "Plan":
             {k: v for k, v in entry.items() if k not in ("added", "fingerprint")}
             for entry in journal
         ]
-        return plan.with_edits([edit_from(entry) for entry in told])
+        edited = plan.with_edits([edit_from(entry) for entry in told])
     except (AttributeError, KeyError, TypeError, ValueError, PlanError, SettingsError) as error:
         raise StateError(
             f"The state's journal of edits cannot be used: {error}. Use the one that was saved."
         ) from error
+    if state.get("identity") == plan.identity:
+        _refuse_changed(journal, edited.journal)
+    return edited
+
+
+def _refuse_changed(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
+    """Refuse a journal whose edits do not give the fingerprints that were written beside them.
+
+    Raises:
+        StateError: names the first such edit, and what differs where its fields tell.
+    """
+    for number, (one, other) in enumerate(zip(theirs, ours, strict=True)):
+        if one == other:
+            continue
+        fields = [name for name in {**one, **other} if name != "fingerprint"]
+        differ = differences(
+            {name: one.get(name) for name in fields}, {name: other.get(name) for name in fields}
+        )
+        told = "; ".join(differ) or f"one of {', '.join(fields)} is not what it was"
+        raise StateError(
+            f"Edit {number} of the journal, at step {one.get('step')}, was changed after it was written: {told} (its "
+            "fingerprint does not fit). Use the journal that was saved; a new edit is appended (loader.edit)."
+        )
 
 
 def _checked(

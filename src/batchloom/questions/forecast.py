@@ -185,9 +185,10 @@ class _Run:
         self.plan, self.measures = plan, measures
         steps = plan.steps
         last = plan.positions_of(steps - 1)[1] if steps else 0
-        # With last='drop' some of what is left is not served.
-        self.end = min(plan.positions, last)
-        plan.timeline.segment_at(max(self.end - 1, 0))
+        plan.timeline.segment_at(max(last - 1, 0))
+        # With last='drop' some of what is left is not served; and sources may end a run inside a step.
+        end = min(plan.positions, last)
+        self.end = end if plan.timeline.end is None else min(end, plan.timeline.end)
         self.pieces: list[tuple[int, int, int, np.ndarray]] = []
         for segment in plan.timeline.segments():
             if segment.position >= self.end:

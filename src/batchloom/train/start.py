@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from batchloom import DatasetConfig
+from batchloom import DatasetConfig, Mixture
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import nearest, raise_problems, shown
 from batchloom.train.checkpoint import step_of
@@ -16,6 +17,7 @@ from batchloom.train.generation import begun_on
 from batchloom.train.log import RunLog, Say
 from batchloom.train.loop import Outcome, train
 from batchloom.train.missing import stand_in
+from batchloom.train.mixture import mixture_begun_on
 from batchloom.train.pretrained import longest_row, read_model_config
 from batchloom.train.ranks import Ranks, joined_ranks
 from batchloom.train.run import set_up
@@ -43,6 +45,7 @@ class DataRequest:
 
     Attributes:
         data: a store's folder, a bare Megatron prefix, or a name of synthetic data.
+        mixture: several stores and their weights; excludes ``data``.
         input_file: a file or folder to prepare into a temporary store; excludes ``data``.
         dataset_config: a YAML file that names data sets, which are prepared below the run's
             folder; excludes ``data`` and ``input_file``.
@@ -54,6 +57,7 @@ class DataRequest:
     """
 
     data: Path | None = None
+    mixture: Mixture | None = None
     input_file: Path | None = None
     dataset_config: Path | None = None
     tokenizer: str | None = None
@@ -62,15 +66,11 @@ class DataRequest:
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
-        problems = _exclusive(
-            self,
-            ("data", "input_file"),
-            ("data", "dataset_config"),
-            ("input_file", "dataset_config"),
-        )
-        if self.data is self.input_file is self.dataset_config is None:
+        ways = ("data", "mixture", "input_file", "dataset_config")
+        problems = _exclusive(self, *combinations(ways, 2))
+        if all(getattr(self, way) is None for way in ways):
             problems.append(
-                "--data: missing; the folder of a store (batchloom prepare makes one), or "
+                "--data: missing; the folder of a store (batchloom prepare makes one), or --mixture with several, or "
                 "--input-file with a file to prepare in memory, or --dataset-config with a YAML file"
             )
         if self.tokenizer is not None and self.input_file is self.dataset_config is None:
@@ -83,7 +83,7 @@ class DataRequest:
             words = ", ".join(IF_MISSING)
             hint = nearest(str(self.if_missing), IF_MISSING)
             problems.append(f"--if-missing: {shown(self.if_missing)} is none of {words}{hint}")
-        elif self.if_missing != "error" and self.dataset_config is not None:
+        elif self.if_missing != "error" and (self.dataset_config or self.mixture) is not None:
             problems.append("--if-missing: goes with --data and --input-file only; leave it out")
         return problems
 
@@ -231,7 +231,7 @@ class Request:
         return settings_from(before, self._changes)
 
 
-def _exclusive(asked: DataRequest | ModelRequest, *pairs: tuple[str, str]) -> list[str]:
+def _exclusive(asked: DataRequest | ModelRequest, *pairs: tuple[str, ...]) -> list[str]:
     """A sentence for each pair of options of which both are given."""
     return [
         f"--{first.replace('_', '-')} and --{second.replace('_', '-')} exclude each other: give one"
@@ -268,9 +268,12 @@ def start(request: Request, say: Say) -> Outcome:
             if dataset is not None:
                 log.say(order_line(dataset, stated, settings, goes_on=request.goes_on))
             generation = request.data.generation
-            if request.resume and generation is None:
+            opened = data
+            if request.resume and isinstance(data, Mixture):
+                opened = mixture_begun_on(data, folder, ranks)
+            elif request.resume and isinstance(data, Path) and generation is None:
                 generation = begun_on(data, folder, ranks)
-            run = set_up(data, settings, folder, ranks, log, generation=generation)
+            run = set_up(opened, settings, folder, ranks, log, generation=generation)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_stopped(request)) from error
@@ -283,7 +286,10 @@ def _data(
     dataset: DatasetConfig | None,
     ranks: Ranks,
     say: Say,
-) -> Iterator[Path]:
+) -> Iterator[Path | Mixture]:
+    if request.data.mixture is not None:
+        yield request.data.mixture
+        return
     if dataset is not None:
         tokenizer = tokenizer_for(dataset, request.data.tokenizer, request.model.init)
         yield dataset_store(dataset, request.folder.data, tokenizer, ranks, say)
