@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from batchloom.preparation.dataset_config import DatasetConfig
     from batchloom.preparation.job import prepare
     from batchloom.preparation.recipe import Recipe
+    from batchloom.questions.explain import explain
+    from batchloom.questions.when import when
     from batchloom.sources.presets import list_datasets
     from batchloom.store.opening import open_store
     from batchloom.store.reader import Store
@@ -56,11 +58,13 @@ _HOMES = {
     "TokenizerError": "batchloom.core.errors",
     "check": "batchloom.preparation.check",
     "doctor": "batchloom.diagnosis.doctor",
+    "explain": "batchloom.questions.explain",
     "inspect": "batchloom.batches.inspect",
     "list_datasets": "batchloom.sources.presets",
     "open_store": "batchloom.store.opening",
     "prepare": "batchloom.preparation.job",
     "stream": "batchloom.streams.stream",
+    "when": "batchloom.questions.when",
 }
 
 __all__ = [
@@ -83,11 +87,13 @@ __all__ = [
     "TokenizerError",
     "check",
     "doctor",
+    "explain",
     "inspect",
     "list_datasets",
     "open_store",
     "prepare",
     "stream",
+    "when",
 ]
 
 

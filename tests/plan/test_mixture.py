@@ -541,6 +541,20 @@ def test_a_permutation_has_a_way_back(size):
     assert (permutation.places(permutation.at(positions)) == positions).all()
 
 
+@pytest.mark.parametrize("exhausted", ["stop", "redistribute"])
+def test_a_source_that_ends_may_be_packed_anew_before(exhausted):
+    mixture = Mixture({"a": 1, "b": 2}, stores=stores([9] * 60, [7] * 50), exhausted=exhausted)
+    spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=8)
+    plan = Plan(mixture, spec, [Edit(step=2, seq_len=32)])
+    found = [
+        one for step in range(plan.steps) for one in spans(plan.rows(*plan.positions_of(step)))
+    ]
+    served = Counter(source for source, *_ in found)
+    assert served[1] >= 50
+    assert max(Counter(found).values()) == 1
+    assert (served[0] >= 60) == (exhausted == "redistribute")
+
+
 def test_steps_end_where_the_sources_that_end_a_run_do():
     for exhausted in ("stop", "redistribute"):
         data = Mixture({"a": 1, "b": 1}, stores=stores([10] * 20, [10] * 60), exhausted=exhausted)

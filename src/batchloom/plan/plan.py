@@ -279,10 +279,15 @@ class Plan:
             self._measured[era, number] = known
         return known
 
-    def _slots(self, weights: Weights, gone: frozenset[int], era: int) -> dict[int, int]:
+    def shares(self, weights: Weights) -> dict[str, float]:
+        """The weight of every source of a mixture that has one above 0, adding up to 1.
+
+        Raises:
+            SettingsError: weights bounded by epochs, in a run without a number of steps.
+        """
         mixture = self.data
         if not isinstance(mixture, Mixture):
-            return {0: 1}
+            return {SOURCE: 1.0}
         tokens = {name: store.tokens for name, store in self._stores.items()}
         caps = None
         if mixture.most_epochs is not None:
@@ -294,8 +299,13 @@ class Plan:
                 mixture.most_epochs,
                 self.spec.steps * self.spec.global_batch_size * self.spec.seq_len,
             )
-        flat = flat_weights(weights, tokens, mixture.temperature, caps)
-        flat = {name: w for name, w in flat.items() if self.names.index(name) not in gone}
+        return flat_weights(weights, tokens, mixture.temperature, caps)
+
+    def _slots(self, weights: Weights, gone: frozenset[int], era: int) -> dict[int, int]:
+        mixture = self.data
+        if not isinstance(mixture, Mixture):
+            return {0: 1}
+        flat = {n: w for n, w in self.shares(weights).items() if self.names.index(n) not in gone}
         if not flat:
             return {}
         known = {name: self.measured(self.names.index(name), era) for name in flat}
