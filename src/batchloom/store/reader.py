@@ -299,10 +299,8 @@ class Store:
         """Documents and tokens of the subset without what is removed."""
         entry = self.manifest.subsets.get(self.split) if self.manifest else None
         gone = entry.removed if entry else None
-        return (
-            len(self) - (gone.documents if gone else 0),
-            self.tokens - (gone.tokens if gone else 0),
-        )
+        documents, tokens = (gone.documents, gone.tokens) if gone else (0, 0)
+        return len(self) - documents, self.tokens - tokens
 
     def first(self, count: int) -> list[int]:
         """Numbers of the first ``count`` documents that are not removed."""
