@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from batchloom.sources.presets import list_datasets
     from batchloom.store.opening import open_store
     from batchloom.store.reader import Store
+    from batchloom.streams.stream import stream
 
 __version__ = "0.1.0"
 
@@ -59,6 +60,7 @@ _HOMES = {
     "list_datasets": "batchloom.sources.presets",
     "open_store": "batchloom.store.opening",
     "prepare": "batchloom.preparation.job",
+    "stream": "batchloom.streams.stream",
 }
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "list_datasets",
     "open_store",
     "prepare",
+    "stream",
 ]
 
 

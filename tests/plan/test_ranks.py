@@ -227,6 +227,6 @@ def test_alignment_is_part_of_the_order_only_where_it_is_asked_for():
     assert plain.fingerprint == same.fingerprint != aligned.fingerprint
     assert "align" not in plain.identity["spec"]
     assert "align" not in plain.order(0).table_identity
-    assert aligned.table_identity["align"] == 4
+    assert aligned.order(0).table_identity["align"] == 4
     with pytest.raises(SettingsError, match="seq_len: 10 is not a multiple of align 4; 8 or 12 is"):
         PlanSpec(seq_len=10, global_batch_size=1, align=4)

@@ -231,6 +231,8 @@ def _wrap(lengths: Lengths, seq_len: int) -> Packed:
 
 
 _WINDOW = re.compile(r"window_([1-9][0-9]{0,6})")
+# Their number of sequences follows from which lengths there are, in whatever order.
+ANY_ORDER = frozenset({"best_fit", "wrap", "none"})
 STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
 
 

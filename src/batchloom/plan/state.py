@@ -51,9 +51,6 @@ def _cursors(plan: "Plan", segment: "Segment", position: int) -> dict[str, Any]:
         order = plan.order(number, segment.era)
         if plan.spec.lanes == 1:
             found[plan.names[number]] = _plain(order.stands(0, int(served[number, 0])))
-        elif order.counted:
-            # With the table every question is quick, and a lane's place need not be told.
-            found[plan.names[number]] = []
         else:
             found[plan.names[number]] = [
                 _plain(order.stands(lane, int(served[number, lane])))

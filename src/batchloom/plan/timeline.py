@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.plan.edits import Edit
 from batchloom.plan.mixture import Stage, Weights
-from batchloom.plan.schedule import Schedule
+from batchloom.plan.schedule import Schedule, schedule_of
 
 Ints = NDArray[np.int64]
 
@@ -129,7 +129,7 @@ def _stage_step(stage: Stage, now: Stretch, tokens: int) -> int:
     return now.step - (-more // (now.size * now.seq_len))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Positions under one schedule and one sequence length.
 
@@ -146,6 +146,15 @@ class Segment:
     schedule: Schedule
     era: int
     bases: Ints
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one source in one lane: then :meth:`index` tells all."""
+        return len(self.sources) == self.schedule.lanes == 1
+
+    def index(self, position: int) -> int:
+        """The index in the era of a position of a plain segment."""
+        return int(self.bases[self.sources[0], 0]) + position - self.position
 
     def at(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """(source, lane, index in the era) of positions."""
@@ -218,7 +227,7 @@ class Timeline:
             self.end = position if self.end is None else min(self.end, position)
             return
         numbers = np.array(sorted(slots), np.int32)
-        schedule = Schedule(tuple(slots[n] for n in numbers.tolist()), self._lanes)
+        schedule = schedule_of(tuple(slots[n] for n in numbers.tolist()), self._lanes)
         self._segments.append(Segment(position, numbers, schedule, era, served))
 
     def segment_at(self, position: int) -> Segment | None:

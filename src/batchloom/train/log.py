@@ -63,11 +63,12 @@ class RunLog:
         self.write({"kind": "step", **entry})
         step = entry["step"]
         if step % self._say_every == 0 or step in (1, steps):
+            uneven = f"  imbalance {entry['imbalance']:.3f}" if "imbalance" in entry else ""
             self.say(
                 f"step {step:>{len(str(steps))}}/{steps}  loss {entry['loss']:.4f}  "
                 f"lr {entry['lr']:.2e}  {entry['tokens_per_s']:,.0f} tok/s  "
                 f"trained {entry['trained_share']:.2%}  padding {entry['padding']:.2%}  "
-                f"data wait {entry['data_wait']:.2%}"
+                f"data wait {entry['data_wait']:.2%}{uneven}"
             )
 
     def val(
