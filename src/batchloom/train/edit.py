@@ -36,7 +36,7 @@ class Edited:
 
 def edit_run(
     place: Path,
-    data: Path | Mixture,
+    data: Path | str | Mixture,
     edit: Edit,
     *,
     generation: int | None = None,

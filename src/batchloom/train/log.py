@@ -11,6 +11,7 @@ from batchloom.train.plain import parse_object
 Say = Callable[[str], None]
 _KINDS = ("start", "step", "val")
 _SHOWN = 8
+_LONGEST_TITLE = 160
 
 
 @final
@@ -158,6 +159,8 @@ def draw_curve(log: Path, png: Path, title: str) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
     # In names of folders: letters the font lacks, bytes that are no text, dollars (mathematics).
+    # Of many stores a title cannot name all.
+    title = title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 3]}..."
     plain = title.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
     axes.set(xlabel="step", ylabel="loss (nats a token)", title=plain)
     axes.grid(alpha=0.3)

@@ -148,16 +148,26 @@ def _telling(mixture: Mixture) -> Store:
 
 def _tell_source(opened: Store | Mixture, data: Path | str | Mixture, log: RunLog) -> None:
     """Say that data is real, or have every line from here on say that it is not."""
-    stores = opened.stores.values() if isinstance(opened, Mixture) else (opened,)
-    if any(isinstance(store, Store) and store.synthetic for store in stores):
+    given = opened.stores.values() if isinstance(opened, Mixture) else (opened,)
+    stores = [store for store in given if isinstance(store, Store)]
+    if any(store.synthetic for store in stores):
         log.mark = "  source=synthetic"
     elif log.speaks:
+<<<<<<< HEAD
         for store in stores:
             if isinstance(store, Store):
                 plain = isinstance(data, Path) and not store.is_far
                 place = data if plain else store.place
                 _LOG.info("Loaded real indexed dataset from %s", place)
                 _LOG.info("Dataset contains %d sequences", len(store))
+=======
+        for store in stores[:_SHOWN]:
+            place = store.place if isinstance(data, Mixture) else data
+            _LOG.info("Loaded real indexed dataset from %s", place)
+            _LOG.info("Dataset contains %d sequences", len(store))
+        if len(stores) > _SHOWN:
+            _LOG.info("Loaded %d more real indexed datasets", len(stores) - _SHOWN)
+>>>>>>> mix
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
