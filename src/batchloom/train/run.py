@@ -153,21 +153,13 @@ def _tell_source(opened: Store | Mixture, data: Path | str | Mixture, log: RunLo
     if any(store.synthetic for store in stores):
         log.mark = "  source=synthetic"
     elif log.speaks:
-<<<<<<< HEAD
-        for store in stores:
-            if isinstance(store, Store):
-                plain = isinstance(data, Path) and not store.is_far
-                place = data if plain else store.place
-                _LOG.info("Loaded real indexed dataset from %s", place)
-                _LOG.info("Dataset contains %d sequences", len(store))
-=======
         for store in stores[:_SHOWN]:
-            place = store.place if isinstance(data, Mixture) else data
+            plain = isinstance(data, Path) and not store.is_far
+            place = data if plain else store.place
             _LOG.info("Loaded real indexed dataset from %s", place)
             _LOG.info("Dataset contains %d sequences", len(store))
         if len(stores) > _SHOWN:
             _LOG.info("Loaded %d more real indexed datasets", len(stores) - _SHOWN)
->>>>>>> mix
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
