@@ -308,7 +308,7 @@ def far(size: Size, clock: Clock) -> None:
         f"  coverage, sampled: {whole} sightings of 20 documents are in the rows they name, every whole epoch adds up"
     )
     off = max(mixture_error(plan, int(p)) for p in draw.integers(0, plan.positions, 3000))
-    print(f"  mixture error, sampled at 3,000 positions: at most {off:.4f} sequences")
+    print(f"  mixture error, sampled at 3,000 positions: at most {off:.6f} sequences")
     assert off < 1
 
 
@@ -411,7 +411,7 @@ def exhaustive(scale: float) -> None:
     print(
         f"  scale {scale:g}: {size.steps():,} steps, {asked:,} answers to ranks, {len(sources):,} positions "
         f"({skipped.size:,} left out), {took:.0f} s\n  coverage: tokens of a source differ by at most {uneven} pass; "
-        f"mixture error of every prefix at most {off:.4f} sequences"
+        f"mixture error of every prefix at most {off:.6f} sequences"
     )
     assert uneven <= 1
     assert off < 1
