@@ -5,7 +5,8 @@
 A server on loopback gives stretches of files; every answer waits ``--latency`` seconds, and a
 connection carries ``--megabytes`` a second. Prints the first batch, what a consumer that takes
 ``--pace`` million tokens a second gets from either store and what one gets that takes all it can,
-and the bytes that the ranks of a node fetched over an epoch, over those of its tokens.
+and the bytes that the ranks of a node, and of two nodes with and without lanes, fetched over an epoch, over those of
+its tokens.
 """
 
 import argparse
@@ -96,25 +97,26 @@ def loaded(place: str, options: dict, steps: int, pace: float, rank: int = 0, ra
     return first, steps * SEQ_LEN * BATCH / seconds, store.fetched_bytes, tokens
 
 
-def epoch(place: str, cache: str, rank: int, ranks: int) -> int:
+def epoch(place: str, cache: str, rank: int, ranks: int, lanes: int = 1) -> int:
     """Bytes that one rank fetched in an epoch."""
     import batchloom
 
     store = batchloom.open_store(place, cache=cache)
     loader = batchloom.Loader(
-        store, seq_len=SEQ_LEN, global_batch_size=BATCH * ranks, block=BLOCK,
-        rank=rank, world_size=ranks, output="numpy",
+        store, seq_len=SEQ_LEN, global_batch_size=BATCH * ranks, block=BLOCK, lanes=lanes,
+        pool_size=8192 if lanes > 1 else 65536, rank=rank, world_size=ranks, output="numpy",
     )  # fmt: skip
     for _ in loader:
         pass
     return store.fetched_bytes
 
 
-def together(url: str, cache: Path, ranks: int) -> int:
-    """Bytes that the ranks of a node fetched in an epoch, each a process."""
+def together(url: str, work: Path, ranks: int, nodes: int = 1, lanes: int = 1) -> int:
+    """Bytes that ranks on so many nodes fetched in an epoch, each rank a process, each node a cache."""
     running = []
     for rank in range(ranks):
-        asked = {"place": url, "cache": str(cache), "rank": rank, "ranks": ranks}
+        cache = work / f"node{nodes}.{rank * nodes // ranks}.{lanes}"
+        asked = {"place": url, "cache": str(cache), "rank": rank, "ranks": ranks, "lanes": lanes}
         command = [sys.executable, __file__, "--epoch", json.dumps(asked)]
         running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     return sum(int(one.communicate()[0]) for one in running)
@@ -186,10 +188,13 @@ def main() -> None:
         compared(options, folder, url, work)
         if not options.sparse:
             size = sum(path.stat().st_size for path in folder.glob("train/*.bin"))
-            fetched = together(url, work / "node", options.ranks)
+            fetched = together(url, work, options.ranks)
             print(
                 f"{options.ranks} ranks of a node fetched {fetched / size:.3f} x the bytes of their tokens"
             )
+            for lanes in (1, options.ranks):
+                fetched = together(url, work, options.ranks, nodes=2, lanes=lanes)
+                print(f"on two nodes, {lanes} lanes: {fetched / size:.3f} x")
     finally:
         server.terminate()
         shutil.rmtree(work)

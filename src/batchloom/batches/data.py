@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from batchloom.batches.shelf import Shelf, shelf_of
 from batchloom.batches.streamed import Streamed
@@ -14,7 +14,9 @@ from batchloom.plan.plan import SOURCE, Plan
 from batchloom.plan.spec import PlanSpec
 from batchloom.store.manifest import generation_with
 from batchloom.store.reader import Store
+from batchloom.store.stretches import read_stretches
 
+Order = Literal["pools", "lanes"]
 Data = Store | Mixture | Plan | LanePlan | Streamed
 
 
@@ -97,7 +99,7 @@ def plan_of(
         InputError: it is given something else.
     """
     if isinstance(data, Plan | LanePlan | Streamed):
-        defaults = {**_DEFAULTS, "overlong": None}
+        defaults = {**_DEFAULTS, "overlong": None, "order": "pools"}
         given = [name for name, value in settings.items() if value != defaults[name]]
         given += [
             name
@@ -122,11 +124,23 @@ def plan_of(
     ]
     if seq_len is None or global_batch_size is None:
         raise SettingsError(missing)
+    order = settings.pop("order")
     if settings["overlong"] is None:
         alone = isinstance(data, Store) and data.conversations
         settings = {**settings, "overlong": "drop" if alone else "split"}
         data = _dropping_conversations(data) if isinstance(data, Mixture) else data
-    return Plan(data, PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size, **settings))
+    spec = PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size, **settings)
+    if order == "pools":
+        return Plan(data, spec)
+    if order != "lanes" or not isinstance(data, Store):
+        wrong = (
+            f"{order!r} is none of pools, lanes"
+            if order != "lanes"
+            else "lanes repeat a stream over one store"
+        )
+        raise SettingsError([f"order: {wrong}"])
+    repeated = LanePlan(data, spec, lanes=spec.lanes, bounds=read_stretches(data))
+    return cast("Plan", repeated)
 
 
 def _dropping_conversations(mixture: Mixture) -> Mixture:

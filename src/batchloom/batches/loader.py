@@ -19,7 +19,7 @@ from batchloom.batches.augment import (
     with_augment,
     without_augment,
 )
-from batchloom.batches.data import Data, plan_of, refuse_other_generation, store_of, stored
+from batchloom.batches.data import Data, Order, plan_of, refuse_other_generation, store_of, stored
 from batchloom.batches.device import require_torch, to_torch
 from batchloom.batches.fetching import Fetching, blocks_of, fetch_rows
 from batchloom.batches.id_range import refuse_beyond
@@ -70,6 +70,8 @@ class Loader:
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
         packing, seed, shuffle, epochs, steps, last, pool_size, block, lanes, align: see ``PlanSpec``.
+        order: ``pools``; or ``lanes``: over a store that a stream kept, with its settings and ``lanes``,
+            the order of the stream.
         overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
             of is worth nothing, and ``split`` for any other.
         rank: data-parallel rank; found out when neither it nor ``world_size`` is given: from an
@@ -122,6 +124,7 @@ class Loader:
         block: int = 0,
         lanes: int = 1,
         align: int = 1,
+        order: Order = "pools",
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Mesh = DATA_PARALLEL,
@@ -146,6 +149,7 @@ class Loader:
             "block": block,
             "lanes": lanes,
             "align": align,
+            "order": order,
         }
         self.plan = plan_of(data, seq_len, global_batch_size, settings)
         rank, world_size = find_world(rank, world_size)
