@@ -7,7 +7,6 @@ Names are loaded when first used, so that importing batchloom stays light.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from batchloom.batches.assemble import Batch
     from batchloom.batches.inspect import inspect
     from batchloom.batches.loader import Loader
     from batchloom.core.errors import (
@@ -15,21 +14,22 @@ if TYPE_CHECKING:
         InputError,
         OutputError,
         PlanError,
-        RecordError,
         SettingsError,
         StateError,
         StoreError,
         TokenizerError,
     )
     from batchloom.diagnosis.doctor import doctor
+    from batchloom.plan.edits import Edit
+    from batchloom.plan.mixture import Mixture
     from batchloom.plan.plan import Plan
-    from batchloom.plan.ranks import Mesh
     from batchloom.plan.spec import PlanSpec
     from batchloom.preparation.check import check
     from batchloom.preparation.dataset_config import DatasetConfig
     from batchloom.preparation.job import prepare
     from batchloom.preparation.recipe import Recipe
-    from batchloom.preparation.recipe_choice import read_recipe
+    from batchloom.questions.explain import explain
+    from batchloom.questions.when import when
     from batchloom.sources.presets import list_datasets
     from batchloom.store.opening import open_store
     from batchloom.store.reader import Store
@@ -38,18 +38,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Batch": "batchloom.batches.assemble",
     "BatchloomError": "batchloom.core.errors",
     "DatasetConfig": "batchloom.preparation.dataset_config",
+    "Edit": "batchloom.plan.edits",
     "InputError": "batchloom.core.errors",
     "Loader": "batchloom.batches.loader",
-    "Mesh": "batchloom.plan.ranks",
+    "Mixture": "batchloom.plan.mixture",
     "OutputError": "batchloom.core.errors",
     "Plan": "batchloom.plan.plan",
     "PlanError": "batchloom.core.errors",
     "PlanSpec": "batchloom.plan.spec",
     "Recipe": "batchloom.preparation.recipe",
-    "RecordError": "batchloom.core.errors",
     "SettingsError": "batchloom.core.errors",
     "StateError": "batchloom.core.errors",
     "Store": "batchloom.store.reader",
@@ -57,27 +56,27 @@ _HOMES = {
     "TokenizerError": "batchloom.core.errors",
     "check": "batchloom.preparation.check",
     "doctor": "batchloom.diagnosis.doctor",
+    "explain": "batchloom.questions.explain",
     "inspect": "batchloom.batches.inspect",
     "list_datasets": "batchloom.sources.presets",
     "open_store": "batchloom.store.opening",
     "prepare": "batchloom.preparation.job",
-    "read_recipe": "batchloom.preparation.recipe_choice",
     "stream": "batchloom.streams.stream",
+    "when": "batchloom.questions.when",
 }
 
 __all__ = [
-    "Batch",
     "BatchloomError",
     "DatasetConfig",
+    "Edit",
     "InputError",
     "Loader",
-    "Mesh",
+    "Mixture",
     "OutputError",
     "Plan",
     "PlanError",
     "PlanSpec",
     "Recipe",
-    "RecordError",
     "SettingsError",
     "StateError",
     "Store",
@@ -85,12 +84,13 @@ __all__ = [
     "TokenizerError",
     "check",
     "doctor",
+    "explain",
     "inspect",
     "list_datasets",
     "open_store",
     "prepare",
-    "read_recipe",
     "stream",
+    "when",
 ]
 
 

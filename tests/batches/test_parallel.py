@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchloom
-from batchloom import Mesh
 from batchloom.batches.assemble import IGNORE
 from batchloom.batches.augment import with_augment
 from batchloom.core.errors import PlanError, SettingsError
+from batchloom.plan.ranks import Mesh
 from batchloom.testing.stores import write_store
 
 SEQ_LEN = 48
@@ -302,7 +302,7 @@ def test_settings_that_are_none(store):
     for said in (
         "did you mean 'pad'",
         "micro_batch_size: 0",
-        "no batchloom.Mesh",
+        "no batchloom.plan.ranks.Mesh",
         "balance: 'yes'",
     ):
         assert said in str(caught.value)

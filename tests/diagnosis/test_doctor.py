@@ -481,7 +481,7 @@ def test_a_manifest_is_read_as_prepare_reads_it(tmp_path):
     assert found.sound
     assert found.documents == 4
     assert found.sources[1].mapping == {"prompt": ("q",), "response": ("a",)}
-    assert any("recorded and not applied yet" in note for note in found.notes)
+    assert any("recorded and not applied" in note for note in found.notes)
     assert found.commands == (f"batchloom prepare {manifest} --out store --tokenizer bytes",)
     made = batchloom.prepare(manifest, out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
     assert (made.counts.documents, made.counts.tokens) == (found.documents, found.tokens)

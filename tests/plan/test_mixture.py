@@ -444,7 +444,7 @@ def test_states_of_other_mixtures_name_what_differs():
     edited = plan.edited(Edit(step=3, weights={"a": 1}))
     state = json.loads(json.dumps(edited.state(8)))
     state["edits"][0]["weights"]["a"] = 5
-    with pytest.raises(StateError, match="journal \\(1 edits\\) is not the plan's \\(1\\): edit 0"):
+    with pytest.raises(StateError, match="Edit 0 of the journal, at step 3, was changed"):
         with_journal(plan, state).resume(state)
     grown = Plan(Mixture({"a": 1, "b": 1}, stores=stores([5] * 30, [6] * 30, [4] * 9)), spec)
     added = grown.edited(Edit(step=3, weights={"a": 1, "c": 1}))
@@ -569,3 +569,40 @@ def test_a_thousand_sources_hold_their_shares(sources, lanes):
     fresh = Plan(plan.data, spec)
     assert fresh.resume(state) == plan.positions_of(step)[0]
     assert by_row(fresh.rows(*plan.positions_of(step))) == by_row(rows)
+
+
+@pytest.mark.parametrize("exhausted", ["stop", "redistribute"])
+def test_a_source_that_ends_may_be_packed_anew_before(exhausted):
+    mixture = Mixture({"a": 1, "b": 2}, stores=stores([9] * 60, [7] * 50), exhausted=exhausted)
+    spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=8)
+    plan = Plan(mixture, spec, [Edit(step=2, seq_len=32)])
+    found = [
+        one for step in range(plan.steps) for one in spans(plan.rows(*plan.positions_of(step)))
+    ]
+    served = Counter(source for source, *_ in found)
+    assert served[1] >= 50
+    assert max(Counter(found).values()) == 1
+    assert (served[0] >= 60) == (exhausted == "redistribute")
+
+
+def test_steps_end_where_the_sources_that_end_a_run_do():
+    for exhausted in ("stop", "redistribute"):
+        data = Mixture({"a": 1, "b": 1}, stores=stores([10] * 20, [10] * 60), exhausted=exhausted)
+        free = Plan(data, PlanSpec(seq_len=20, global_batch_size=4))
+        bound = Plan(data, PlanSpec(seq_len=20, global_batch_size=4, steps=1000))
+        assert bound.steps == free.steps < 1000
+        assert bound.has_step(free.steps - 1)
+        assert not bound.has_step(free.steps)
+        short = Plan(data, PlanSpec(seq_len=20, global_batch_size=4, steps=2))
+        assert (short.steps, short.has_step(1), short.has_step(2)) == (2, True, False)
+
+
+def test_a_journal_that_was_edited_by_hand_is_refused_with_its_edit():
+    data = Mixture({"a": 1, "b": 1}, stores=stores([10] * 20, [10] * 60))
+    plan = Plan(data, PlanSpec(seq_len=20, global_batch_size=4, steps=50))
+    state = plan.edited(Edit(step=5, weights={"a": 1})).edited(Edit(step=9, skip=2)).state(0)
+    assert with_journal(plan, state).journal == state["edits"]
+    changed = json.loads(json.dumps(state))
+    changed["edits"][1]["skip"] = 3
+    with pytest.raises(StateError, match=r"Edit 1 of the journal, at step 9, was changed .* skip"):
+        with_journal(plan, changed)

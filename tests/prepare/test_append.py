@@ -17,6 +17,7 @@ from batchloom.cli.main import run
 from batchloom.core.errors import InputError, SettingsError, StoreConflictError
 from batchloom.preparation.crews import Execution
 from batchloom.preparation.job import run_recipe
+from batchloom.preparation.recipe_choice import read_recipe
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.tally import Progress
 from batchloom.store.bands import map_bands
@@ -549,7 +550,7 @@ def test_a_store_of_several_jobs_is_made_again_one_after_the_other(tmp_path, cap
     assert tree("again") == tree("s")
     # With inputs in place of its own, or as a value, it is a recipe like any other.
     assert batchloom.prepare("b.jsonl", recipe="s", out="other").counts.documents == 15
-    assert batchloom.read_recipe("s").inputs == (str(tmp_path / "c.jsonl"),)
+    assert read_recipe("s").inputs == (str(tmp_path / "c.jsonl"),)
     compact_store("s")
     with pytest.raises(InputError, match="compacted away. Give the inputs of all as arguments"):
         batchloom.prepare(recipe="s", out="again2")

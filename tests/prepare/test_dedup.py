@@ -16,6 +16,7 @@ from batchloom.preparation.crews import Execution
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.recipe import ChatRecipe
+from batchloom.preparation.recipe_choice import read_recipe
 from batchloom.preparation.report import read_facts
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.sources.rules import Limits
@@ -364,7 +365,7 @@ def test_a_store_made_again_is_the_same(corpus, tmp_path):
     again = batchloom.prepare(recipe=tmp_path / "a", out=tmp_path / "b")
     assert tree(first.path) == tree(again.path)
     assert any("is the same" in note for note in again.notes)
-    recipe = batchloom.read_recipe(tmp_path / "a")
+    recipe = read_recipe(tmp_path / "a")
     assert recipe.dedup == DedupRecipe(mode="near", similarity=0.85)
 
 
@@ -400,7 +401,7 @@ def test_the_default_is_announced_once_before_work_begins(tmp_path, settings, mo
     about = [(at, text) for at, text in notes if "uplicates" in text]
     assert [text[: len(told)] for _, text in about] == ([told] if told else [])
     assert all(at == 0 for at, _ in about)
-    assert batchloom.read_recipe(tmp_path / "out").dedup.mode == mode
+    assert read_recipe(tmp_path / "out").dedup.mode == mode
 
 
 def test_made_up_data_has_no_duplicates_to_speak_of(tmp_path):

@@ -19,6 +19,7 @@ from batchloom.preparation.fim_recipe import Fim, fim_of, fim_plain
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
+from batchloom.preparation.recipe_choice import read_recipe
 from batchloom.preparation.report import read_facts
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.tally import Progress
@@ -235,7 +236,7 @@ def test_a_store_is_made_again_from_its_recipe(folder, tmp_path, monkeypatch):
         make(folder, first, fim=fim)
         batchloom.prepare(recipe=first, out=again)
         assert files_of(again) == files_of(first)
-        assert batchloom.read_recipe(first).reading.fim == fim_of(fim)
+        assert read_recipe(first).reading.fim == fim_of(fim)
 
 
 @pytest.mark.parametrize("dedup", ["exact", "near"])

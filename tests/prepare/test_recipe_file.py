@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import batchloom
-from batchloom import Recipe, read_recipe
+from batchloom import Recipe
 from batchloom.chat.choose import BUILT_IN
 from batchloom.core.errors import (
     BatchloomError,
@@ -26,7 +26,7 @@ from batchloom.core.errors import (
 from batchloom.preparation.dedup_recipe import DEDUPS, DedupRecipe
 from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import ChatRecipe, recipe_plain
-from batchloom.preparation.recipe_choice import choose_recipe
+from batchloom.preparation.recipe_choice import choose_recipe, read_recipe
 from batchloom.preparation.recipe_file import KEYS, SETTINGS, recipe_text
 from batchloom.preparation.recipe_values import (
     dedup_of,

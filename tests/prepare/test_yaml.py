@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from batchloom.core.errors import InputError, InputMissingError, RecordError
-from batchloom.preparation.yaml_plain import parse_yaml, read_yaml
+from batchloom.core.yaml_plain import parse_yaml, read_yaml
 
 
 def plain(text):

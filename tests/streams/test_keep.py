@@ -173,6 +173,18 @@ def test_prepare_alone_goes_on_with_what_a_stream_kept(tmp_path):
     assert prepared(stream, out) == prepared(stream, tmp_path / "prepared")
 
 
+def test_no_plan_pretends_to_repeat_where_prepare_moved_a_document(tmp_path, caplog):
+    path = write_texts(tmp_path / "few.jsonl", 40)
+    stream = small_stream(path, lanes=1, keep=tmp_path / "kept")
+    rows_of(stream)
+    stream.finish(workers=1)
+    store = open_store(tmp_path / "kept")
+    assert store.manifest.subset_overrides
+    assert "no plan over it can repeat the stream" in caplog.text
+    with pytest.raises(PlanError, match="no stretches"):
+        read_stretches(store)
+
+
 def test_folders_that_cannot_be_kept_in(tmp_path):
     inputs = make_inputs(tmp_path / "inputs", "jsonl")
     make_inputs(tmp_path / "other", "text")

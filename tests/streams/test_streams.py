@@ -1,5 +1,6 @@
 import gzip
 import json
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -275,17 +276,11 @@ def test_stretches_hold_every_byte_once(tmp_path):
         write_texts(tmp_path / f"{number}.jsonl", 90, seed=number)
     (tmp_path / "long.txt").write_text("\n\n".join(texts(200)))
     stream = small_stream(tmp_path)
-    from batchloom.preparation.reading import Readings
-    from batchloom.streams.stretches import cut_stretches
-
-    rules = Readings(stream.recipe, stream._settings.run.limits).rules
-    stretches = cut_stretches(stream._units, rules, 4096)
+    stretches = stream._stretches
     held = {}
     for stretch in stretches:
         for piece in stretch.pieces:
-            held.setdefault((stretch.unit.number, piece.place), []).append(
-                (piece.start, piece.stop)
-            )
+            held.setdefault((stretch.unit, piece.place), []).append((piece.start, piece.stop))
     for unit in stream._units:
         for place, part in enumerate(unit.parts):
             pieces = held[unit.number, place]
@@ -296,3 +291,39 @@ def test_stretches_hold_every_byte_once(tmp_path):
         [lane_stretches(len(stretches), 8, stream.spec, lane, 0) for lane in range(8)]
     )
     assert sorted(every) == list(range(len(stretches)))
+
+
+def test_a_terabyte_is_not_read_before_the_first_batch(tmp_path):
+    """4,096 files of 256 MiB with a real beginning and a hole, which only who reads on would meet."""
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts(150, words=60)).encode()
+    for number in range(4096):
+        with (tmp_path / f"{number:04d}.jsonl").open("wb") as file:
+            file.write(lines)
+            file.truncate(256 << 20)
+    stream = batchloom.stream(
+        tmp_path, tokenizer="bytes", seq_len=64, global_batch_size=8, steps=1, workers=0
+    )
+    assert stream.lanes == 8
+    assert "1,099,511,627,776 bytes" in repr(stream)
+    began = time.monotonic()
+    batch = next(iter(Loader(stream, output="numpy", prefetch=0)))
+    assert batch["input_ids"].shape == (8, 64)
+    # Eight beginnings; a terabyte takes hours.
+    assert time.monotonic() - began < 60
+
+
+def test_inputs_and_settings_may_come_from_a_recipe(lines, tmp_path):
+    recipe = Recipe(inputs=(str(lines),), tokenizer="bytes", val_fraction=0.0)
+    order = {"seq_len": 32, "global_batch_size": 8, "steps": 4, "workers": 0}
+    made = batchloom.stream(recipe=recipe, **order)
+    said = batchloom.stream(lines, tokenizer="bytes", val_fraction=0, **order)
+    assert made.fingerprint == said.fingerprint
+    assert rows_of(made) == rows_of(said)
+    (tmp_path / "r.yaml").write_text(f"inputs: [{lines}]\ntokenizer: bytes\nval_fraction: 0\n")
+    assert batchloom.stream(recipe=tmp_path / "r.yaml", **order).fingerprint == said.fingerprint
+
+
+def test_a_stream_goes_through_no_data_loader(lines):
+    pytorch = pytest.importorskip("batchloom.adapters.pytorch")
+    with pytest.raises(InputError, match="worker processes of its own"):
+        pytorch.LoaderIterable(Loader(small_stream(lines)))

@@ -49,7 +49,8 @@ def test_from_a_file_to_a_trained_model(home, capsys):
     assert "of them trained" in out
     settings = json.loads((home / "run/run.json").read_text())
     assert settings["seq_len"] == 256
-    assert settings["order"] == {"packing": "first_fit", "overlong": "drop", "shuffle": True}
+    order = {"packing": "first_fit", "overlong": "drop", "shuffle": True, "noise_prob": None}
+    assert settings["order"] == order
     store = open_store(home / "run/data")
     assert store.tokenizer.name == "bytes"
     assert store.masked
@@ -127,7 +128,7 @@ def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, c
         assert train(home, *words, "--seq-len", 128, "--out", home / name) == 0
         out = capsys.readouterr().out
         assert f"{name}.yaml says nothing of it" in out
-        assert ("the weights recorded in the store (sums 0.5) are not applied yet" in out) is (
+        assert ("the weights recorded in the store (sums 0.5) are not applied" in out) is (
             name == "list"
         )
     settings = json.loads((home / "list/run.json").read_text())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from batchloom import Loader, OutputError, StateError
-from batchloom.core.errors import SettingsError, TrainError
+from batchloom.core.errors import SettingsError, StoreError, TrainError
 from batchloom.testing.stores import write_store
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, read_log
@@ -226,7 +226,8 @@ def test_an_id_beyond_the_vocabulary_is_damage_of_the_store(tmp_path, subset):
     store = small_store(tmp_path / "s")
     tokens = store.path / subset / "shard_00000.bin"
     tokens.write_bytes(b"\xff\xff" * (tokens.stat().st_size // 2))
-    with pytest.raises(TrainError, match=r"holds id 65535 .* has 320 .*batchloom check"):
+    words = r"shard_00000.bin holds token id 65535 in document \d+, .*batchloom check"
+    with pytest.raises(StoreError, match=words):
         run_training(store, tmp_path / "run", {"steps": 1})
 
 

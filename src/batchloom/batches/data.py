@@ -12,7 +12,7 @@ from batchloom.plan.lane_plan import LanePlan
 from batchloom.plan.mixture import Mixture, SourceSpec
 from batchloom.plan.plan import SOURCE, Plan
 from batchloom.plan.spec import PlanSpec
-from batchloom.store.manifest import generation_with, read_manifest
+from batchloom.store.manifest import generation_with
 from batchloom.store.reader import Store
 
 Data = Store | Mixture | Plan | LanePlan | Streamed
@@ -53,15 +53,15 @@ def refuse_other_generation(store: Store, state: dict[str, Any], name: str = SOU
         return
     if theirs == store.fingerprint or store.manifest is None or not store.on_disk:
         return
-    newest = read_manifest(store.path)
+    newest = store.manifest_of()
     number = generation_with(newest, store.split, theirs)
     if number is None:
         return
     # Where it was compacted away, this says so.
-    read_manifest(store.path, number)
+    store.manifest_of(number)
     raise StateError(
-        f"The state was made on generation {number} of {store.path}, and generation {store.generation} is open: "
-        f"open_store({str(store.path)!r}, {store.split!r}, generation={number}) goes on with it exactly."
+        f"The state was made on generation {number} of {store.place}, and generation {store.generation} is open: "
+        f"open_store({store.place!r}, {store.split!r}, generation={number}) goes on with it exactly."
     )
 
 
@@ -79,7 +79,7 @@ def refuse_preferences(store: Store) -> None:
         "labels": "To train the good answers alone, keep their records only and prepare those with --map label=",
     }[store.preferences]
     raise InputError(
-        f"{store.path} holds preferences ({store.preferences}): a loader would train the answers that are not wanted, "
+        f"{store.place} holds preferences ({store.preferences}): a loader would train the answers that are not wanted, "
         f"too. Preference trainers read them with batchloom.store.preferences. {remedy}."
     )
 

@@ -3,7 +3,9 @@
 import threading
 
 from batchloom.batches.origin import log_of
-from batchloom.plan.plan import Plan
+from batchloom.plan.plan import SOURCE, Plan
+from batchloom.plan.source import SourceOrder
+from batchloom.store.reader import Store
 
 # Counting reads every length: up to so many documents that takes a few milliseconds.
 _AT_ONCE = 1 << 20
@@ -15,33 +17,47 @@ def announce_left_out(plan: Plan) -> bool:
     Returns:
         Whether they could not: then :func:`count_left_out` tells them.
     """
-    spec = plan.spec
-    if spec.overlong not in ("drop", "truncate"):
-        return False
-    if plan.documents <= _AT_ONCE:
+    leaving = _leaving(plan)
+    if sum(order.pools.documents for order in leaving) <= _AT_ONCE:
         _tell_numbers(plan)
         return False
-    what = "documents" if spec.overlong == "drop" else "the ends of documents"
-    log_of(*plan.stores.values()).warning(
-        "overlong=%r leaves out %s longer than seq_len %d; plan.left_out() counts them, and "
-        "overlong='split' keeps them.",
-        spec.overlong,
-        what,
-        spec.seq_len,
-    )
+    for order in leaving:
+        rule = order.spec.overlong
+        log_of(order.store).warning(
+            "overlong=%r leaves out %s%s longer than seq_len %d; plan.left_out() counts them, and "
+            "overlong='split' keeps them.",
+            rule,
+            "documents" if rule == "drop" else "the ends of documents",
+            _whose(order),
+            order.spec.seq_len,
+        )
     return True
+
+
+def _leaving(plan: Plan) -> list[SourceOrder]:
+    """The sources that leave out what is too long."""
+    return [order for order in plan.orders() if order.spec.overlong in ("drop", "truncate")]
+
+
+def _whose(order: SourceOrder) -> str:
+    return "" if order.name == SOURCE else f" of {order.name!r}"
 
 
 def announce_cut(plan: Plan) -> None:
     """Tell that conversations are cut, where a store of texts and conversations has long documents."""
-    long = plan.documents > _AT_ONCE or plan.longest() > plan.spec.seq_len
-    if long:
-        log_of(*plan.stores.values()).warning(
-            "The store holds texts and conversations, and its documents longer than seq_len %d are cut, conversations "
-            "too: overlong='drop' leaves all of them out; prepare --max-tokens %d leaves out conversations alone.",
-            plan.spec.seq_len,
-            plan.spec.seq_len,
-        )
+    for order in plan.orders():
+        store, spec = order.store, order.spec
+        if not (isinstance(store, Store) and store.mixed and spec.overlong == "split"):
+            continue
+        if order.pools.documents > _AT_ONCE or order.pools.longest() > spec.seq_len:
+            log_of(store).warning(
+                "The store%s holds texts and conversations, and its documents longer than seq_len %d are cut, "
+                "conversations too: overlong='drop' leaves all of them out; prepare --max-tokens %d leaves out "
+                "conversations alone.",
+                _whose(order),
+                spec.seq_len,
+                spec.seq_len,
+            )
 
 
 def count_left_out(plan: Plan) -> None:
@@ -52,14 +68,16 @@ def count_left_out(plan: Plan) -> None:
 
 
 def _tell_numbers(plan: Plan) -> None:
-    left_out, spec = plan.left_out(), plan.spec
-    if left_out.tokens:
-        log_of(*plan.stores.values()).warning(
-            "overlong=%r leaves %s of %s documents and %s tokens out of every epoch, as longer than seq_len %d; "
-            "overlong='split' keeps them.",
-            spec.overlong,
-            f"{left_out.documents:,}",
-            f"{plan.documents:,}",
-            f"{left_out.tokens:,}",
-            spec.seq_len,
-        )
+    for order in _leaving(plan):
+        left_out, spec = order.pools.left_out(), order.spec
+        if left_out.tokens:
+            log_of(order.store).warning(
+                "overlong=%r leaves %s of %s documents%s and %s tokens out of every epoch, as longer than seq_len "
+                "%d; overlong='split' keeps them.",
+                spec.overlong,
+                f"{left_out.documents:,}",
+                f"{order.pools.documents:,}",
+                _whose(order),
+                f"{left_out.tokens:,}",
+                spec.seq_len,
+            )

@@ -21,6 +21,8 @@ from batchloom.batches.augment import (
 )
 from batchloom.batches.data import Data, plan_of, refuse_other_generation, store_of, stored
 from batchloom.batches.device import require_torch, to_torch
+from batchloom.batches.fetching import Fetching, blocks_of, fetch_rows
+from batchloom.batches.id_range import refuse_beyond
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
 from batchloom.batches.share import (
@@ -164,6 +166,8 @@ class Loader:
         self._shares: dict[PlanSpec, Share] = {}
         self._start = self._made = 0
         self._resumed = self._told = False
+        # Nobody has said that conversations may be cut, and they are.
+        self._cuts_all = overlong is None and not isinstance(data, Plan)
         self._iterations: list[_Iteration] = []
         self._latest: _Iteration | None = None
         self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
@@ -173,8 +177,6 @@ class Loader:
             return
         self.store: Store | Shelf = store_of(self.plan)
         self._share_of(0)
-        # Nobody has said that conversations may be cut, and they are.
-        self._cuts_all = overlong is None and isinstance(data, Store) and data.mixed
         _LOADERS.add(self)
         load_tables(self.plan)
 
@@ -250,7 +252,41 @@ class Loader:
     def _batches(self, first: int) -> Iterator[Batch]:
         if self.spec.prefetch:
             self._reserve()
+        if self.spec.prefetch and self._is_far:
+            yield from self._fetched(first)
+            return
         yield from _made(self._next, first, self.spec.prefetch)
+
+    @cached_property
+    def _is_far(self) -> bool:
+        """Whether any of the stores lies elsewhere."""
+        return any(store.is_far for store in self._stores())
+
+    def _stores(self) -> list[Store]:
+        """The open stores, in the order of the numbers rows have for them."""
+        return list(self.store.stores.values()) if isinstance(self.store, Shelf) else [self.store]
+
+    def _fetched(self, first: int) -> Iterator[Batch]:
+        """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
+        # A plan of its own: who packs a pool holds the plan, and its lengths may be on their way.
+        plan, balance = self.plan.twin(), self.spec.balance
+
+        def rows(step: int) -> Rows | None:
+            if not plan.has_step(step):
+                return None
+            return rank_rows(plan, step, self._share_of(step), balance=balance)[0]
+
+        tokens = self._share_of(first).rows * self._spec_at(first).seq_len
+        fetching = Fetching(self._stores(), blocks_of(plan), rows, first, tokens)
+
+        def make(step: int) -> Batch | None:
+            fetching.reach(step)
+            return self._next(step)
+
+        try:
+            yield from Ahead(make, first, self.spec.prefetch)
+        finally:
+            fetching.end()
 
     def __len__(self) -> int:
         if self._stream is None:
@@ -288,6 +324,8 @@ class Loader:
             raise no_step(str(step))
         share = self._share_of(step)
         rows, positions = rank_rows(self.plan, step, share, balance=self.spec.balance)
+        if not self.spec.prefetch and self._is_far:
+            fetch_rows(self._stores(), blocks_of(self.plan), rows)
         return self._assembled(self.store, self._numbered(rows), positions, step)
 
     def _assembled(
@@ -298,6 +336,8 @@ class Loader:
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
         arrays, cuts = make_arrays(reader, rows, spec, self.spec, context, augment)
+        if self._stream is None:
+            refuse_beyond(self.store, arrays["input_ids"], rows)
         arrays = to_torch(arrays) if self.spec.output == "torch" else arrays
         return Batch(arrays, step, self.origin, cuts)
 

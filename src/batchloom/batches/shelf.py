@@ -1,7 +1,6 @@
 """Several stores read as one: documents are numbered through, and what is banned reads as padding."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import final
 
@@ -11,8 +10,13 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError, PlanError
 from batchloom.plan.rows import Rows
 from batchloom.store.reader import Store
+from batchloom.store.shards import Shard, mapped_limit
 
 Ids = NDArray[np.int64]
+
+
+# Number of the store, its mapped shards, the number of one of them, and the shift from bytes to its tokens.
+_Place = tuple[int, "list[Shard | None] | None", int, int]
 
 
 @final
@@ -51,29 +55,95 @@ class Shelf:
         self.tokens = sum(store.tokens for store in all_of)
         self.trained_tokens = sum(store.trained_tokens for store in all_of)
         self.replicated = all(store.replicated for store in all_of)
+        self._most = mapped_limit(sum(store.shards for store in all_of), 3 if self.masked else 2)
+        if len(all_of) > 1:
+            _share_descriptors(all_of, self._most)
+        self._begins, self._places = self._table()
+
+    def _table(self) -> tuple[Ids, list[_Place]]:
+        """The number of the first document of each shard of all stores, and where the shard is.
+
+        A store that reads for itself counts as one shard; the last place is of what is banned, whose numbers
+        are negative.
+        """
+        begins: list[int] = []
+        places: list[_Place] = []
+        for number, store in enumerate(self._stores):
+            first, mapped = int(self._firsts[number]), store.direct
+            if mapped is None:
+                begins.append(first)
+                places.append((number, None, 0, 0))
+                continue
+            begins += [first + bound for bound in store.bounds[:-1]]
+            shift = store.dtype.itemsize.bit_length() - 1
+            places += [(number, mapped, inside, shift) for inside in range(store.shards)]
+        return np.array(begins, np.int64), [*places, (-1, None, 0, 0)]
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
+
+    def shard_of(self, document: int) -> str:
+        """Where the tokens of a document lie, for errors."""
+        number = int(self._firsts.searchsorted(document, side="right")) - 1
+        return self._stores[number].shard_of(document - int(self._firsts[number]))
 
     def numbered(self, rows: Rows) -> Rows:
         """The same rows with documents numbered through all stores; of banned ones the number inverted (``~n``)."""
         documents = rows.documents + self._firsts[rows.sources]
         if rows.banned is not None:
             documents = np.where(rows.banned, ~documents, documents)
-        return replace(rows, documents=documents)
+        return Rows(rows.pointers, rows.sources, documents, rows.starts, rows.lengths, rows.places)
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
-        """The ids of spans, as ``Store.read`` gives them; of banned documents end tokens."""
-        found: list[NDArray[np.generic]] = [_NOTHING] * len(documents)
-        for store, first, at in self._by_store(documents):
-            if store is None:
-                for place, length in zip(at.tolist(), lengths[at].tolist(), strict=True):
-                    found[place] = np.full(length, self.end_id, np.int64)
+        """The ids of spans, as ``Store.read`` gives them; of banned documents end tokens.
+
+        The plan's lengths are the stores' own, so a span lies in its document.
+        """
+        shards = self._begins.searchsorted(documents, side="right") - 1
+        begins = documents - self._begins[shards]
+        # One loop over all stores: a call of each that a batch holds spans of costs as much as the batch.
+        views: list[NDArray[np.generic]] = []
+        apart: dict[int, list[int]] = {}
+        places, opened = self._places, 0
+        for shard, local, start, length in zip(
+            shards.tolist(), begins.tolist(), starts.tolist(), lengths.tolist(), strict=True
+        ):
+            number, mapped, inside, shift = places[shard]
+            if mapped is None:
+                apart.setdefault(number, []).append(len(views))
+                views.append(_NOTHING)
                 continue
-            views = store.read(documents[at] - first, starts[at], lengths[at])
-            for place, view in zip(at.tolist(), views, strict=True):
-                found[place] = view
-        return found
+            found = mapped[inside]
+            if found is None:
+                opened += 1
+                if opened > self._most // 2:
+                    # A view keeps its shard's file open after the shard was given up.
+                    views, opened = [view.copy() for view in views], 0
+                found = self._stores[number].shard(inside)
+            pointers, tokens = found
+            begin = (pointers[local] >> shift) + start
+            views.append(tokens[begin : begin + length])
+        for number, those in apart.items():
+            self._read_apart(number, views, np.array(those), (documents, starts, lengths))
+        return views
+
+    def _read_apart(
+        self,
+        number: int,
+        views: list[NDArray[np.generic]],
+        at: Ids,
+        spans: tuple[Ids, Ids, Ids],
+    ) -> None:
+        """Put the spans of a store that reads for itself where they belong, or (number -1) those that are banned."""
+        documents, starts, lengths = (array[at] for array in spans)
+        if number < 0:
+            made: list[NDArray[np.generic]] = [
+                np.full(length, self.end_id, np.int64) for length in lengths.tolist()
+            ]
+        else:
+            made = self._stores[number].read(documents - self._firsts[number], starts, lengths)
+        for place, view in zip(at.tolist(), made, strict=True):
+            views[place] = view
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """For the tokens of spans whether each is trained, as ``Store.mask`` gives it."""
@@ -101,6 +171,13 @@ class Shelf:
                 store = self._stores[number] if number >= 0 else None
                 found.append((store, int(self._firsts[number]), order[begin:end]))
         return found
+
+
+def _share_descriptors(stores: list[Store], most: int) -> None:
+    """Let each store keep its share of the shards that can be mapped at once, at least one."""
+    shards = sum(store.shards for store in stores)
+    for store in stores:
+        store.keep_mapped(max(1, most * store.shards // max(shards, 1)))
 
 
 _NOTHING = np.empty(0, np.int64)

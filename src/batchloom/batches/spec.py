@@ -61,7 +61,7 @@ class BatchSpec:
                 problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
         mesh: object = self.mesh
         if not isinstance(mesh, Mesh):
-            problems.append(f"mesh: {shown(mesh)} is no batchloom.Mesh")
+            problems.append(f"mesh: {shown(mesh)} is no batchloom.plan.ranks.Mesh")
         elif mesh.context > 1 and self.labels == "aligned":
             # A model that shifts them has the next token of a slice's last one on another rank.
             problems.append(

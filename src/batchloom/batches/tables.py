@@ -47,7 +47,7 @@ def table_name(order: SourceOrder) -> str:
 def table_folders(store: Store) -> list[Path]:
     """Folders a table may lie in: beside a store that lies somewhere, else in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom" / _FOLDER
-    if not store.on_disk:
+    if not store.on_disk or store.is_far:
         return [cache]
     beside = store.path if store.path.is_dir() else store.path.parent
     return [beside / _FOLDER, cache]
@@ -222,9 +222,9 @@ def _request(order: SourceOrder) -> dict[str, object]:
     store = stored(order)
     return {
         "name": order.name,
-        "path": str(store.path),
+        "path": store.address,
         "split": store.split,
-        "generation": store.generation,
+        "opened": store.opened_with,
         "spec": to_plain(order.spec),
     }
 

@@ -10,11 +10,14 @@ from batchloom.cli.convert import convert
 from batchloom.cli.datasets import datasets
 from batchloom.cli.demo import demo
 from batchloom.cli.doctor import doctor
+from batchloom.cli.edit import edit
+from batchloom.cli.explain import explain, when
 from batchloom.cli.export import export
 from batchloom.cli.generations import compact, log, remove
 from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
 from batchloom.cli.once import OnceCommand
+from batchloom.cli.plan import plan
 from batchloom.cli.prepare import prepare
 from batchloom.cli.secrets import without_secrets
 from batchloom.cli.train import train
@@ -33,7 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # The order of the help: what most people need first.
-for command in (doctor, prepare, check, inspect, train, convert):
+for command in (doctor, prepare, check, inspect, plan, train, edit, explain, when, convert):
     app.command(cls=OnceCommand)(command)
 app.command("import", cls=OnceCommand)(import_)
 for last in (export, log, remove, compact, datasets, demo):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
 
+
 # Up to this size windows are packed together: above, each by itself is faster.
 _SMALL_WINDOW = 1024
 _AT_ONCE = 1 << 16

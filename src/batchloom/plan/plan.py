@@ -279,10 +279,15 @@ class Plan:
             self._measured[era, number] = known
         return known
 
-    def _slots(self, weights: Weights, gone: frozenset[int], era: int) -> dict[int, int]:
+    def shares(self, weights: Weights) -> dict[str, float]:
+        """The weight of every source of a mixture that has one above 0, adding up to 1.
+
+        Raises:
+            SettingsError: weights bounded by epochs, in a run without a number of steps.
+        """
         mixture = self.data
         if not isinstance(mixture, Mixture):
-            return {0: 1}
+            return {SOURCE: 1.0}
         tokens = {name: store.tokens for name, store in self._stores.items()}
         caps = None
         if mixture.most_epochs is not None:
@@ -294,8 +299,13 @@ class Plan:
                 mixture.most_epochs,
                 self.spec.steps * self.spec.global_batch_size * self.spec.seq_len,
             )
-        flat = flat_weights(weights, tokens, mixture.temperature, caps)
-        flat = {name: w for name, w in flat.items() if self.names.index(name) not in gone}
+        return flat_weights(weights, tokens, mixture.temperature, caps)
+
+    def _slots(self, weights: Weights, gone: frozenset[int], era: int) -> dict[int, int]:
+        mixture = self.data
+        if not isinstance(mixture, Mixture):
+            return {0: 1}
+        flat = {n: w for n, w in self.shares(weights).items() if self.names.index(n) not in gone}
         if not flat:
             return {}
         known = {name: self.measured(self.names.index(name), era) for name in flat}
@@ -436,17 +446,28 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Exact number of steps of the run."""
+        """Exact number of steps of the run; of ``steps`` those before its sources are exhausted, where they end it."""
         if self.spec.steps is not None:
-            return self.spec.steps
+            if not self._may_run_out:
+                return self.spec.steps
+            self.timeline.segment_at(self.course.position_of(self.spec.steps) - 1)
+            if self.timeline.end is None:
+                return self.spec.steps
+            step, inside = self.course.step_at(self.timeline.end)
+            return min(self.spec.steps, step + (inside > 0 and self.spec.last == "fill"))
         step, inside = self.course.step_at(self.positions)
         return step + (inside > 0 and self.spec.last == "fill")
+
+    @property
+    def _may_run_out(self) -> bool:
+        """Whether sources that are exhausted end the run, also before its ``steps``."""
+        return isinstance(self.data, Mixture) and self.data.exhausted != "repeat"
 
     def has_step(self, step: int) -> bool:
         """Whether the run has this step; answers without counting pools far ahead."""
         if step < 0:
             return False
-        if self.spec.steps is not None:
+        if self.spec.steps is not None and (step >= self.spec.steps or not self._may_run_out):
             return step < self.spec.steps
         first, stop = self.positions_of(step)
         return self.holds(stop - 1 if self.spec.last == "drop" else first)

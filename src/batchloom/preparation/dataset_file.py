@@ -8,7 +8,7 @@ from typing import Any
 
 from batchloom.core.errors import InputError
 from batchloom.core.spec import nearest, shown
-from batchloom.preparation.yaml_plain import read_yaml
+from batchloom.core.yaml_plain import read_yaml
 
 # Keys of a file that hold a block, and of a file that is one.
 _BLOCKS = ("dataset", "dataset_config")

@@ -1,5 +1,6 @@
 """The lengths of the documents of a subset."""
 
+import mmap
 from pathlib import Path
 from typing import final
 
@@ -9,6 +10,26 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.store.index import map_file
 from batchloom.store.manifest import SubsetEntry
+
+# Below so many documents a file of lengths is read as a whole soon enough.
+_LARGE = 1 << 22
+# Fewer lengths, or those of more pages, are read as they are touched.
+_MANY, _MOST_PAGES = 1024, 1 << 13
+
+
+def beyond(place: object, document: int, tokens: int, stop: int) -> StoreError:
+    """The error of a span that ends behind its document.
+
+    Args:
+        place: the store.
+        document: its number.
+        tokens: it has.
+        stop: where the span ends.
+    """
+    return StoreError(
+        f"Document {document} of {place} has {tokens} tokens, and a span of it ends at {stop}: the plan belongs to "
+        "another store, or the store was changed. Open it anew."
+    )
 
 
 @final
@@ -22,10 +43,11 @@ class StoreLengths:
         layers: how many documents each of them added; a plan packs no two of them together.
     """
 
-    __slots__ = ("_arrays", "_starts", "layers", "size")
+    __slots__ = ("_arrays", "_maps", "_starts", "layers", "size")
 
     def __init__(self, *arrays: NDArray[np.uint32]) -> None:
         self._arrays = arrays
+        self._maps = [_map_of(array) for array in arrays]
         self.layers = tuple(int(array.size) for array in arrays)
         self._starts = np.cumsum([0, *self.layers[:-1]])
         self.size = sum(self.layers)
@@ -33,13 +55,36 @@ class StoreLengths:
     def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Lengths of these documents in tokens, uint32 of the same length."""
         if len(self._arrays) == 1:
+            self._read_ahead(0, documents)
             return self._arrays[0][documents]
         found = np.empty(len(documents), np.uint32)
         layers = self._starts.searchsorted(documents, side="right") - 1
         for layer in np.unique(layers).tolist():
             mine = layers == layer
-            found[mine] = self._arrays[layer][documents[mine] - self._starts[layer]]
+            inside = documents[mine] - self._starts[layer]
+            self._read_ahead(layer, inside)
+            found[mine] = self._arrays[layer][inside]
         return found
+
+    def _read_ahead(self, layer: int, documents: NDArray[np.int64]) -> None:
+        """Have the system read the pages of many lengths at once, in place of each when it is touched.
+
+        A pool of a large store lies on a thousand pages all over the file; one after the other, and each with
+        its neighbours, they are read several times as long.
+        """
+        array = self._arrays[layer]
+        if array.size < _LARGE or len(documents) < _MANY or (mapped := self._maps[layer]) is None:
+            return
+        wanted = np.zeros(array.nbytes // mmap.PAGESIZE + 1, bool)
+        wanted[documents // (mmap.PAGESIZE // array.itemsize)] = True
+        pages = np.flatnonzero(wanted)
+        if len(pages) > _MOST_PAGES:
+            return
+        ends = np.flatnonzero(np.diff(pages) > 1)
+        firsts = pages[np.concatenate([[0], ends + 1])]
+        counts = pages[np.concatenate([ends, [len(pages) - 1]])] - firsts + 1
+        for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
+            mapped.madvise(mmap.MADV_WILLNEED, first * mmap.PAGESIZE, count * mmap.PAGESIZE)
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
         """Lengths of documents ``start`` to ``stop - 1``, as a view where one generation added them all."""
@@ -51,6 +96,14 @@ class StoreLengths:
         if len(views) == 1:
             return views[0]
         return np.concatenate(views) if views else np.empty(0, np.uint32)
+
+
+def _map_of(array: NDArray[np.uint32]) -> mmap.mmap | None:
+    """The file mapping that an array is a view of from its beginning; None where it is none."""
+    base: object = array.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return base if isinstance(base, mmap.mmap) and len(base) == array.nbytes else None
 
 
 def map_lengths(folder: Path, subset: SubsetEntry) -> StoreLengths:

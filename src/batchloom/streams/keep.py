@@ -32,6 +32,7 @@ from batchloom.tokens import Tokenizer
 
 _LOG = logging.getLogger("batchloom")
 _BEGUN = "begun"
+_WAIT_SECONDS, _LOOK_SECONDS = 30.0, 0.05
 
 
 @final
@@ -93,6 +94,10 @@ class Keeping:
             return None
         if rank == 0:
             self._begin()
+        until = time.monotonic() + _WAIT_SECONDS
+        while not (self._stretches / _BEGUN).exists() and time.monotonic() < until:
+            # What is read before the first rank has begun would not be kept.
+            time.sleep(_LOOK_SECONDS)
         attempt = f"{time.time_ns():x}-{os.getpid()}-{rank}"
         return Keep(self._stretches, self._names, attempt, self._stretches / _BEGUN)
 
@@ -124,10 +129,12 @@ class Keeping:
         store = open_store(self.out, "train")
         if store.manifest is not None and store.manifest.subset_overrides:
             _LOG.warning(
-                "The input is so small that prepare moved a document into another subset (subset_overrides in the "
-                "manifest): a plan in the order of lanes over %s is the stream without it.",
+                "The input is so small that prepare moved a document into a subset that would have been empty "
+                "(subset_overrides in the manifest of %s): no plan over it can repeat the stream. Stream with "
+                "val_fraction=0 and test_fraction=0 for that.",
                 self.out,
             )
+            return
         readings = Readings(self._recipe, self._settings.limits)
         begins: list[tuple[int, int]] = []
         bounds: dict[str, RecordBounds] = {}
@@ -138,5 +145,5 @@ class Keeping:
                 rules = readings.of(source).rules
                 start = bounds.setdefault(source.path, RecordBounds(rules)).at(source, start)
             whole = piece.start == piece.whole.start
-            begins.append((stretch.unit.first_part + piece.place, 0 if whole else start))
+            begins.append((stretch.first_part + piece.place, 0 if whole else start))
         write_stretches(self.out, stretch_bounds(store, begins))

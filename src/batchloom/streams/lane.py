@@ -1,7 +1,7 @@
 """One lane in the process that reads it: its stretches as documents, its documents as pools."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -164,7 +164,7 @@ class Keep:
 
     def begin(self, stretch: Stretch) -> StretchLog | None:
         """Keep what comes of a stretch; None where it is kept already."""
-        place = self.folder / self.names[stretch.unit.number] / f"{stretch.place:06d}"
+        place = self.folder / self.names[stretch.unit] / f"{stretch.place:06d}"
         if place.exists() or not self.begun.exists():
             return None
         return StretchLog(place, self.attempt)
@@ -177,7 +177,8 @@ class LaneWork:
     Attributes:
         task: turns records into documents.
         chat: makes tokenizer and template, when the first conversation comes.
-        stretches: all of them.
+        stretches: those of the lanes, by number.
+        count: how many stretches there are in all.
         spec: of the order.
         lanes: how many lanes there are.
         keep: where stretches are kept for a store; None where none is.
@@ -185,7 +186,8 @@ class LaneWork:
 
     task: Task
     chat: Callable[[], ChatEncoder]
-    stretches: Sequence[Stretch]
+    stretches: Mapping[int, Stretch]
+    count: int
     spec: PlanSpec
     lanes: int
     keep: Keep | None = None
@@ -219,6 +221,7 @@ class LaneReader:
         place: Place,
     ) -> None:
         self._task, self._stretches, self._spec = work.task, work.stretches, work.spec
+        self._count = work.count
         self._lane, self._lanes, self.place = lane, work.lanes, place
         self._keep, self._chat, self._bounds = work.keep, work.chat, work.bounds
         self._heard = Heard()
@@ -272,9 +275,7 @@ class LaneReader:
 
     def _epoch(self, place: Place) -> Iterator[_Batch]:
         """The documents of an epoch from a place on."""
-        order = lane_stretches(
-            len(self._stretches), self._lanes, self._spec, self._lane, place.epoch
-        )
+        order = lane_stretches(self._count, self._lanes, self._spec, self._lane, place.epoch)
         for slot in range(place.slot, len(order)):
             number = int(order[slot])
             begin = place if slot == place.slot else Place(epoch=place.epoch)
@@ -288,7 +289,7 @@ class LaneReader:
         if self._keep is not None and counted and whole:
             log = self._keep.begin(stretch)
         sink = Taken(log=log)
-        unit = Unit(stretch.unit.number, 0, tuple(piece.part for piece in stretch.pieces))
+        unit = Unit(stretch.unit, 0, tuple(piece.part for piece in stretch.pieces))
         task = self._task_for(stretch)
         self._heard = Heard()
         hear = self._hear if counted else _nobody

@@ -101,7 +101,9 @@ class PoolsOfWorkers:
     def _run(self) -> None:
         crews: list[Pool] = []
         try:
-            crews = [Pool(self._setup, 1) for _ in range(self._workers)]
+            for worker in range(self._workers):
+                mine = [lane for lane, its in self._of.items() if its == worker]
+                crews.append(Pool(self._setup.for_lanes(mine), 1))
             self._serve(crews)
         except BaseException as error:  # noqa: BLE001 - who takes a pool raises it
             with self._changed:

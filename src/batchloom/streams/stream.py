@@ -31,6 +31,7 @@ from batchloom.preparation.crews import Execution
 from batchloom.preparation.evaluation_sets import steps_with_index
 from batchloom.preparation.hand import Hand
 from batchloom.preparation.inputs import Given, list_inputs
+from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.recipe_choice import RecipePlace, choose_recipe
@@ -233,9 +234,11 @@ class Stream:
             raise InputMissingError("The inputs hold no file to read; name others.")
         for note in self._listing.notes:
             _LOG.info("%s", note)
+        if weights := weights_note(recipe.sources):
+            _LOG.warning("%s", weights)
         readings = Readings(recipe, settings.run.limits)
         self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
-        self._stretches = len(cut_stretches(self._units, readings.rules, settings.run.unit_bytes))
+        self._stretches = cut_stretches(self._units, readings.rules, settings.run.unit_bytes)
         first = readings.of(self._listing.sources[0])
         self.spec = order.spec("drop" if first.templated else "split")
         self.lanes = self._lanes_of(order)
@@ -251,14 +254,14 @@ class Stream:
         )
 
     def _lanes_of(self, order: Order) -> int:
-        lanes = order.lanes
+        lanes, count = order.lanes, len(self._stretches)
         if lanes is None:
-            return default_lanes(order.global_batch_size, self._stretches)
+            return default_lanes(order.global_batch_size, count)
         check_lanes(lanes, order.global_batch_size)
-        if lanes > self._stretches:
+        if lanes > count:
             raise PlanError(
-                f"The input can be cut into {self._stretches} stretches, too few for {lanes} "
-                f"lanes: packed files are read as a whole. Give lanes={default_lanes(lanes, self._stretches)}, more or "
+                f"The input can be cut into {count} stretches, too few for {lanes} "
+                f"lanes: packed files are read as a whole. Give lanes={default_lanes(lanes, count)}, more or "
                 "unpacked files, or prepare the input (batchloom prepare)."
             )
         return lanes
@@ -342,14 +345,8 @@ class Stream:
     def open(self, rank: int, world_size: int, cursors: Cursors) -> Feed:
         """The steps of a rank from where its lanes stand; close it at the end."""
         keep = self.keeping.keep(rank) if self.keeping is not None else None
-        setup = StreamSetup(
-            self._hand(),
-            tuple(self._listing.sources),
-            self._settings.run.unit_bytes,
-            self.spec,
-            self.lanes,
-            keep,
-        )
+        every = dict(enumerate(self._stretches))
+        setup = StreamSetup(self._hand(), every, len(every), self.spec, self.lanes, keep)
         mine = rank_lanes(self.lanes, rank, world_size)
         local = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
         workers = stream_workers(self._settings.workers, len(mine), local)
@@ -383,12 +380,9 @@ class Stream:
         """
         if self.keeping is None:
             raise SettingsError(["keep: missing; give stream(keep=FOLDER) to have a store kept"])
-        rules, unit_bytes = (
-            Readings(self.recipe, self._settings.run.limits).rules,
-            self._settings.run.unit_bytes,
+        return self.keeping.finish(
+            self._stretches, progress or log_notes, Execution(workers=workers)
         )
-        stretches = cut_stretches(self._units, rules, unit_bytes)
-        return self.keeping.finish(stretches, progress or log_notes, Execution(workers=workers))
 
     def _hand(self) -> Hand:
         clean = self.recipe.reading.clean

@@ -46,13 +46,15 @@ class Stretch:
     """Neighbouring pieces of one unit, which a lane reads together.
 
     Attributes:
-        unit: the unit.
+        unit: number of the unit.
+        first_part: number of the unit's first part in the manifest's list of parts.
         place: number of the stretch inside the unit.
         last: whether it is the unit's last one.
         pieces: in order.
     """
 
-    unit: Unit
+    unit: int
+    first_part: int
     place: int
     last: bool
     pieces: tuple[Piece, ...]
@@ -72,7 +74,7 @@ def cut_stretches(units: Sequence[Unit], rules: ReadRules, unit_bytes: int) -> l
     for unit in units:
         groups = list(_grouped(_pieces(unit, rules, size), size))
         found += [
-            Stretch(unit, place, place == len(groups) - 1, pieces)
+            Stretch(unit.number, unit.first_part, place, place == len(groups) - 1, pieces)
             for place, pieces in enumerate(groups)
         ]
     return found

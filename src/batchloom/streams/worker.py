@@ -1,19 +1,20 @@
 """What a worker of a stream does: one order is one pool of one lane."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, final
 
+import numpy as np
+
 from batchloom.execution.seam import Tell, Work
+from batchloom.plan.lanes import lane_stretches
 from batchloom.plan.spec import PlanSpec
 from batchloom.preparation.hand import Hand
 from batchloom.preparation.tokenizer_of import chat_encoder
-from batchloom.preparation.units import plan_units
 from batchloom.preparation.versions import refuse_other_versions
-from batchloom.sources.rules import Source
 from batchloom.streams.lane import Keep, LanePool, LaneReader, LaneWork, Place
-from batchloom.streams.stretches import cut_stretches
+from batchloom.streams.stretches import Stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,25 @@ class StreamSetup:
 
     Attributes:
         hand: how records become documents.
-        sources: the inputs in order.
-        unit_bytes: listed input of a unit.
+        stretches: those of the lanes that are read here, by number.
+        count: how many stretches there are in all.
         spec: of the order.
         lanes: how many lanes there are.
         keep: where stretches are kept for a store; None where none is.
     """
 
     hand: Hand
-    sources: tuple[Source, ...]
-    unit_bytes: int
+    stretches: Mapping[int, Stretch]
+    count: int
     spec: PlanSpec
     lanes: int
     keep: Keep | None
+
+    def for_lanes(self, lanes: Sequence[int]) -> "StreamSetup":
+        """The same for a worker that reads these lanes alone: of very many files it need not know all."""
+        mine = [lane_stretches(self.count, self.lanes, self.spec, lane, 0) for lane in lanes]
+        numbers = np.concatenate(mine).tolist()
+        return replace(self, stretches={number: self.stretches[number] for number in numbers})
 
     def __call__(self) -> Work:
         """Make what does orders, in the process that does them.
@@ -52,10 +59,10 @@ class StreamSetup:
         """
         refuse_other_versions(self.hand.versions)
         task, recipe = self.hand.task(), self.hand.recipe
-        units = plan_units(self.sources, task.rules, self.unit_bytes)
-        stretches = cut_stretches(units, task.rules, self.unit_bytes)
         chat = cache(lambda: chat_encoder(task.tokenizer, recipe))
-        lanes = Lanes(LaneWork(task, chat, stretches, self.spec, self.lanes, self.keep))
+        lanes = Lanes(
+            LaneWork(task, chat, self.stretches, self.count, self.spec, self.lanes, self.keep)
+        )
 
         def work(order: Any, _tell: Tell) -> LanePool:
             return lanes.pool(order)
@@ -79,8 +86,3 @@ class Lanes:
         made = reader.next()
         self._open[order.lane] = reader
         return made
-
-
-def tokenizer_file(folder: Path) -> Path:
-    """Where a stream keeps its tokenizer for its workers."""
-    return folder / "tokenizer_state.json"

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from batchloom.core.errors import StateError
-from batchloom.core.fingerprint import fingerprint
+from batchloom.core.fingerprint import broken_link, fingerprint
 from batchloom.train.plain import read_object
 
 PARTIAL = ".partial"
@@ -44,10 +44,19 @@ def write_checkpoint(
     save_file(_weights(model), folder / _MODEL)
     save_file(_optimizer_tensors(model, optimizer), folder / _OPTIMIZER)
     checksums = {name: _checksum(folder / name) for name in (_MODEL, _OPTIMIZER)}
-    state = {"step": step, "loader": loader, "checksums": checksums}
-    write_json(folder / _STATE, {**state, "check": fingerprint(state)})
+    write_state(folder, step, loader, checksums)
     for file in (*folder.iterdir(), folder):
         sync(file)
+
+
+def write_state(folder: Path, step: int, loader: dict[str, Any], checksums: dict[str, Any]) -> None:
+    """Write ``state.json`` of a checkpoint, in place of the one there is.
+
+    Raises:
+        OSError: it cannot be written; the one there was stays.
+    """
+    state = {"step": step, "loader": loader, "checksums": checksums}
+    write_json(folder / _STATE, {**state, "check": fingerprint(state)})
 
 
 def load_checkpoint(
@@ -61,7 +70,7 @@ def load_checkpoint(
     Raises:
         StateError: a file is damaged, missing or of another model.
     """
-    step, loader, checksums = _read_state(path)
+    step, loader, checksums = read_state(path)
     weights = _read_tensors(path / _MODEL, checksums, _weights(model))
     moments = _read_tensors(path / _OPTIMIZER, checksums, _moments_like(model))
     # Shared weights are filled by the first of their names.
@@ -93,7 +102,12 @@ def all_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
-def _read_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
+def read_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """The step of a checkpoint, the loader's state, and the checksums of the other files, which are not looked at.
+
+    Raises:
+        StateError: ``state.json`` is damaged or was changed by hand.
+    """
     file = path / _STATE
     try:
         state = read_object(file)
@@ -102,10 +116,33 @@ def _read_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
         refuse_damaged(file, error)
     step, loader, checksums = (state.get(name) for name in ("step", "loader", "checksums"))
     if not (whole and isinstance(loader, dict) and isinstance(checksums, dict)):
-        refuse_damaged(file, "was changed after it was written: its check does not fit its fields")
+        _refuse_changed_edit(file, loader)
+        refuse_damaged(
+            file,
+            "was changed after it was written: its check does not fit its fields (batchloom edit adds edits)",
+        )
     if step != step_of(path):
         refuse_damaged(file, f"says step {step!r} and lies in the folder {path.name}")
     return step_of(path), loader, checksums
+
+
+def _refuse_changed_edit(file: Path, loader: Any) -> None:
+    """Say which edit of a journal was changed by hand, where that is what was changed.
+
+    Raises:
+        StateError: names its fields.
+    """
+    edits = loader.get("edits") if isinstance(loader, dict) else None
+    if not isinstance(edits, list) or not all(isinstance(one, dict) for one in edits):
+        return
+    number = broken_link(loader.get("identity"), edits)
+    if number is not None:
+        fields = ", ".join(name for name in edits[number] if name != "fingerprint")
+        refuse_damaged(
+            file,
+            f"was changed by hand: its check does not fit, and edit {number} of the journal has another {fields} than "
+            "its fingerprint says (batchloom edit adds edits)",
+        )
 
 
 def _read_tensors(

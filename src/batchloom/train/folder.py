@@ -25,6 +25,11 @@ KEPT = 2
 _NAME = re.compile(r"step_\d{8,}")
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is called as a checkpoint of a run is."""
+    return _NAME.fullmatch(path.name) is not None
+
+
 @final
 class RunFolder:
     """The files of one run.

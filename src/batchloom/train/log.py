@@ -10,6 +10,7 @@ from batchloom.train.plain import parse_object
 
 Say = Callable[[str], None]
 _KINDS = ("start", "step", "val")
+_SHOWN = 8
 
 
 @final
@@ -70,10 +71,16 @@ class RunLog:
                 f"data wait {entry['data_wait']:.2%}{uneven}"
             )
 
-    def val(self, step: int, steps: int, loss: float, origin: str) -> None:
-        """Log a look at the val subset and say it."""
-        self.write({"kind": "val", "step": step, "loss": loss, "origin": origin})
-        self.say(f"step {step:>{len(str(steps))}}/{steps}  val loss {loss:.4f}")
+    def val(
+        self, step: int, steps: int, loss: float, origin: str, sources: dict[str, float]
+    ) -> None:
+        """Log a look at the val subset and say it; of a mixture with the loss of each source."""
+        entry: dict[str, Any] = {"kind": "val", "step": step, "loss": loss, "origin": origin}
+        self.write({**entry, "sources": sources} if sources else entry)
+        named = [f"{name} {own:.4f}" for name, own in sources.items()]
+        more = f", and {len(named) - _SHOWN:,} more" if len(named) > _SHOWN else ""
+        told = f"  ({', '.join(named[:_SHOWN])}{more})" if named else ""
+        self.say(f"step {step:>{len(str(steps))}}/{steps}  val loss {loss:.4f}{told}")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -10,15 +10,15 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from batchloom import Batch, Loader, Store
+from batchloom import Loader, Store
 from batchloom.core.errors import TrainError
 from batchloom.train.build import Model
 from batchloom.train.checkpoint import all_finite, step_of
@@ -28,8 +28,19 @@ from batchloom.train.model import IGNORED
 from batchloom.train.model_folder import copy_tokenizer
 from batchloom.train.pretrained import Pretrained
 from batchloom.train.run import Run, open_folder
-from batchloom.train.settings import OptimSettings, PretrainedSettings
+from batchloom.train.settings import OptimSettings, PretrainedSettings, accumulation
 from batchloom.train.streaming import end_keeping, streamed, whole_state
+
+
+class Batch(Protocol):
+    """What the steps need of a batch."""
+
+    step: int
+    origin: str
+
+    def __getitem__(self, name: str, /) -> Any:
+        """One of its tensors."""
+        ...
 
 
 class Learned(NamedTuple):
@@ -75,6 +86,7 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
     val_loss, parameters = None, parameters_of(run)
     if done >= last:
         log.say(f"Step {done} of {settings.steps} is done already; --max-iters sets how many.")
+    step = done
     for batch, waited in timed_batches(run.loader, last - done):
         began = time.perf_counter()
         step = batch.step + 1
@@ -92,6 +104,12 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
             val_loss = look_at_val(run, step)
         if step == last or is_due(step, settings.save_interval):
             save(run, step)
+    if done < step < last:
+        log.say(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
+        if not is_due(step, settings.eval_interval):
+            val_loss = look_at_val(run, step)
+        if not is_due(step, settings.save_interval):
+            save(run, step)
     if run.ranks.first:
         if not run.folder.model.is_dir():
             # A kill between checkpoint and folder, or a person, may have left none.
@@ -100,17 +118,19 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
     log.say(f"Loss curve: {run.folder.curve}")
     if (stream := streamed(run.store)) is not None and run.settings.steps == max(done, last):
         run.ranks.patiently((lambda: end_keeping(stream, log.say)) if run.ranks.first else None)
-    return Outcome(max(done, last), val_loss, run.model)
+    return Outcome(step if done < last else max(done, last), val_loss, run.model)
 
 
 def timed_batches(loader: Loader, count: int) -> Iterator[tuple[Batch, float]]:
-    """The next ``count`` batches, each with the seconds it was waited for."""
+    """The next ``count`` batches, or all there are, each with the seconds it was waited for."""
     if count <= 0:
         return
     batches = iter(loader)
     for _ in range(count):
         asked = time.perf_counter()
-        batch = next(batches)
+        batch = next(batches, None)
+        if batch is None:
+            return
         yield batch, time.perf_counter() - asked
 
 
@@ -137,7 +157,7 @@ def check_ids(run: Run, store: Store, batch: Batch) -> None:
     else:
         remedy = f"set model.vocab_size in the --config-file to more than {highest}"
     raise TrainError(
-        f"Step {batch.step + 1} of {store.path} holds id {wrong} and the model has {rows} of them: "
+        f"Step {batch.step + 1} of {store.place} holds id {wrong} and the model has {rows} of them: "
         f"{remedy}."
     )
 
@@ -156,8 +176,9 @@ def learn(run: Run, batch: Batch, lr: float) -> Learned:
     counted = run.ranks.total(float((batch["labels"] != IGNORED).sum()))[0]
     trained = max(1.0, counted)
     total = torch.zeros((), device=run.ranks.device)
-    for number, part in enumerate(passes_of(run, batch)):
-        with reduced_once(run.learner, last=number == run.passes - 1):
+    passes = passes_at(run, batch.step)
+    for number, part in enumerate(passes_of(run, batch, passes)):
+        with reduced_once(run.learner, last=number == passes - 1):
             with precision(run.ranks.device):
                 loss = run.learner(**part)
             # Ranks average their gradients where the sum over all of them is meant.
@@ -174,13 +195,23 @@ def learn(run: Run, batch: Batch, lr: float) -> Learned:
     return Learned(mean, norm, int(counted))
 
 
-def passes_of(run: Run, batch: Batch) -> Iterator[dict[str, Tensor]]:
+def passes_at(run: Run, step: int) -> int:
+    """Forward passes of a step, whose batch may be of another size by an edit."""
+    if streamed(run.store) is not None:
+        return run.passes
+    size = run.loader.plan.spec_at(step).global_batch_size
+    if size == run.settings.global_batch_size:
+        return run.passes
+    return accumulation(replace(run.settings, global_batch_size=size), run.ranks.world_size)
+
+
+def passes_of(run: Run, batch: Batch, passes: int) -> Iterator[dict[str, Tensor]]:
     """The rows of a batch in as many parts as there are passes, on the device."""
-    for part in batch.split(len(batch["input_ids"]) // run.passes):
-        yield {
-            name: part[name].to(run.ranks.device)
-            for name in ("input_ids", "labels", "position_ids")
-        }
+    names = ("input_ids", "labels", "position_ids")
+    rows = len(batch["input_ids"]) // passes
+    parts = zip(*(batch[name].to(run.ranks.device).split(rows) for name in names), strict=True)
+    for part in parts:
+        yield dict(zip(names, part, strict=True))
 
 
 @contextmanager
@@ -198,46 +229,64 @@ def precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-@torch.no_grad()
 def look_at_val(run: Run, step: int) -> float | None:
     """The loss on the val subset, the same batches each time; None when there is no val.
+
+    Of a mixture each source has a loss of its own, and shares ``eval_batches`` with the others; the one returned is
+    over all the tokens that were looked at.
 
     Raises:
         TrainError: it is not finite.
     """
-    if run.val is None:
+    if not run.val:
         return None
+    asked = run.settings.eval_batches
+    most = None if asked is None else max(1, asked // len(run.val))
+    sums = {name: val_sums(run, loader, most) for name, loader in run.val.items()}
+    losses = {name: total / max(1.0, trained) for name, (total, trained) in sums.items()}
+    whole = sum(one[0] for one in sums.values()) / max(1.0, sum(one[1] for one in sums.values()))
+    if not math.isfinite(whole):
+        raise TrainError(diverged(run, step, f"The val loss of step {step} is {whole}"))
+    mixed = "" not in run.val
+    origin = run.loader.origin if mixed else run.val[""].origin
+    run.log.val(step, run.settings.steps, whole, origin, losses if mixed else {})
+    return whole
+
+
+@torch.no_grad()
+def val_sums(run: Run, val: Loader, most: int | None) -> tuple[float, float]:
+    """The summed loss over the first ``most`` batches of a val subset, and the trained tokens, over all ranks."""
     plain: nn.Module = run.learner
     plain = run.learner.module if isinstance(run.learner, DistributedDataParallel) else run.learner
     parameters = parameters_of(run)
     total = trained = 0.0
-    for number in range(min(len(run.val), run.settings.eval_batches or len(run.val))):
-        batch = run.val[number]
+    for number in range(min(len(val), most or len(val))):
+        batch = val[number]
         check_ids(run, run.store, batch)
         trained += float((batch["labels"] != IGNORED).sum())
-        for part in passes_of(run, batch):
+        for part in passes_of(run, batch, run.passes):
             with precision(run.ranks.device), memory_explained(run.settings, parameters):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)
-    loss = total / max(1.0, trained)
-    if not math.isfinite(loss):
-        raise TrainError(diverged(run, step, f"The val loss of step {step} is {loss}"))
-    run.log.val(step, run.settings.steps, loss, run.val.origin)
-    return loss
+    return total, trained
 
 
 def tell_step(
     run: Run, batch: Batch, figures: dict[str, float], waited: float, began: float
 ) -> None:
     """Log a step, with its speed and where its data came from."""
-    size = run.settings.global_batch_size
+    plan = run.loader.plan
     took = time.perf_counter() - began + waited
     # Of the same data on every rank, a step holds the first rank's share as often as there are ranks.
-    copies = run.ranks.world_size if run.store.replicated else 1
+    copies = (
+        run.ranks.world_size if streamed(run.store) is None and run.loader.store.replicated else 1
+    )
     if streamed(run.store) is not None:
+        spec = plan.spec
         tokens = int(run.ranks.total(run.loader.tokens(batch.step))[0])
     else:
-        spans = run.loader.plan.rows(batch.step * size, batch.step * size + size // copies)
+        spec, (first, stop) = plan.spec_at(batch.step), plan.positions_of(batch.step)
+        spans = plan.rows(first, first + (stop - first) // copies)
         tokens = copies * int(spans.lengths.sum())
     entry = {
         "step": batch.step + 1,
@@ -245,11 +294,11 @@ def tell_step(
         "tokens": tokens,
         "trained_share": figures["trained"] / max(tokens, 1),
         "tokens_per_s": tokens / took,
-        "padding": 1 - tokens / (size * run.settings.seq_len),
+        "padding": 1 - tokens / (spec.global_batch_size * spec.seq_len),
         "data_wait": waited / took,
         "origin": batch.origin,
     }
-    if run.ranks.world_size > 1 and copies == 1 and run.log.speaks:
+    if run.ranks.world_size > 1 and copies == 1 and run.log.speaks and not run.loader.streamed:
         measured = run.loader.imbalance(batch.step)
         entry |= {"imbalance": measured.dealt, "imbalance_in_order": measured.in_order}
     run.log.step(entry, run.settings.steps)

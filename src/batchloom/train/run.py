@@ -1,14 +1,15 @@
 """A run: its data, its model, its folder, opened and checked before the first step."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from batchloom import Loader, Store, open_store
+from batchloom import Loader, Mixture, Store, open_store
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.spec import to_plain
 from batchloom.core.values import counted
@@ -17,6 +18,7 @@ from batchloom.train.checkpoint import load_checkpoint
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, cut_log
 from batchloom.train.memory import check_memory
+from batchloom.train.mixture import mixture_lines
 from batchloom.train.model import parameter_groups
 from batchloom.train.model_folder import folder_fingerprint
 from batchloom.train.ranks import Ranks
@@ -40,12 +42,16 @@ _FIXED = (
     "order.shuffle",
     "seed",
     "data.fingerprint",
+    "data.mixture",
+    "data.sources",
 )
 # Where things lie does not matter: their fingerprints say whether they are the same.
-_PLACES = {"data.name", "data.generation", "model.init"}
+_PLACES = ("data.name", "data.generation", "data.places", "model.init")
 _LOG = logging.getLogger("batchloom")
 # Rows: masks are read span by span, and the first few hundred say it as a rule.
 _LOOKED_AT, _LOOKED_AT_MASKED = 1 << 14, 1 << 8
+# Of a mixture, which has no epoch.
+_LOOKED_AT_STEPS = 256
 _SHOWN = 6
 
 
@@ -57,9 +63,10 @@ class Run:
         settings: what to compute.
         ranks: this process's place.
         passes: forward passes of this rank that make one step.
-        store: the train subset.
-        loader: this rank's batches of it.
-        val: this rank's batches of the val subset; None when there is none.
+        store: the train subset; of a mixture the store that tells the tokenizer.
+        loader: this rank's batches of all that is trained.
+        val: this rank's batches of the val subset, of a mixture those of each source by its name; empty when
+            there is none.
         model: the weights.
         learner: the model as it is called: compiled, and wrapped for several ranks.
         optimizer: AdamW over the weights.
@@ -72,7 +79,7 @@ class Run:
     passes: int
     store: Store
     loader: Loader
-    val: Loader | None
+    val: dict[str, Loader]
     model: Model
     learner: nn.Module
     optimizer: torch.optim.Optimizer
@@ -81,24 +88,24 @@ class Run:
 
 
 def set_up(
-    data: Path | StreamRequest,
+    data: Path | str | Mixture | StreamRequest,
     settings: TrainSettings,
     folder: RunFolder,
     ranks: Ranks,
     log: RunLog,
     *,
-    generation: int | None = None,
+    opened: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open the data and build the model; nothing is written yet.
 
     Args:
-        data: a store's folder, a bare Megatron prefix, or a name of synthetic data; or raw inputs, which
-            are streamed.
+        data: a store's folder or URL, a bare Megatron prefix, a name of synthetic data, or a mixture; or raw
+            inputs, which are streamed.
         settings: what to compute.
         folder: where to write.
         ranks: this process's place.
         log: what is told.
-        generation: of the store; None for the newest.
+        opened: options of ``open_store``, its generation among them.
 
     Raises:
         StoreError: there is no store, it is damaged, or has no such generation.
@@ -107,19 +114,21 @@ def set_up(
         TrainError: no step has anything to predict, or the memory cannot suffice.
     """
     passes = accumulation(settings, ranks.world_size)
+    found: Store | Mixture
     if isinstance(data, StreamRequest):
-        store = as_store(StreamData(data, settings, ranks))
+        found = as_store(StreamData(data, settings, ranks))
     else:
-        store = open_store(data, generation=generation)
-        _tell_source(store, data, log)
+        found = data if isinstance(data, Mixture) else open_store(data, **(opened or {}))
+        _tell_source(found, data, log)
+    store = _telling(found) if isinstance(found, Mixture) else found
     outlined = outline(settings, store)
     check_memory(settings, outlined.parameters, ranks)
-    loader = _loader(store, settings, ranks, settings.steps)
+    loader = make_loader(found, settings, ranks, settings.steps)
     stream = streamed(store)
     if stream is None and not has_targets(loader, settings.steps):
-        trained = "a trained token after another" if store.masked else "two tokens"
+        trained = "a trained token after another" if loader.store.masked else "two tokens"
         raise TrainError(
-            f"None of the {settings.steps} steps on {store.path} has anything to predict: no "
+            f"None of the {settings.steps} steps on {store.place} has anything to predict: no "
             f"sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
@@ -127,17 +136,28 @@ def set_up(
     optim = settings.optim
     groups = parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
-    val = None if stream is not None else _val_loader(store, settings, ranks, log)
+    val = _val_loaders(found, settings, ranks, log) if stream is None else {}
     return Run(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
 
 
-def _tell_source(store: Store, data: Path, log: RunLog) -> None:
+def _telling(mixture: Mixture) -> Store:
+    """The store of a mixture that tells the tokenizer: the first that names one."""
+    stores = [store for store in mixture.stores.values() if isinstance(store, Store)]
+    return next((store for store in stores if store.vocab_size is not None), stores[0])
+
+
+def _tell_source(opened: Store | Mixture, data: Path | str | Mixture, log: RunLog) -> None:
     """Say that data is real, or have every line from here on say that it is not."""
-    if store.synthetic:
+    stores = opened.stores.values() if isinstance(opened, Mixture) else (opened,)
+    if any(isinstance(store, Store) and store.synthetic for store in stores):
         log.mark = "  source=synthetic"
     elif log.speaks:
-        _LOG.info("Loaded real indexed dataset from %s", data)
-        _LOG.info("Dataset contains %d sequences", len(store))
+        for store in stores:
+            if isinstance(store, Store):
+                plain = isinstance(data, Path) and not store.is_far
+                place = data if plain else store.place
+                _LOG.info("Loaded real indexed dataset from %s", place)
+                _LOG.info("Dataset contains %d sequences", len(store))
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
@@ -148,6 +168,10 @@ def has_targets(loader: Loader, steps: int) -> bool:
     plan, store, position = loader.plan, loader.store, 0
     if not store.trained_tokens:
         return False
+    if not isinstance(store, Store):
+        # A mixture has no epoch of its own: of what lies further on nothing is known.
+        looked = min(steps, _LOOKED_AT_STEPS)
+        return looked < steps or any(loader.trained_tokens(step) for step in range(looked))
     stop = steps * plan.spec.global_batch_size
     looked_at = _LOOKED_AT_MASKED if store.masked else _LOOKED_AT
     while position < stop and (place := plan.locate(position)) and not place.epoch:
@@ -166,36 +190,61 @@ def has_targets(loader: Loader, steps: int) -> bool:
     return False
 
 
-def _val_loader(store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog) -> Loader | None:
+def _val_loaders(
+    opened: Store | Mixture, settings: TrainSettings, ranks: Ranks, log: RunLog
+) -> dict[str, Loader]:
+    """This rank's batches of the val subsets of the sources that have one, with a word why the others have not."""
+    stores = opened.stores if isinstance(opened, Mixture) else {"": opened}
+    found, without = {}, []
+    for name, store in stores.items():
+        if not isinstance(store, Store):
+            continue
+        if "val" not in store.subsets:
+            without.append(name)
+            continue
+        loader = _val_loader(store, settings, ranks, log, f" of {name}" if name else "")
+        if loader is not None:
+            found[name] = loader
+    whose = f" of {', '.join(without[:_SHOWN])}" if isinstance(opened, Mixture) else ""
+    more = f" and {len(without) - _SHOWN:,} more" if len(without) > _SHOWN else ""
+    if without:
+        log.say(
+            f"val    none{whose}{more}: the data has no val subset (prepare makes one with --val-fraction)"
+        )
+    return found
+
+
+def _val_loader(
+    store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog, whose: str
+) -> Loader | None:
     """This rank's batches of the val subset; None, and a word why, when there is nothing to see."""
-    if "val" not in store.subsets:
-        log.say("val    none: the data has no val subset (prepare makes one with --val-fraction)")
-        return None
-    loader = _loader(
-        open_store(store.path, "val", generation=store.generation), settings, ranks, None
-    )
+    loader = make_loader(store.subset("val"), settings, ranks, None)
     # Not its length: a large subset is counted beside the training, and not waited for here.
     try:
         seen = has_targets(loader, settings.eval_batches or MOST_STEPS)
     except PlanError as error:
-        log.say(f"val    none: {error}")
+        log.say(f"val    none{whose}: {error}")
         return None
     if not seen:
         log.say(
-            "val    none: what would be looked at of the val subset has nothing to predict, no two "
+            f"val    none{whose}: what would be looked at of the val subset has nothing to predict, no two "
             "tokens of one document (raise --eval-batches, or prepare with more --val-fraction)"
         )
         return None
     return loader
 
 
-def _loader(store: Store, settings: TrainSettings, ranks: Ranks, steps: int | None) -> Loader:
+def make_loader(
+    data: Store | Mixture, settings: TrainSettings, ranks: Ranks, steps: int | None
+) -> Loader:
     """This rank's batches: of a run of ``steps`` steps, or of one pass over the store, to look at it."""
-    if (stream := streamed(store)) is not None:
-        return stream.loader()
+    store = _telling(data) if isinstance(data, Mixture) else data
     noise = settings.order.noise_prob if steps is not None else None
+    augment = None if noise is None else _noise(noise, store, settings)
+    if (stream := streamed(store)) is not None:
+        return stream.loader(augment)
     return Loader(
-        store,
+        data,
         seq_len=settings.seq_len,
         global_batch_size=settings.global_batch_size,
         packing=settings.order.packing,
@@ -205,7 +254,7 @@ def _loader(store: Store, settings: TrainSettings, ranks: Ranks, steps: int | No
         steps=steps,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        augment=None if noise is None else _noise(noise, store, settings),
+        augment=augment,
         uneven=settings.order.uneven,
         micro_batch_size=settings.batch_size,
         balance=settings.order.balance,
@@ -230,10 +279,7 @@ def open_folder(run: Run, *, resume: bool) -> int:
         OutputError: the folder cannot be written.
     """
     folder, log = run.folder, run.log
-    data: dict[str, Any] = {"name": run.store.path.name, "fingerprint": run.store.fingerprint}
-    if (run.store.generation or 1) > 1:
-        data["generation"] = run.store.generation
-    asked = {"data": data, **to_plain(run.settings)}
+    asked = {"data": _described(run), **to_plain(run.settings)}
     if isinstance(run.settings.model, PretrainedSettings):
         asked["init"] = {"fingerprint": folder_fingerprint(Path(run.settings.model.init))}
     changes: list[str] = []
@@ -259,6 +305,30 @@ def open_folder(run: Run, *, resume: bool) -> int:
     return done
 
 
+def _described(run: Run) -> dict[str, Any]:
+    """What a run is on: the fingerprints that must stay the same, and where it lay."""
+    plan = run.loader.plan
+    if not isinstance(plan.data, Mixture):
+        return {**_place(run.store), "fingerprint": run.store.fingerprint}
+    # Sources that wait for an edit are not part of what the run began with.
+    return {
+        "mixture": plan.identity["mixture"],
+        "sources": plan.identity["sources"],
+        "places": {
+            name: _place(store)
+            for name, store in plan.data.stores.items()
+            if isinstance(store, Store)
+        },
+    }
+
+
+def _place(store: Store) -> dict[str, Any]:
+    place: dict[str, Any] = {"name": store.path.name}
+    if (store.generation or 1) > 1:
+        place["generation"] = store.generation
+    return place
+
+
 def _go_on(run: Run) -> int:
     """Fill a run from its newest checkpoint; returns the steps done, 0 before the first."""
     newest = run.folder.newest()
@@ -266,13 +336,27 @@ def _go_on(run: Run) -> int:
         return 0
     done, state = load_checkpoint(newest, run.model, run.optimizer)
     run.loader.load_state_dict(state)
+    _check_edited(run)
     return done
+
+
+def _check_edited(run: Run) -> None:
+    """Refuse sizes that edits of the journal change to and this run cannot compute."""
+    plan = run.loader.plan
+    for stretch in plan.course.stretches[1:]:
+        edited = replace(
+            run.settings, global_batch_size=stretch.size, seq_len=max(stretch.seq_len, 2)
+        )
+        accumulation(edited, run.ranks.world_size)
+        if stretch.seq_len > run.settings.seq_len:
+            parameters = outline(edited, run.store).parameters
+            check_memory(edited, parameters, run.ranks)
 
 
 def _allowed_changes(before: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     """What differs between a run and its continuation, where it may; else StateError."""
     old, new = _flattened(before), _flattened(asked)
-    names = sorted({*old, *new} - _PLACES)
+    names = sorted(name for name in {*old, *new} if not name.startswith(_PLACES))
     differing = [name for name in names if old.get(name) != new.get(name)]
     refused = [name for name in differing if name.startswith(_FIXED)]
     if refused:
@@ -301,8 +385,9 @@ def _introduce(run: Run, done: int) -> None:
     rows = settings.batch_size or rank_share(settings, ranks.world_size)
     stream = streamed(run.store)
     plan = run.loader.plan
+    mixed = stream is None and isinstance(plan.data, Mixture)
     # A plan of many pools is counted beside the training, and not waited for here.
-    known = stream is None and (plan.has_counts or plan.pools.count == 1)
+    known = stream is None and not mixed and (plan.has_counts or plan.pools.count == 1)
     sequences = plan.sequences_per_epoch if known else 0
     seen = settings.steps * settings.global_batch_size
     parameters = sum(weight.numel() for weight in run.model.parameters())
@@ -328,18 +413,18 @@ def _introduce(run: Run, done: int) -> None:
 def _tell_store(run: Run) -> None:
     """Say what is read of a store."""
     say = run.log.say
-    share_trained = run.store.trained_tokens / max(run.store.tokens, 1)
-    trained = f", {share_trained:.1%} of them trained" if run.store.masked else ""
-    say(
-        f"data   {run.loader.origin}: {len(run.store):,} documents, {run.store.tokens:,} tokens"
-        f"{trained}"
-    )
+    store, plan = run.loader.store, run.loader.plan
+    share_trained = store.trained_tokens / max(store.tokens, 1)
+    trained = f", {share_trained:.1%} of them trained" if store.masked else ""
+    say(f"data   {run.loader.origin}: {len(store):,} documents, {store.tokens:,} tokens{trained}")
+    for line in mixture_lines(plan, run.settings.steps):
+        say(line)
     if run.settings.order.noise_prob:
         say(
             f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by any other "
             "(noise_prob); labels stay the true ones"
         )
-    if run.store.weights:
+    if run.store.weights and not isinstance(plan.data, Mixture):
         weights = ", ".join(f"{name} {weight:g}" for name, weight in run.store.weights[:_SHOWN])
         more = (
             f" and {len(run.store.weights) - _SHOWN:,} more"
@@ -347,6 +432,6 @@ def _tell_store(run: Run) -> None:
             else ""
         )
         say(
-            f"data   the weights recorded in the store ({weights}{more}) are not applied yet: documents are drawn in "
-            "proportion to their tokens"
+            f"data   the weights recorded in the store ({weights}{more}) are not applied: documents of one store are "
+            "drawn in proportion to their tokens (weights are of stores: --mixture)"
         )

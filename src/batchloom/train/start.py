@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from batchloom import DatasetConfig
+from batchloom import DatasetConfig, Mixture
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import nearest, raise_problems, shown
 from batchloom.train.checkpoint import step_of
@@ -16,6 +17,7 @@ from batchloom.train.generation import begun_on
 from batchloom.train.log import RunLog, Say
 from batchloom.train.loop import Outcome, train
 from batchloom.train.missing import stand_in
+from batchloom.train.mixture import mixture_begun_on
 from batchloom.train.pretrained import longest_row, read_model_config
 from batchloom.train.ranks import Ranks, joined_ranks
 from batchloom.train.run import set_up
@@ -43,7 +45,8 @@ class DataRequest:
     """What a run is to read; what is wrong with it is told by the request that holds it.
 
     Attributes:
-        data: a store's folder, a bare Megatron prefix, or a name of synthetic data.
+        data: a store's folder or URL, a bare Megatron prefix, or a name of synthetic data.
+        mixture: several stores and their weights; excludes ``data``.
         input_file: a file or folder to prepare into a temporary store; excludes ``data``.
         dataset_config: a YAML file that names data sets, which are prepared below the run's
             folder; excludes ``data`` and ``input_file``.
@@ -56,9 +59,11 @@ class DataRequest:
         lanes: of a stream, how many parts of the input are read side by side.
         workers: of a stream, processes of each rank that tokenize.
         keep: of a stream, the folder where the store of its inputs grows.
+        opened: further options of ``open_store``: of a store behind a URL its cache, and how it is verified.
     """
 
-    data: Path | None = None
+    data: Path | str | None = None
+    mixture: Mixture | None = None
     input_file: Path | None = None
     dataset_config: Path | None = None
     tokenizer: str | None = None
@@ -68,6 +73,7 @@ class DataRequest:
     lanes: int | None = None
     workers: int | None = None
     keep: Path | None = None
+    opened: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def streams(self) -> StreamRequest | None:
@@ -84,18 +90,11 @@ class DataRequest:
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
-        problems = _exclusive(
-            self,
-            ("data", "input_file"),
-            ("data", "dataset_config"),
-            ("input_file", "dataset_config"),
-            ("data", "stream"),
-            ("input_file", "stream"),
-            ("dataset_config", "stream"),
-        )
-        if self.stream is None and self.data is self.input_file is self.dataset_config is None:
+        ways = ("data", "mixture", "input_file", "dataset_config", "stream")
+        problems = _exclusive(self, *combinations(ways, 2))
+        if all(getattr(self, way) is None for way in ways):
             problems.append(
-                "--data: missing; the folder of a store (batchloom prepare makes one), or "
+                "--data: missing; the folder of a store (batchloom prepare makes one), or --mixture with several, or "
                 "--input-file with a file to prepare in memory, --stream with inputs to read as the run goes on, or "
                 "--dataset-config with a YAML file"
             )
@@ -113,11 +112,16 @@ class DataRequest:
         ]
         if self.generation is not None and self.data is None:
             problems.append(f"--generation: {self.generation} goes with --data only")
+        if self.opened and self.data is None:
+            problems.append("--cache, --cache-limit, --verify: go with --data only")
         if self.if_missing not in IF_MISSING:
             words = ", ".join(IF_MISSING)
             hint = nearest(str(self.if_missing), IF_MISSING)
             problems.append(f"--if-missing: {shown(self.if_missing)} is none of {words}{hint}")
-        elif self.if_missing != "error" and (self.dataset_config or self.stream) is not None:
+        elif (
+            self.if_missing != "error"
+            and (self.dataset_config or self.stream or self.mixture) is not None
+        ):
             problems.append("--if-missing: goes with --data and --input-file only; leave it out")
         return problems
 
@@ -265,7 +269,7 @@ class Request:
         return settings_from(before, self._changes)
 
 
-def _exclusive(asked: DataRequest | ModelRequest, *pairs: tuple[str, str]) -> list[str]:
+def _exclusive(asked: DataRequest | ModelRequest, *pairs: tuple[str, ...]) -> list[str]:
     """A sentence for each pair of options of which both are given."""
     return [
         f"--{first.replace('_', '-')} and --{second.replace('_', '-')} exclude each other: give one"
@@ -302,9 +306,13 @@ def start(request: Request, say: Say) -> Outcome:
             if dataset is not None:
                 log.say(order_line(dataset, stated, settings, goes_on=request.goes_on))
             generation = request.data.generation
-            if request.resume and generation is None and isinstance(data, Path):
-                generation = begun_on(data, folder, ranks)
-            run = set_up(data, settings, folder, ranks, log, generation=generation)
+            begun = data
+            if request.resume and isinstance(data, Mixture):
+                begun = mixture_begun_on(data, folder, ranks)
+            elif request.resume and isinstance(data, (Path, str)) and generation is None:
+                generation = begun_on(data, folder, ranks, request.data.opened)
+            opened = {"generation": generation, **request.data.opened}
+            run = set_up(begun, settings, folder, ranks, log, opened=opened)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_stopped(request)) from error
@@ -317,9 +325,12 @@ def _data(
     dataset: DatasetConfig | None,
     ranks: Ranks,
     say: Say,
-) -> Iterator[Path | StreamRequest]:
+) -> Iterator[Path | str | Mixture | StreamRequest]:
     if (streams := request.data.streams) is not None:
         yield streams
+        return
+    if request.data.mixture is not None:
+        yield request.data.mixture
         return
     if dataset is not None:
         tokenizer = tokenizer_for(dataset, request.data.tokenizer, request.model.init)

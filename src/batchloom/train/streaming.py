@@ -43,7 +43,7 @@ class StreamData:
 
     Attributes:
         stream: what is read.
-        path: how messages call it.
+        path: of the first input; place: how messages call it.
     """
 
     split, subsets, weights = "train", (), ()
@@ -69,13 +69,15 @@ class StreamData:
             keep=request.keep,
         )
         self.path, self._ranks = Path(request.inputs[0]), ranks
+        self.place = request.inputs[0]
         self.fingerprint = self.stream.fingerprint
         self.tokenizer = self.stream.tokenizer
         self.vocab_size, self.end_id = self.tokenizer.vocab_size, self.tokenizer.end_id
 
-    def loader(self) -> Loader:
+    def loader(self, augment: dict[str, Any] | None) -> Loader:
         """This rank's batches."""
-        return Loader(self.stream, rank=self._ranks.rank, world_size=self._ranks.world_size)
+        ranks = self._ranks
+        return Loader(self.stream, rank=ranks.rank, world_size=ranks.world_size, augment=augment)
 
     @cached_property
     def _spans(self) -> list[NDArray[np.int64]]:

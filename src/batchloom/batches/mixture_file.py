@@ -1,0 +1,172 @@
+"""A mixture as people write it: a YAML file, or on the command line a text of stores and weights."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from batchloom.core.errors import BatchloomError, SettingsError
+from batchloom.core.spec import nearest, raise_problems, shown
+from batchloom.core.synthetic import NAMES
+from batchloom.core.yaml_plain import read_yaml
+from batchloom.plan.mixture import Mixture, SourceSpec, Stage
+from batchloom.store.opening import open_store
+from batchloom.store.reader import Store
+
+T = TypeVar("T")
+
+_KEYS = [field.name for field in fields(Mixture)]
+_STORE_KEYS = ("path", "generation")
+_REMEDY = "write stores: and weights:, each with the names of the sources"
+
+
+def mixture_from(text_or_path: str | os.PathLike[str]) -> Mixture:
+    """The mixture in a YAML file, or in a text such as ``stores/web=0.7,stores/code=0.3``.
+
+    In a file the keys are the fields of :class:`Mixture`; a store is a path from the file's folder (or
+    ``{path: ..., generation: ...}``), or a name of synthetic data. In a text
+    sources are called by the last name of their path, and a path without a weight waits for an edit.
+
+    Raises:
+        SettingsError: unknown keys, stores that cannot be opened, weights that cannot be met; all at once,
+            each with its path in the file.
+        InputMissingError: there is no such file.
+        RecordError: it is no YAML; says at which line.
+        PlanError: stores of different tokenizers.
+    """
+    given = os.fspath(text_or_path)
+    if "=" in given and not os.path.lexists(given):
+        return _from_text(given)
+    return _from_file(Path(given))
+
+
+def _from_text(text: str) -> Mixture:
+    weights: dict[str, float] = {}
+    paths: dict[str, str] = {}
+    problems = []
+    for word in text.split(","):
+        path, equals, weight = word.strip().rpartition("=")
+        path = path if equals else weight
+        name, number = Path(path).name, _number(weight) if equals else None
+        if not name or (equals and number is None):
+            problems.append(f"mixture: {shown(word)} is no PATH=WEIGHT")
+        elif name in paths:
+            problems.append(
+                f"mixture: {paths[name]} and {path} are both called {name!r}; name them in a YAML file: "
+                "stores: {NAME: PATH, ...}"
+            )
+        else:
+            paths[name] = path
+            if number is not None:
+                weights[name] = number
+    raise_problems(problems)
+    stores = {name: _opened(path, f"stores.{name}", problems) for name, path in paths.items()}
+    raise_problems(problems)
+    return Mixture(weights, stores={name: store for name, store in stores.items() if store})
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _from_file(file: Path) -> Mixture:
+    values = read_yaml(file, _REMEDY)
+    if not isinstance(values, dict):
+        raise SettingsError([f"{file}: holds {shown(values)}, no mapping; {_REMEDY}"])
+    problems = [
+        f"{name}: unknown setting{nearest(name, _KEYS)}" for name in values if name not in _KEYS
+    ]
+    problems += [f"{name}: missing" for name in ("weights", "stores") if name not in values]
+    ready = {name: value for name, value in values.items() if name in _KEYS}
+    ready["stores"] = _stores(values.get("stores"), file.parent, problems)
+    ready["sources"] = _sources(values.get("sources", {}), problems)
+    ready["stages"] = _stages(values.get("stages", []), problems)
+    if problems:
+        raise SettingsError([f"{file}: {problem}" for problem in problems])
+    try:
+        return Mixture(**ready)
+    except SettingsError as error:
+        raise SettingsError([f"{file}: {problem}" for problem in error.problems]) from error
+
+
+def _stores(given: Any, folder: Path, problems: list[str]) -> dict[str, Store]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not given:
+        problems.append(f"stores: {shown(given)} is no mapping of names to paths")
+        return {}
+    found = {}
+    for name, value in given.items():
+        where = f"stores.{name}"
+        stated = value if isinstance(value, dict) else {"path": value}
+        wrong = [
+            f"{where}.{key}: unknown setting{nearest(key, _STORE_KEYS)}"
+            for key in stated
+            if key not in _STORE_KEYS
+        ]
+        path = stated.get("path")
+        if wrong or not isinstance(path, str) or not path:
+            problems += wrong or [f"{where}: {shown(value)} is no path of a store"]
+            continue
+        opened = _opened(_below(folder, path), where, problems, stated.get("generation"))
+        if opened is not None:
+            found[name] = opened
+    return found
+
+
+def _below(folder: Path, path: str) -> str:
+    """A path from the folder of a file; names of synthetic data where nothing of that name is, and URLs, stay."""
+    named = path.partition(":")[0] in NAMES and not os.path.lexists(folder / path)
+    return path if named or "://" in path else str(folder / path)
+
+
+def _opened(path: str, where: str, problems: list[str], generation: Any = None) -> Store | None:
+    try:
+        return open_store(path, generation=generation)
+    except BatchloomError as error:
+        # What cannot be opened is told with all else that is wrong.
+        problems.append(f"{where}: {error}")
+        return None
+
+
+def _sources(given: Any, problems: list[str]) -> dict[str, SourceSpec]:
+    if not isinstance(given, dict):
+        problems.append(f"sources: {shown(given)} is no mapping of names to settings")
+        return {}
+    made = {
+        name: _made(SourceSpec, values, f"sources.{name}", problems)
+        for name, values in given.items()
+    }
+    return {name: spec for name, spec in made.items() if spec}
+
+
+def _stages(given: Any, problems: list[str]) -> list[Stage]:
+    if not isinstance(given, list):
+        problems.append(f"stages: {shown(given)} is no list of stages")
+        return []
+    made = [
+        _made(Stage, values, f"stages[{number}]", problems) for number, values in enumerate(given)
+    ]
+    return [stage for stage in made if stage]
+
+
+def _made(cls: type[T], values: Any, where: str, problems: list[str]) -> T | None:
+    """The settings of a mapping; None where something is wrong with them, which is told."""
+    if not isinstance(values, Mapping):
+        problems.append(f"{where}: {shown(values)} is no mapping of settings")
+        return None
+    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    unknown = [name for name in values if name not in known]
+    problems += [f"{where}.{name}: unknown setting{nearest(name, known)}" for name in unknown]
+    if cls is Stage and "weights" not in values:
+        problems.append(f"{where}.weights: missing")
+        return None
+    try:
+        return cls(**{name: value for name, value in values.items() if name in known})
+    except SettingsError as error:
+        problems += [f"{where}.{problem}" for problem in error.problems]
+        return None

@@ -1,0 +1,121 @@
+"""``batchloom edit``: what changes on a run from a step on."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from batchloom import Edit
+from batchloom.cli.console import plain_console
+from batchloom.core.errors import SettingsError
+from batchloom.core.spec import shown
+from batchloom.core.yaml_plain import parse_yaml
+from batchloom.train import require_packages
+
+
+def edit(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or one of its checkpoints.")],
+    *,
+    at_step: Annotated[
+        int,
+        typer.Option(
+            help="The first step it holds for, numbered from 0: after the checkpoint of step 40 the next is 40."
+        ),
+    ],
+    data: Annotated[Path | None, typer.Option(help="The store the run is on.")] = None,
+    mixture: Annotated[
+        str | None,
+        typer.Option(help="The mixture the run is on, as train takes it; it may have more stores."),
+    ] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="Of the store at --data; the one that the run was begun on.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="New weights, in place of all there were: web=0.5,code=0.5, size, or a mapping in braces as in YAML."
+        ),
+    ] = None,
+    skip: Annotated[int, typer.Option(help="Leave out so many steps.")] = 0,
+    ban: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE:NUMBERS",
+            help="Documents that are padding from here on: web:17,18; of a run on one store 17,18. Several times for "
+            "several.",
+        ),
+    ] = None,
+    global_batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    note: Annotated[str, typer.Option(help="Why, for whoever reads the journal.")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would change, and leave all as it is.")
+    ] = False,
+) -> None:
+    """Change a run from a step on: weights, steps left out, banned documents, sizes.
+
+    The edit is appended to the journal in the run's newest checkpoint; train --resume goes on by it.
+    """
+    require_packages()
+    asked = Edit(
+        step=at_step,
+        weights=None if weights is None else _weights(weights),
+        skip=skip,
+        ban=_bans(ban or []),
+        global_batch_size=global_batch_size,
+        seq_len=seq_len,
+        note=note,
+    )
+    if (data is None) == (mixture is None):
+        raise SettingsError(
+            ["--data: give either --data or --mixture, what the run was started on"]
+        )
+    # torch takes seconds
+    from batchloom.batches.mixture_file import mixture_from  # noqa: PLC0415
+    from batchloom.train.edit import edit_run  # noqa: PLC0415
+
+    given: Any = data if mixture is None else mixture_from(mixture)
+    found = edit_run(run, given, asked, generation=generation, dry_run=dry_run)
+    console = plain_console()
+    for line in found.before:
+        if line not in found.after:
+            console.print(f"- {line}")
+    for line in found.after:
+        console.print(f"+ {line}" if line not in found.before else f"  {line}")
+    told = {k: v for k, v in found.journal[-1].items() if k != "fingerprint"}
+    console.print(json.dumps(told, ensure_ascii=False))
+    where = f"{found.checkpoint} (edit {len(found.journal)} of its journal)"
+    console.print(f"Would be written to {where}." if dry_run else f"Written to {where}.")
+
+
+def _weights(text: str) -> Any:
+    if text == "size":
+        return text
+    if text.lstrip().startswith("{"):
+        return parse_yaml(text.encode(), "--weights")
+    found: dict[str, float] = {}
+    problems = []
+    for word in text.split(","):
+        name, equals, weight = word.strip().partition("=")
+        try:
+            number = float(weight)
+        except ValueError:
+            number = -1.0
+        if not name or not equals or name in found or number < 0:
+            problems.append(f"--weights: {shown(word)} is no NAME=WEIGHT, or a name is there twice")
+        found[name] = number
+    if problems:
+        raise SettingsError(problems)
+    return found
+
+
+def _bans(words: list[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for word in words:
+        name, colon, numbers = word.rpartition(":")
+        try:
+            found.setdefault(name if colon else "data", []).extend(map(int, numbers.split(",")))
+        except ValueError:
+            raise SettingsError([f"--ban: {shown(word)} is no SOURCE:NUMBER,NUMBER,..."]) from None
+    return found

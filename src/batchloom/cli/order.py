@@ -1,0 +1,138 @@
+"""The options that name a plan, shared by the commands that ask about one."""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import typer
+
+_DATA = "Data"
+_PLAN = "Plan"
+
+StorePath = Annotated[
+    str | None,
+    typer.Argument(
+        help="A store's folder, a bare Megatron prefix, or the name of synthetic data.",
+        show_default=False,
+    ),
+]
+MixtureText = Annotated[
+    str | None,
+    typer.Option(
+        "--mixture",
+        help="A mixture's YAML file, or PATH=WEIGHT,PATH=WEIGHT, in place of a store.",
+        rich_help_panel=_DATA,
+    ),
+]
+CheckpointPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        help="A run's folder, one of its checkpoints, or a JSON file of a loader's state: its plan, in place of the "
+        "settings below.",
+        rich_help_panel=_DATA,
+    ),
+]
+Split = Annotated[str, typer.Option(help="train, val or test.", rich_help_panel=_DATA)]
+Generation = Annotated[
+    int | None,
+    typer.Option(
+        help="Of the store; the newest, or the one that the checkpoint was made on.",
+        rich_help_panel=_DATA,
+    ),
+]
+SeqLen = Annotated[int | None, typer.Option(help="Tokens of a sequence.", rich_help_panel=_PLAN)]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--global-batch-size", help="Sequences of a step, over all ranks.", rich_help_panel=_PLAN
+    ),
+]
+Packing = Annotated[
+    str | None,
+    typer.Option(
+        help="best_fit (the default), wrap, first_fit, window_N or none.", rich_help_panel=_PLAN
+    ),
+]
+Overlong = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a document longer than a sequence: split, drop, truncate or error; without it texts are split, and "
+        "conversations dropped.",
+        rich_help_panel=_PLAN,
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="Of the order.", rich_help_panel=_PLAN)]
+Shuffle = Annotated[
+    bool | None,
+    typer.Option(
+        "--shuffle/--no-shuffle", help="Or the order of the store.", rich_help_panel=_PLAN
+    ),
+]
+Epochs = Annotated[
+    int | None, typer.Option(help="Passes over a store; 1 by default.", rich_help_panel=_PLAN)
+]
+Steps = Annotated[int | None, typer.Option(help="Steps of the whole run.", rich_help_panel=_PLAN)]
+Last = Annotated[
+    str | None,
+    typer.Option(help="The last step is filled (fill) or left out (drop).", rich_help_panel=_PLAN),
+]
+PoolSize = Annotated[
+    int | None, typer.Option(help="Documents packed together.", rich_help_panel=_PLAN)
+]
+Block = Annotated[
+    int | None, typer.Option(help="Neighbours permuted as one.", rich_help_panel=_PLAN)
+]
+Lanes = Annotated[int | None, typer.Option(help="What pools are dealt to.", rich_help_panel=_PLAN)]
+Align = Annotated[
+    int | None,
+    typer.Option(help="Documents begin at multiples of so many tokens.", rich_help_panel=_PLAN),
+]
+WorldSize = Annotated[
+    int | None, typer.Option(help="Number of data-parallel ranks.", rich_help_panel=_PLAN)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+_SETTINGS = (
+    *(
+        "seq_len",
+        "global_batch_size",
+        "packing",
+        "overlong",
+        "seed",
+        "shuffle",
+        "epochs",
+        "steps",
+        "last",
+    ),
+    *("pool_size", "block", "lanes", "align"),
+)
+
+
+def settings_in(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's options those that are settings of ``PlanSpec``."""
+    return {name: given[name] for name in _SETTINGS}
+
+
+@final
+class _Told(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Print what goes to the log ``batchloom``, counting above all, on standard error."""
+    log, handler = logging.getLogger("batchloom"), _Told()
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+        log.removeHandler(handler)

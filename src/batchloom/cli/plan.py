@@ -1,0 +1,206 @@
+"""``batchloom plan``."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from batchloom.cli import order
+from batchloom.cli.console import plain_console
+from batchloom.core.errors import SettingsError
+from batchloom.core.values import counted, visible
+from batchloom.questions.asking import Asked, Entry, journal_of, plan_asked
+from batchloom.questions.checkpoint import read_checkpoint
+from batchloom.questions.forecast import Forecast, SourceForecast, forecast
+from batchloom.questions.marks import mark_of
+from batchloom.questions.measure import Mixing
+from batchloom.questions.tables import adopt_tables, write_tables
+
+_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def plan(
+    store: order.StorePath = None,
+    *,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            help="Show the edits in the journal of this run or checkpoint; needs no store.",
+        ),
+    ] = None,
+    assume: Annotated[
+        str | None,
+        typer.Option(
+            help="Sources that do not exist: '15T tokens, 12B documents', or 'web=10T tokens/8B documents, code=...'.",
+        ),
+    ] = None,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Count the sequences of every pool and keep the tables."),
+    ] = False,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(help="Of all ranks together, for the hours it takes.")
+    ] = None,
+    world_size: order.WorldSize = None,
+    mixture: order.MixtureText = None,
+    checkpoint: order.CheckpointPath = None,
+    split: order.Split = "train",
+    generation: order.Generation = None,
+    seq_len: order.SeqLen = None,
+    global_batch_size: order.BatchSize = None,
+    packing: order.Packing = None,
+    overlong: order.Overlong = None,
+    seed: order.Seed = None,
+    shuffle: order.Shuffle = None,
+    epochs: order.Epochs = None,
+    steps: order.Steps = None,
+    last: order.Last = None,
+    pool_size: order.PoolSize = None,
+    block: order.Block = None,
+    lanes: order.Lanes = None,
+    align: order.Align = None,
+    as_json: order.AsJson = False,
+) -> None:
+    """Look ahead at a run from lengths alone: steps, epochs, padding, mixture, bytes, mixing, hours."""
+    if journal is not None:
+        _tell_journal(journal, as_json=as_json)
+        return
+    asked = Asked(
+        store=store,
+        mixture=mixture,
+        assume=assume,
+        checkpoint=checkpoint,
+        split=split,
+        generation=generation,
+        settings=order.settings_in(locals()),
+    )
+    if write and assume is not None:
+        raise SettingsError(
+            ["write: there is no store to keep tables of; leave --assume or --write out"]
+        )
+    with order.told():
+        made, _ = plan_asked(asked)
+        written = write_tables(made) if write else ()
+        adopt_tables(made)
+        found = forecast(made, tokens_per_second=tokens_per_second, world_size=world_size or 1)
+    mark = mark_of(made)
+    if as_json:
+        plain = {**dataclasses.asdict(found), **mark, "written": [str(path) for path in written]}
+        print(json.dumps(plain, ensure_ascii=False))
+        return
+    _tell(found, "".join(f"  {name}={value}" for name, value in mark.items()))
+    for path in written:
+        plain_console().print(f"written: {visible(str(path))}")
+
+
+def _tell(found: Forecast, mark: str) -> None:
+    console = plain_console()
+    about, near = "" if found.exact else "about ", "" if found.exact_tokens else "about "
+
+    def say(line: str) -> None:
+        console.print(line + mark)
+
+    say(f"plan {found.fingerprint}")
+    say(
+        f"{about}{found.steps:,} steps of {found.global_batch_size:,} sequences of {found.seq_len:,} tokens: "
+        f"{about}{found.sequences:,} sequences, {near}{found.tokens:,} tokens"
+    )
+    if found.empty:
+        say(f"{about}{counted(found.empty, 'sequence')} without loss fill the last step")
+    if found.skipped:
+        say(f"edits leave out {counted(found.skipped, 'sequence')}")
+    say(
+        f"padding: {near}{found.padding:.3%} of all places; no packing of whole documents could have less than "
+        f"{about}{found.least_padding:.3%}"
+    )
+    each = (
+        f", {_bytes(found.rank_bytes)} by each of {found.world_size:,} ranks"
+        if found.world_size > 1
+        else ""
+    )
+    say(f"token ids read: {near}{_bytes(found.bytes)}{each}")
+    if found.hours is not None:
+        say(f"{about}{found.hours:,.2f} hours, padding included")
+    for source in found.sources:
+        for line in _lines(source, found):
+            say(line)
+    if not found.exact:
+        remedy = "" if found.assumed else "; batchloom plan --write counts all of them, once"
+        say(f"about: from a sample of the pools{remedy}")
+
+
+def _lines(source: SourceForecast, found: Forecast) -> list[str]:
+    name, mixing = visible(source.name) + (" (assumed)" if source.assumed else ""), source.mixing
+    near = "" if found.exact_tokens else "about "
+    served = f"{near}{source.tokens_served:,} tokens served, {source.share:.3%} of all"
+    has = f"{source.documents:,} documents, {source.tokens:,} tokens"
+    lines = [f"{name}: {has}; {source.epochs:,.3f} epochs, {served}"]
+    if source.weight is not None and source.effective is not None:
+        error = f", {source.error:+.4%} of itself" if source.error is not None else ""
+        lines.append(f"{name}: weight {source.weight:.4%}, effective {source.effective:.4%}{error}")
+    if source.split:
+        lines.append(f"{name}: {near}{source.split:,} documents of an epoch are cut")
+    if source.dropped or source.lost:
+        lines.append(
+            f"{name}: {near}{source.dropped:,} documents of an epoch are too long; {source.lost:,} tokens are left out"
+        )
+    if source.exhausted is not None:
+        lines.append(f"{name}: exhausted, gives no more from step {source.exhausted:,} on")
+    elif source.through is not None and source.through < found.steps - 1:
+        lines.append(f"{name}: passed through once at step {source.through:,}, and begins again")
+    lines.append(_mixing_line(name, mixing))
+    return lines
+
+
+def _mixing_line(name: str, mixing: Mixing) -> str:
+    together = f"{mixing.block:,} neighbours" if mixing.block > 1 else "single documents"
+    return (
+        f"{name}: {together} of the store at a time go to pools of {mixing.pool:,} documents; a document and the next "
+        f"one of them are about {mixing.apart:,.0f} sequences apart; a step draws about {mixing.documents:,.0f} "
+        f"documents from {mixing.blocks:,.0f} places of the store"
+    )
+
+
+def _bytes(size: int) -> str:
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:,.2f} {name}"
+    return f"{size} bytes"
+
+
+def _tell_journal(path: Path, *, as_json: bool) -> None:
+    first, entries = journal_of(read_checkpoint(path))
+    if as_json:
+        told = [dataclasses.asdict(entry) for entry in entries]
+        print(json.dumps({"fingerprint": first, "edits": told}, ensure_ascii=False))
+        return
+    console = plain_console()
+    console.print(f"began as {first}; {counted(len(entries), 'edit')}")
+    for entry in entries:
+        console.print(f"step {entry.step:,}: {_changes(entry)}  -> {entry.fingerprint}")
+        if entry.note:
+            console.print(f"  {visible(entry.note)}")
+
+
+def _changes(entry: Entry) -> str:
+    said = []
+    for name, value in entry.changes.items():
+        if name == "ban":
+            said += [
+                f"ban {counted(len(numbers), 'document')} of {visible(source)}"
+                for source, numbers in value.items()
+            ]
+        elif name == "skip":
+            said.append(f"skip {counted(value, 'step')}")
+        else:
+            said.append(f"{name} {visible(_spelled(value))}")
+    return ", ".join(said)
+
+
+def _spelled(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    parts = (f"{k}={_spelled(v)}" for k, v in value.items())
+    return "{" + ", ".join(parts) + "}"

@@ -1,0 +1,99 @@
+"""Which rank is given which row of a step: the way back from rows to ranks."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.loader import Loader
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.core.spec import shown, whole
+from batchloom.plan.deal import balanced, row_costs, stretches
+from batchloom.plan.plan import Plan
+from batchloom.plan.ranks import check_world
+
+Ints = NDArray[np.int64]
+
+
+def plan_of(data: Plan | Loader) -> Plan:
+    """The plan of a loader, or the one that is given.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(data, Loader):
+        return data.plan
+    if not isinstance(data, Plan):
+        raise TypeError(
+            f"Questions are asked of a Plan or a Loader, not of {type(data).__name__}: "
+            "explain(Loader(store, seq_len=..., global_batch_size=...), step)"
+        )
+    return data
+
+
+def dealt(data: Plan | Loader, step: int, world_size: int) -> Ints:
+    """The data-parallel rank of each row of a step, int64 [global_batch_size].
+
+    Args:
+        data: a plan, or a loader, whose ``balance`` and ``uneven`` hold.
+        step: the step.
+        world_size: number of data-parallel ranks.
+
+    Raises:
+        PlanError: the world size does not divide the step.
+    """
+    plan = plan_of(data)
+    start, stop = plan.positions_of(step)
+    size, lanes = stop - start, plan.spec.lanes
+    uneven = data.spec.uneven if isinstance(data, Loader) else "refuse"
+    check_world(size, 0, world_size, uneven)
+    if isinstance(data, Loader) and data.spec.balance and world_size > 1:
+        return balanced(row_costs(plan.rows(start, stop)), world_size)
+    if lanes > 1 and lanes % world_size == 0:
+        return lanes_of(plan, start, stop) % world_size
+    return stretches(size, world_size)
+
+
+def lanes_of(plan: Plan, start: int, stop: int) -> Ints:
+    """The lane of each position, int64 [stop - start]."""
+    found = np.arange(start, stop) % plan.spec.lanes
+    place = start
+    while place < stop and (segment := plan.timeline.segment_at(place)) is not None:
+        plan.timeline.segment_at(stop - 1)
+        end = min(plan.timeline.until(segment) or stop, stop)
+        found[place - start : end - start] = segment.at(np.arange(place, end))[1]
+        place = end
+    return found
+
+
+def world_of(
+    data: Plan | Loader, rank: int | None, world_size: int | None
+) -> tuple[int | None, int]:
+    """Data-parallel rank (None for all) and size that a question is about.
+
+    Raises:
+        SettingsError: a rank of a world nobody gives the size of, or numbers that are none.
+        PlanError: the rank does not exist.
+    """
+    ranks, number = whole(world_size), whole(rank)
+    problems = [
+        f"{name}: {shown(given)} is no whole number of at least {least}"
+        for name, given, made, least in (
+            ("world_size", world_size, ranks, 1),
+            ("rank", rank, number, 0),
+        )
+        if given is not None and (made is None or made < least)
+    ]
+    own = (
+        data.spec.mesh.place(data.spec.rank, data.spec.world_size)
+        if isinstance(data, Loader)
+        else None
+    )
+    if rank is not None and world_size is None and own is None:
+        problems.append("world_size: missing; a rank is one of so many")
+    if problems:
+        raise SettingsError(problems)
+    ranks = ranks or (own.world_size if own else 1)
+    if number is not None and number >= ranks:
+        raise PlanError(
+            f"rank {number} of world_size {ranks} does not exist; ranks run from 0 to {ranks - 1}."
+        )
+    return number, ranks

@@ -1,0 +1,327 @@
+"""A dry run: what a plan comes to, from lengths alone."""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from batchloom.core.errors import SettingsError
+from batchloom.core.spec import shown, whole
+from batchloom.plan.assumed import AssumedStore
+from batchloom.plan.mixture import Mixture, is_positive
+from batchloom.plan.plan import Plan
+from batchloom.plan.source import SourceOrder
+from batchloom.questions.measure import Measure, Mixing, measure_pools, mixing
+from batchloom.store.reader import Store
+
+# Pools packed in all: a few milliseconds each.
+_PACKED = 64
+# Ids of a vocabulary that nobody knows take four bytes.
+_UNKNOWN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SourceForecast:
+    """What becomes of one source in a run.
+
+    Attributes:
+        name: in the plan; of a lone store ``data``.
+        assumed: whether there is no such store.
+        documents, tokens: of the source.
+        sequences_per_epoch: how many an epoch packs into.
+        sequences, epochs, tokens_served: in the run.
+        split: documents longer than a sequence (or cut by ``wrap``), which are cut.
+        dropped, lost: documents and tokens of an epoch that ``overlong`` leaves out.
+        weight: share that was asked for at the beginning, in the unit of the mixture; None of a lone store.
+        effective: share that is served at the beginning, in the same unit.
+        error: by how much of itself it differs from the weight.
+        share: of all tokens that are served in the run.
+        through: step at which it has been passed through once; None where the run ends before.
+        exhausted: step from which on it gives no more; None where it goes on.
+        bytes: of token ids that are read in the run, by all ranks together.
+        mixing: how far apart neighbours of the store come.
+    """
+
+    name: str
+    assumed: bool
+    documents: int
+    tokens: int
+    sequences_per_epoch: int
+    sequences: int
+    epochs: float
+    tokens_served: int
+    split: int
+    dropped: int
+    lost: int
+    weight: float | None
+    effective: float | None
+    error: float | None
+    share: float
+    through: int | None
+    exhausted: int | None
+    bytes: int
+    mixing: Mixing
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a plan comes to.
+
+    Attributes:
+        fingerprint: of the plan.
+        exact: whether steps and sequences were counted; else they are estimates from sampled pools.
+        exact_tokens: whether the tokens were, too; else they are those of a mean sequence.
+        assumed: whether any source is only assumed.
+        steps: of the run.
+        global_batch_size, seq_len: at its beginning.
+        sequences: that are served, without those that fill the last step.
+        empty: sequences without loss that fill the last step.
+        skipped: sequences that edits leave out.
+        tokens: that are served.
+        padding: share of all places of the run that hold no token, 0 to 1.
+        least_padding: share that no packing of whole documents could do with less of, in an epoch, 0 to 1.
+        bytes: of token ids read, by all ranks together.
+        rank_bytes: of them by one rank of ``world_size``.
+        world_size: number of data-parallel ranks.
+        hours: at the given tokens a second, padding included; None where none were given.
+        sources: those that have a weight anywhere in the run.
+    """
+
+    fingerprint: str
+    exact: bool
+    exact_tokens: bool
+    assumed: bool
+    steps: int
+    global_batch_size: int
+    seq_len: int
+    sequences: int
+    empty: int
+    skipped: int
+    tokens: int
+    padding: float
+    least_padding: float
+    bytes: int
+    rank_bytes: int
+    world_size: int
+    hours: float | None
+    sources: tuple[SourceForecast, ...]
+
+
+def forecast(
+    plan: Plan, *, tokens_per_second: float | None = None, world_size: int = 1
+) -> Forecast:
+    """Look ahead at a whole run. Pools that are not counted yet are sampled where there are many.
+
+    Args:
+        plan: the order. What is estimated is not told to it.
+        tokens_per_second: places of sequences trained a second, of all ranks together.
+        world_size: number of data-parallel ranks.
+
+    Raises:
+        SettingsError: numbers that are none.
+        PlanError: a source that gives no sequence.
+    """
+    if tokens_per_second is not None and not is_positive(tokens_per_second):
+        raise SettingsError(
+            [f"tokens_per_second: {shown(tokens_per_second)} is not a number above 0"]
+        )
+    if (whole(world_size) or 0) < 1:
+        raise SettingsError([f"world_size: {shown(world_size)} is no whole number of at least 1"])
+    own = plan.twin()
+    counted = all(own.order(number).counted for number in own.weighed) and not own.course.cuts
+    measures = _measured(own)
+    run = _Run(own, measures)
+    sources = tuple(_source(run, number) for number in own.weighed)
+    places = run.places()
+    tokens = sum(source.tokens_served for source in sources)
+    size = sum(source.bytes for source in sources)
+    epoch = [measures[0, number] for number in own.weighed]
+    least = sum(m.least for m in epoch) * own.spec.seq_len
+    return Forecast(
+        fingerprint=plan.fingerprint,
+        exact=counted or all(m.exact for m in measures.values()),
+        exact_tokens=run.exact_tokens,
+        assumed=any(source.assumed for source in sources),
+        steps=own.steps,
+        global_batch_size=own.spec.global_batch_size,
+        seq_len=own.spec.seq_len,
+        sequences=sum(source.sequences for source in sources) - run.skipped,
+        empty=run.empty,
+        skipped=run.skipped,
+        tokens=tokens,
+        padding=1 - tokens / places if places else 0.0,
+        least_padding=max(1 - sum(m.tokens for m in epoch) / least, 0.0) if least else 0.0,
+        bytes=size,
+        rank_bytes=-(-size // world_size),
+        world_size=world_size,
+        hours=places / tokens_per_second / 3600 if tokens_per_second else None,
+        sources=sources,
+    )
+
+
+def _measured(plan: Plan) -> dict[tuple[int, int], Measure]:
+    """A measure of every source, in every packing an edit makes of it; those before are what it follows from."""
+    eras = len(plan.course.cuts) + 1
+    pools = sum(plan.order(number).pools.count for number in plan.weighed) * eras
+    most = max(_PACKED // (len(plan.weighed) * eras), 2)
+    found: dict[tuple[int, int], Measure] = {}
+    for era in range(eras):
+        for number in plan.weighed:
+            if era:
+                epoch, slot, row = plan.cut(number, era)
+                sampled = not all(found[e, number].exact for e in range(era))
+                # Rows of a pool that was only estimated cannot be told: it is left as a whole.
+                plan.cuts[era, number] = (epoch, max(slot, 0), 0) if sampled else (epoch, slot, row)
+            order = plan.order(number, era)
+            found[era, number] = measure_pools(order, pools if pools <= _PACKED else most)
+    return found
+
+
+@final
+class _Run:
+    """The stretches of a run under one schedule, and what each source serves in them."""
+
+    def __init__(self, plan: Plan, measures: dict[tuple[int, int], Measure]) -> None:
+        self.plan, self.measures = plan, measures
+        steps = plan.steps
+        last = plan.positions_of(steps - 1)[1] if steps else 0
+        plan.timeline.segment_at(max(last - 1, 0))
+        # With last='drop' some of what is left is not served; and sources may end a run inside a step.
+        end = min(plan.positions, last)
+        self.end = end if plan.timeline.end is None else min(end, plan.timeline.end)
+        self.pieces: list[tuple[int, int, int, np.ndarray]] = []
+        for segment in plan.timeline.segments():
+            if segment.position >= self.end:
+                break
+            until = min(plan.timeline.until(segment) or self.end, self.end)
+            served = (segment.served(until) - segment.bases).sum(axis=1)
+            self.pieces.append((segment.position, until, segment.era, served))
+        self.exact_tokens = (
+            len(plan.course.cuts) == 0
+            and plan.spec.lanes == 1
+            and not plan.course.bans
+            and all(m.pool_tokens is not None for m in measures.values())
+        )
+        self.empty = max(last - self.end, 0)
+        stretches = plan.course.stretches
+        held = 0
+        for place, at in enumerate(stretches):
+            until = stretches[place + 1].step if place + 1 < len(stretches) else steps
+            held += max(min(until, steps) - at.step, 0) * at.size
+        self.skipped = last - held
+        self.tokens = {number: self._tokens(number) for number in plan.weighed}
+
+    def places(self) -> int:
+        """Tokens that the sequences of all steps have room for."""
+        plan, steps, found = self.plan, self.plan.steps, 0
+        stretches = plan.course.stretches
+        for place, at in enumerate(stretches):
+            until = stretches[place + 1].step if place + 1 < len(stretches) else steps
+            found += max(min(until, steps) - at.step, 0) * at.size * at.seq_len
+        return found
+
+    def sequences(self, number: int) -> dict[int, int]:
+        """Sequences of a source by era."""
+        found: dict[int, int] = {}
+        for _, _, era, served in self.pieces:
+            found[era] = found.get(era, 0) + int(served[number])
+        return found
+
+    def epochs(self, number: int) -> float:
+        """Passes over a source."""
+        return sum(
+            count / self.plan.order(number, era).sequences
+            for era, count in self.sequences(number).items()
+        )
+
+    def _tokens(self, number: int) -> int:
+        """Tokens of a source."""
+        found = 0.0
+        for era, count in self.sequences(number).items():
+            order, measure = self.plan.order(number, era), self.measures[era, number]
+            if self.exact_tokens and measure.pool_tokens is not None:
+                found += _tokens_of(order, measure.pool_tokens, count)
+            else:
+                found += count * measure.tokens / order.sequences
+        # What edits leave out is of all sources alike.
+        left_in = 1 - self.skipped / self.end if self.end else 1.0
+        return round(found * left_in) if self.skipped else round(found)
+
+    def through(self, number: int) -> int | None:
+        """The step at which a source has been passed through once."""
+        done = 0.0
+        for position, until, era, served in self.pieces:
+            part = int(served[number]) / self.plan.order(number, era).sequences
+            if done < 1 <= done + part:
+                at = position + (until - position) * (1 - done) / part
+                return self.plan.course.step_at(max(int(np.ceil(at)) - 1, 0))[0]
+            done += part
+        return None
+
+
+def _tokens_of(order: SourceOrder, pool_tokens: np.ndarray, count: int) -> int:
+    """Tokens of the first sequences of a source that was counted."""
+    epochs, left = divmod(count, order.sequences)
+    taken = order.pools.order(epochs)
+    ends = np.cumsum(order.counts[taken])
+    slot = int(ends.searchsorted(left, side="right"))
+    found = epochs * int(pool_tokens.sum()) + int(pool_tokens[taken[:slot]].sum())
+    inside = left - (int(ends[slot - 1]) if slot else 0)
+    if inside:
+        rows = order.pools.rows(int(taken[slot]), epochs)
+        found += int(rows.lengths[: int(rows.pointers[inside])].sum())
+    return found
+
+
+def _source(run: _Run, number: int) -> SourceForecast:
+    plan, measure = run.plan, run.measures[0, number]
+    name, order = plan.names[number], plan.order(number)
+    store = plan.stores[name]
+    served, tokens = sum(run.sequences(number).values()), run.tokens[number]
+    everything = sum(run.tokens.values())
+    part = served / max(run.end, 1)
+    weight, effective = _shares(run, number)
+    gone = plan.timeline.exhausted.get(number)
+    size = store.dtype.itemsize if isinstance(store, Store) else _UNKNOWN_BYTES
+    return SourceForecast(
+        name=name,
+        assumed=isinstance(store, AssumedStore),
+        documents=order.pools.documents,
+        tokens=store.tokens,
+        sequences_per_epoch=order.sequences,
+        sequences=served,
+        epochs=run.epochs(number),
+        tokens_served=tokens,
+        split=round(measure.split),
+        dropped=round(measure.dropped),
+        lost=round(measure.lost),
+        weight=weight,
+        effective=effective,
+        error=effective / weight - 1 if weight and effective is not None else None,
+        share=tokens / max(everything, 1),
+        through=run.through(number),
+        exhausted=None if gone is None or gone >= run.end else plan.course.step_at(gone)[0],
+        bytes=tokens * size,
+        mixing=mixing(order, plan.spec.global_batch_size * part, max(part, 1e-12)),
+    )
+
+
+def _shares(run: _Run, number: int) -> tuple[float | None, float | None]:
+    """Weight and effective share of a source at the beginning, in the unit of the mixture."""
+    plan = run.plan
+    if not isinstance(plan.data, Mixture):
+        return None, None
+    weights = plan.shares(plan.course.changes[0].weights)
+    segment = plan.timeline.segments()[0]
+    slots = dict(zip(segment.sources.tolist(), segment.schedule.counts, strict=True))
+    given = {}
+    for one, count in slots.items():
+        order, measure = plan.order(one), run.measures[0, one]
+        per = {
+            "tokens": measure.tokens / order.sequences,
+            "documents": order.pools.documents / order.sequences,
+            "epochs": 1 / order.sequences,
+        }
+        given[one] = count * per[plan.data.unit]
+    total = sum(given.values())
+    return weights.get(plan.names[number], 0.0), given.get(number, 0.0) / total

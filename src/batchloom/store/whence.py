@@ -1,0 +1,121 @@
+"""Where many documents came from, and which documents came from a place: origins read by shard."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError
+from batchloom.core.spec import nearest, shown
+from batchloom.store.manifest import SourceEntry
+from batchloom.store.origins import Origin
+from batchloom.store.reader import Store
+from batchloom.store.walk import known_parts
+
+_BLOCK = 1 << 22
+
+
+class Places(NamedTuple):
+    """Of every part of a store's sources its source, and the records of that source before it."""
+
+    sources: tuple[SourceEntry, ...]
+    numbers: NDArray[np.int64]
+    before: NDArray[np.int64]
+
+
+def places_of(store: Store) -> Places:
+    """The parts of a store's sources, in the order documents name them."""
+    sources = store.manifest.sources if store.manifest else ()
+    sizes = np.array([len(source.parts) for source in sources], np.int64)
+    records = np.array([part.records for source in sources for part in source.parts], np.int64)
+    numbers = np.repeat(np.arange(len(sources)), sizes)
+    all_before = np.cumsum(records) - records
+    firsts = np.cumsum(sizes) - sizes
+    first = all_before[np.minimum(firsts, max(len(records) - 1, 0))] if len(records) else firsts
+    return Places(sources, numbers, all_before - np.repeat(first, sizes))
+
+
+def origins_of(store: Store, documents: Sequence[int]) -> list[Origin | None]:
+    """The origin of each document; None of a bare prefix, which does not say.
+
+    Raises:
+        StoreError: a shard's ``.docs`` is missing or damaged.
+    """
+    if store.manifest is None:
+        return [None] * len(documents)
+    if not store.on_disk:
+        return [store.origin(number) for number in documents]
+    places, bounds = places_of(store), np.array(store.bounds, np.int64)
+    wanted = np.array(documents, np.int64)
+    shards = bounds.searchsorted(wanted, side="right") - 1
+    found: list[Origin | None] = [None] * len(documents)
+    for shard in np.unique(shards).tolist():
+        origins = store.shard_origins(shard)
+        at = np.flatnonzero(shards == shard)
+        mine = known_parts(store, origins.take(wanted[at] - bounds[shard]))
+        for place, part, record, offset, halves in zip(
+            at.tolist(),
+            mine.parts.tolist(),
+            mine.records.tolist(),
+            mine.offsets.tolist(),
+            mine.hashes.tolist(),
+            strict=True,
+        ):
+            source = places.sources[int(places.numbers[part])]
+            number = int(places.before[part]) + record
+            line = number + 1 if source.kind == "jsonl" else None
+            name = f"{(halves[1] << 64) | halves[0]:032x}"
+            found[place] = Origin(source.name, number, offset, line, name)
+    return found
+
+
+def source_named(store: Store, name: str) -> list[str]:
+    """Names of the input files that are called so, or that belong to the data set of this name."""
+    sources = store.manifest.sources if store.manifest else ()
+    found = [source.name for source in sources if source.name == name]
+    return found or [source.name for source in sources if source.dataset == name]
+
+
+def documents_of(store: Store, file: str, record: int) -> list[int]:
+    """Numbers of the documents of a record; none where it was left out.
+
+    Looks through the parts of all documents, 4 bytes each.
+
+    Args:
+        store: an open store.
+        file: name of an input file of it.
+        record: counted from 0 in the file.
+
+    Raises:
+        InputError: the store does not say where documents came from, has no such file, or that no such record.
+        StoreError: a shard's ``.docs`` is missing or damaged.
+    """
+    if store.manifest is None or not store.on_disk:
+        raise InputError(
+            f"{store.path} does not say which records its documents came from; ask by the number of a document."
+        )
+    places = places_of(store)
+    names = [source.name for source in places.sources]
+    if file not in names:
+        raise InputError(
+            f"{store.path} has no input called {shown(file)}{nearest(file, names) or '.'} batchloom log --json "
+            "lists them."
+        )
+    number = names.index(file)
+    records = sum(part.records for part in places.sources[number].parts)
+    if not 0 <= record < records:
+        raise InputError(
+            f"There is no record {record} of {file}: {records:,} were read, numbered from 0."
+        )
+    parts = np.flatnonzero((places.numbers == number) & (places.before <= record))
+    part = int(parts[places.before[parts] == places.before[parts].max()][-1])
+    local = record - int(places.before[part])
+    found: list[int] = []
+    for shard, first in enumerate(store.bounds[:-1]):
+        origins = store.shard_origins(shard)
+        for begin in range(0, len(origins), _BLOCK):
+            mine = np.flatnonzero(origins.parts[begin : begin + _BLOCK] == part) + begin
+            hit = mine[origins.records[mine] == local]
+            found += (hit + first).tolist()
+    return found

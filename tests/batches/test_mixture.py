@@ -1,0 +1,322 @@
+"""Loaders of mixtures: the same batches for every topology, and everything a single store can do."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from batchloom import Edit, Loader, Mixture, Plan, PlanSpec, open_store
+from batchloom.batches.assemble import IGNORE
+from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
+from batchloom.plan.mixture import SourceSpec
+from batchloom.store.remove import remove_documents
+from batchloom.testing.stores import append_documents, write_store
+
+SEQ_LEN = 32
+KEYS = ("input_ids", "labels", "position_ids")
+
+
+def documents(seed, count=120, most=50):
+    """Ids that say whose they are: of source k they lie between 40 k and 40 k + 39."""
+    rng = np.random.default_rng(seed)
+    return [(40 * seed + rng.integers(0, 40, rng.integers(1, most))).tolist() for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    a, b, c = (documents(seed) for seed in range(3))
+    chat = [np.random.default_rng(9).integers(0, 2, len(one)).tolist() for one in b]
+    return {
+        "a": write_store(folder / "a", a, documents_per_shard=25),
+        # Conversations mask tokens, and another dtype says the same.
+        "b": write_store(folder / "b", b, trained=chat, dtype="int32"),
+        "c": write_store(folder / "c", c),
+    }
+
+
+WEIGHTS = {"a": 2, "b": 1, "c": 1}
+
+
+def make(data, **options):
+    defaults = {"rank": 0, "world_size": 1, "output": "numpy", "prefetch": 0}
+    if not isinstance(data, Plan):
+        defaults |= {"seq_len": SEQ_LEN, "global_batch_size": 8}
+    if isinstance(data, Mixture):
+        defaults["steps"] = 40
+    return Loader(data, **{**defaults, **options})
+
+
+def mixed(stores, **options):
+    return Mixture(WEIGHTS, stores=stores, **options)
+
+
+def same(one, other):
+    return all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def expected(loader, step):
+    """A batch made span by span from the documents of the stores."""
+    rows = loader.plan.rows(*loader.plan.positions_of(step))
+    spec = loader.plan.spec_at(step)
+    shape = (len(rows), spec.seq_len)
+    stores = list(loader.plan.stores.values())
+    ids = np.full(shape, stores[0].end_id)
+    labels, positions = np.full(shape, IGNORE), np.zeros(shape, np.int64)
+    for row in range(len(rows)):
+        filled = 0
+        for at in range(rows.pointers[row], rows.pointers[row + 1]):
+            store, number = stores[rows.sources[at]], int(rows.documents[at])
+            place, start, length = (
+                int(array[at]) for array in (rows.places, rows.starts, rows.lengths)
+            )
+            one = (np.array([number]), np.array([start]), np.array([length]))
+            own, trained = store.read(*one)[0].astype(np.int64), store.mask(*one)[0]
+            if rows.banned is not None and rows.banned[at]:
+                own, trained = np.full(length, store.end_id), np.zeros(length, bool)
+            ids[row, place : place + length] = own
+            targets = np.where(trained, own, IGNORE)
+            targets[0] = IGNORE
+            labels[row, place : place + length] = targets
+            positions[row, place : place + length] = np.arange(length)
+            filled = place + length
+        positions[row, filled:] = np.arange(spec.seq_len - filled)
+    return {"input_ids": ids, "labels": labels, "position_ids": positions}
+
+
+def test_a_batch_holds_the_documents_its_plan_names(stores):
+    loader = make(mixed(stores))
+    for batch in loader:
+        assert same(expected(loader, batch.step), batch)
+    assert loader.origin.startswith("source=real a/train ")
+    assert all(f"{name}/train {stores[name].fingerprint[:12]}" in loader.origin for name in stores)
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_every_topology_has_the_same_steps(stores, lanes):
+    alone = list(make(mixed(stores), lanes=lanes))
+    for world in (2, 4):
+        ranks = [
+            make(mixed(stores), lanes=lanes, rank=r, world_size=world, prefetch=2)
+            for r in range(world)
+        ]
+        for whole, *parts in zip(alone, *ranks, strict=True):
+            rows = [np.concatenate([part[key] for part in parts]) for key in KEYS]
+            joined = sorted(b"".join(array[r].tobytes() for array in rows) for r in range(8))
+            assert joined == sorted(
+                b"".join(whole[key][r].tobytes() for key in KEYS) for r in range(8)
+            )
+    varlen = make(mixed(stores), lanes=lanes, form="varlen")[3]
+    targets = alone[3]["labels"]
+    assert np.array_equal(varlen["labels"][varlen["labels"] >= 0], targets[targets >= 0])
+
+
+def test_workers_and_forks_give_the_same(stores):
+    torch = pytest.importorskip("torch")
+    from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
+
+    loader = make(mixed(stores))
+    loader.edit(Edit(step=5, weights={"c": 1, "a": 1}, ban={"a": [3, 4]}))
+    alone = list(loader)
+    for face in (LoaderIterable, LoaderDataset):
+        batches = torch.utils.data.DataLoader(
+            face(make_edited(stores)), batch_size=None, num_workers=2
+        )
+        assert all(same(one, other) for one, other in zip(alone, batches, strict=True))
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        good = all(same(alone[step], loader.batch(step)) for step in (0, 7, 39))
+        os.write(write, b"1" if good else b"0")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1) == b"1"
+
+
+def make_edited(stores):
+    loader = make(mixed(stores), output="torch")
+    loader.edit(Edit(step=5, weights={"c": 1, "a": 1}, ban={"a": [3, 4]}))
+    return loader
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_a_run_goes_on_from_its_state_with_its_journal(stores, prefetch):
+    loader = make(mixed(stores), prefetch=prefetch)
+    edits = [
+        Edit(step=12, weights={"a": 1, "b": 3}, note="more of b"),
+        Edit(step=20, seq_len=48, global_batch_size=4),
+        Edit(step=25, skip=2, ban={"b": range(30)}),
+    ]
+    for edit in edits:
+        loader.edit(edit)
+    alone = list(loader)
+    assert all(same(expected(loader, batch.step), batch) for batch in alone)
+    for stop in (3, 12, 19, 22, 30):
+        loader = make(mixed(stores), prefetch=prefetch)
+        for edit in edits:
+            loader.edit(edit)
+        batches = iter(loader)
+        for _ in range(stop):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        batches.close()
+        again = make(mixed(stores), prefetch=prefetch)
+        again.load_state_dict(state)
+        assert again.plan.journal == loader.plan.journal
+        rest = list(again)
+        assert [batch.step for batch in rest] == list(range(stop, 40))
+        assert all(same(one, other) for one, other in zip(alone[stop:], rest, strict=True))
+
+
+def test_an_edit_in_mid_run_changes_what_was_not_made_and_nothing_before(stores):
+    loader = make(mixed(stores), prefetch=3)
+    plain = list(make(mixed(stores)))
+    batches = iter(loader)
+    assert same(plain[0], next(batches))
+    with pytest.raises(
+        PlanError, match=r"Step 0 was made already .* the first that can change is \d"
+    ):
+        loader.edit(Edit(step=0, weights={"c": 1}))
+    loader.edit(Edit(step=10, weights={"c": 1}))
+    rest = list(batches)
+    assert all(same(one, other) for one, other in zip(plain[1:10], rest[:9], strict=True))
+    assert all((batch["input_ids"][batch["labels"] >= 0] >= 80).all() for batch in rest[9:])
+    with pytest.raises(SettingsError, match=r"ban\.a: there is no document 120; there are 120"):
+        loader.edit(Edit(step=60, ban={"a": [120]}))
+
+
+@pytest.mark.parametrize("form", ["rows", "varlen"])
+@pytest.mark.parametrize("labels", ["aligned", "shifted"])
+def test_a_ban_is_padding_in_place(stores, form, labels):
+    plain, banned = (make(mixed(stores), form=form, labels=labels) for _ in range(2))
+    banned.edit(Edit(step=0, ban={"a": range(0, 120, 2), "b": range(60)}))
+    seen = 0
+    for one, other in zip(plain, banned, strict=True):
+        for key in one:
+            if key not in ("input_ids", "labels"):
+                assert np.array_equal(one[key], other[key])
+        changed = one["input_ids"] != other["input_ids"]
+        seen += changed.sum()
+        assert (other["input_ids"][changed] == stores["a"].end_id).all()
+        differ = one["labels"] != other["labels"]
+        assert (other["labels"][differ] == IGNORE).all()
+    assert seen
+    assert banned.trained_tokens(3) == (banned[3]["labels"] >= 0).sum() < plain.trained_tokens(3)
+
+
+def test_a_single_store_takes_bans_and_other_sizes(stores):
+    loader = make(stores["a"], steps=20)
+    loader.edit(Edit(step=4, ban={"data": range(60)}))
+    loader.edit(Edit(step=8, seq_len=16, global_batch_size=16))
+    for batch in loader:
+        assert same(expected(loader, batch.step), batch)
+    with pytest.raises(SettingsError, match="one store has none; start with a Mixture"):
+        loader.edit(Edit(step=30, weights={"data": 1}))
+
+
+def test_removed_documents_generations_and_prefixes_mix(tmp_path, stores):
+    write_store(tmp_path / "d", documents(3), documents_per_shard=50)
+    append_documents(tmp_path / "d", documents(3, 10))
+    (tmp_path / "gone").write_text("train:1\ntrain:7\n")
+    remove_documents(tmp_path / "d", documents_file=tmp_path / "gone")
+    older = open_store(tmp_path / "d", generation=1)
+    newer = open_store(tmp_path / "d")
+    prefix = open_store(next((stores["c"].path / "train").glob("*.bin")))
+    mixture = Mixture(
+        {"older": 1, "newer": 1, "prefix": 1, "a": 1},
+        stores={"older": older, "newer": newer, "prefix": prefix, "a": stores["a"]},
+    )
+    loader = make(mixture)
+    assert all(same(expected(loader, batch.step), batch) for batch in loader)
+    assert loader.store.masked
+    state = loader.state_dict()
+    other = make(Mixture(mixture.weights, stores={**mixture.stores, "older": newer}))
+    with pytest.raises(StateError, match=r"generation 1 of .*generation=1\) goes on with it"):
+        other.load_state_dict(state)
+
+
+def test_synthetic_stores_mix_and_say_so():
+    made = {name: open_store(f"dummy:documents={n}") for name, n in (("x", 50), ("y", 80))}
+    loader = make(Mixture({"x": 1, "y": 3}, stores=made))
+    assert all(same(expected(loader, batch.step), batch) for batch in loader)
+    assert loader.origin.startswith("source=synthetic ")
+
+
+def test_long_conversations_are_left_out_and_texts_cut(tmp_path, stores, caplog):
+    chats = write_store(tmp_path / "chat", documents(4, 60), trained=None)
+    chats.manifest = as_conversations(chats.manifest)
+    with caplog.at_level(logging.WARNING, "batchloom"):
+        loader = make(Mixture({"a": 1, "chat": 1}, stores={"a": stores["a"], "chat": chats}))
+        list(loader)
+    assert loader.plan.source_spec(1) == SourceSpec(overlong="drop")
+    assert loader.plan.source_spec(0) == SourceSpec()
+    long = sum(len(one) > SEQ_LEN for one in documents(4, 60))
+    assert f"leaves {long} of 60 documents" in caplog.text
+    assert "of 'chat'" in caplog.text
+    said = make(Mixture({"chat": 1}, stores={"chat": chats}), overlong="split")
+    assert said.plan.source_spec(0) == SourceSpec()
+
+
+def as_conversations(manifest):
+    from msgspec.structs import replace
+
+    return replace(
+        manifest,
+        sources=tuple(replace(source, conversations=True) for source in manifest.sources),
+    )
+
+
+def test_what_cannot_be_mixed_is_refused_by_name(tmp_path, stores):
+    other = write_store(tmp_path / "gpt2", [[1, 2, 3]] * 9, tokenizer="gpt2")
+    with pytest.raises(PlanError, match="'a' and 'other' were made with different tokenizers"):
+        Mixture({"a": 1, "other": 1}, stores={"a": stores["a"], "other": other})
+    with pytest.raises(SettingsError, match="stores.a: '/data/a' is a path; open it"):
+        Mixture({"a": 1}, stores={"a": "/data/a"})
+    with pytest.raises(InputError, match="Mixture"):
+        make({"a": stores["a"]})
+
+
+def test_a_mixture_of_one_is_read_as_its_store(stores):
+    one = make(Mixture({"a": 5}, stores={"a": stores["a"]}))
+    assert all(same(expected(one, batch.step), batch) for batch in one)
+
+
+def test_the_tables_of_several_stores_are_counted_beside(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    made = {
+        name: write_store(tmp_path / name, documents(seed, 200)) for seed, name in enumerate("ab")
+    }
+    mixture = Mixture({"a": 1, "b": 1}, stores=made, exhausted="stop")
+    loader = make(mixture, steps=None, pool_size=8)
+    steps = len(loader)
+    found = [path for name in "ab" for path in (tmp_path / name / "plans").glob("*.counts")]
+    assert len(found) == 2
+    again = make(mixture, steps=None, pool_size=8)
+    assert again.plan.has_counts
+    assert len(list(again)) == len(again) == steps
+
+
+def test_many_stores_share_the_descriptors_of_a_process(tmp_path):
+    for number in range(30):
+        write_store(tmp_path / f"s{number}", documents(0, 40), documents_per_shard=4)
+    code = f"""
+import batchloom, pathlib, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+stores = {{p.name: batchloom.open_store(p) for p in pathlib.Path({str(tmp_path)!r}).iterdir()}}
+loader = batchloom.Loader(batchloom.Mixture("size", stores=stores), seq_len=32, global_batch_size=64, steps=20,
+    rank=0, world_size=1, output="numpy", prefetch=0)
+print(sum(int(batch["labels"].clip(0).sum()) for batch in loader))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout)
+
+
+def test_a_plan_of_a_mixture_can_be_given(stores):
+    plan = Plan(mixed(stores), PlanSpec(seq_len=SEQ_LEN, global_batch_size=8, steps=40))
+    assert all(same(a, b) for a, b in zip(make(plan), make(mixed(stores)), strict=True))

@@ -1,0 +1,160 @@
+"""Mixtures as people write them: a YAML file, or a text of stores and weights."""
+
+import pytest
+
+from batchloom import Mixture
+from batchloom.batches.mixture_file import mixture_from
+from batchloom.core.errors import InputMissingError, PlanError, RecordError, SettingsError
+from batchloom.plan.mixture import SourceSpec, Stage
+from batchloom.testing.stores import append_documents, write_store
+
+
+@pytest.fixture
+def stores(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("web", "code", "math")):
+        write_store(tmp_path / "stores" / name, [[number] * 5] * 10)
+    return tmp_path / "stores"
+
+
+def test_a_file_says_what_a_mixture_can_be_given(stores, tmp_path):
+    append_documents(stores / "math", [[1]])
+    file = tmp_path / "conf" / "mix.yaml"
+    file.parent.mkdir()
+    file.write_text(
+        """
+        weights: {web: 0.7, rest: {weight: 0.3, sources: {code: 2, math: 1}}}
+        stores:
+          web: ../stores/web
+          code: ../stores/code/
+          math: {path: ../stores/math, generation: 1}
+        unit: documents
+        exhausted: redistribute
+        sources: {web: {epochs: 2, seed: 3}, code: {overlong: drop}}
+        stages: [{step: 10, weights: size}, {step: 20, weights: {code: 1}}]
+        """
+    )
+    mixture = mixture_from(file)
+    assert {name: (s.path.name, len(s)) for name, s in mixture.stores.items()} == {
+        "web": ("web", 10),
+        "code": ("code", 10),
+        "math": ("math", 10),
+    }
+    assert mixture.weights == {
+        "web": 0.7,
+        "rest": {"weight": 0.3, "sources": {"code": 2, "math": 1}},
+    }
+    assert (mixture.unit, mixture.exhausted) == ("documents", "redistribute")
+    assert mixture.sources == {
+        "web": SourceSpec(epochs=2, seed=3),
+        "code": SourceSpec(overlong="drop"),
+    }
+    assert mixture.stages == [Stage(step=10, weights="size"), Stage(step=20, weights={"code": 1})]
+
+
+def test_a_text_names_sources_by_their_folders(stores):
+    mixture = mixture_from("stores/web=0.7, stores/code/=3,stores/math")
+    assert mixture.weights == {"web": 0.7, "code": 3.0}
+    assert list(mixture.stores) == ["web", "code", "math"]
+
+
+def test_synthetic_data_is_named_as_anywhere(tmp_path):
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        "weights: size\nstores: {a: 'dummy:documents=10', b: {path: 'dummy:documents=20'}}\n"
+    )
+    mixture = mixture_from(str(file))
+    assert [len(store) for store in mixture.stores.values()] == [10, 20]
+    assert all(store.synthetic for store in mixture.stores.values())
+
+
+def test_every_problem_of_a_file_is_told_at_once(stores, tmp_path):
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        """
+        wieghts: {web: 1}
+        stores: {web: stores/wbe, code: {path: stores/code, generaton: 1}, math: 3}
+        sources: {web: {epochs: 0, sede: 1}, code: 7}
+        stages: [{step: 5}, 6, {steps: 7, weights: size}]
+        """
+    )
+    with pytest.raises(SettingsError) as caught:
+        mixture_from(file)
+    told = "\n".join(caught.value.problems)
+    assert all(problem.startswith(f"{file}: ") for problem in caught.value.problems)
+    for words in (
+        "wieghts: unknown setting; did you mean 'weights'?",
+        "weights: missing",
+        "stores.web: ",
+        "stores.code.generaton: unknown setting; did you mean 'generation'?",
+        "stores.math: 3 is no path of a store",
+        "sources.web.sede: unknown setting; did you mean 'seed'?",
+        "sources.web.epochs: 0 is not",
+        "sources.code: 7 is no mapping",
+        "stages[0].weights: missing",
+        "stages[1]: 6 is no mapping",
+        "stages[2].steps: unknown setting; did you mean 'step'?",
+    ):
+        assert words in told, words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("weights: {wbe: 1}", "weights.wbe: names no source; there are web; did you mean 'web'?"),
+        ("weights: {web: -1}", "weights.web: -1 is not a finite number of at least 0"),
+        ("weights: {web: .nan}", "weights.web: nan is not a finite number"),
+        ("weights: {web: 0}", "weights: all are 0"),
+        (
+            "weights: {web: 1}\nunit: tokns",
+            "unit: 'tokns' is none of tokens, documents, epochs; did you mean",
+        ),
+        ("weights: {web: 1}\nexhausted: [1]", "exhausted: [1] is none of"),
+        ("weights: {web: 1}\ntemperature: hot", "temperature: 'hot' is not a number above 0"),
+        ("weights: {web: 1}\nsources: {wbe: {epochs: 1}}", "sources.wbe: there is no such source"),
+        (
+            "weights: {web: 1}\nstages: [{step: 2, weights: {x: 1}}]",
+            "stages[0].weights.x: names no source",
+        ),
+    ],
+)
+def test_what_a_mixture_refuses_is_named_with_the_file(stores, tmp_path, text, words):
+    file = tmp_path / "m.yaml"
+    file.write_text(f"stores: {{web: stores/web}}\n{text}\n")
+    with pytest.raises(SettingsError) as caught:
+        mixture_from(file)
+    assert any(p.startswith(f"{file}: {words}") for p in caught.value.problems), caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("stores/web=0.7,stores/cod=1", SettingsError, "stores.cod: "),
+        ("stores/web=much", SettingsError, "'stores/web=much' is no PATH=WEIGHT"),
+        ("=1,stores/web=1,", SettingsError, "'=1' is no PATH=WEIGHT"),
+        ("stores/web=1,other/web=1", SettingsError, "both called 'web'; name them in a YAML file"),
+        ("stores/web=-1", SettingsError, "weights.web: -1.0 is not a finite number of at least 0"),
+        ("m.yaml", InputMissingError, "YAML file not found: m.yaml"),
+    ],
+)
+def test_what_a_text_must_not_be(stores, text, error, words):
+    with pytest.raises(error) as caught:
+        mixture_from(text)
+    assert words in str(caught.value)
+
+
+def test_a_file_that_is_no_mapping_or_no_yaml(tmp_path):
+    for text, error in (("- 1", SettingsError), ("a: [", RecordError), ("", InputMissingError)):
+        (tmp_path / "m.yaml").write_text(text)
+        with pytest.raises(error):
+            mixture_from(tmp_path / "m.yaml")
+
+
+def test_a_store_of_another_tokenizer_is_named(stores, tmp_path):
+    write_store(stores / "gpt2", [[1, 2, 3]], tokenizer="gpt2")
+    with pytest.raises(PlanError, match="'web' and 'gpt2' were made with different tokenizers"):
+        mixture_from("stores/web=1,stores/gpt2=1")
+
+
+def test_the_public_name_is_the_value(stores):
+    assert isinstance(mixture_from("stores/web=1"), Mixture)

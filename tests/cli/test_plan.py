@@ -1,0 +1,228 @@
+"""``batchloom plan``: what a run comes to, told from lengths alone."""
+
+import json
+
+import numpy as np
+import pytest
+
+from batchloom import Edit, Loader, Mixture, Plan, PlanSpec, open_store
+from batchloom.batches.mixture_file import mixture_from
+from batchloom.cli.main import run
+from batchloom.plan.assumed import assumed_from
+from batchloom.questions.forecast import forecast
+from batchloom.testing.stores import write_store
+from plan.sources import LengthsOnly
+
+SIZES = ["--seq-len", "32", "--global-batch-size", "4"]
+
+
+@pytest.fixture
+def stores(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(3)
+    for name, count in (("web", 60), ("code", 25)):
+        write_store(tmp_path / name, [[7] * n for n in rng.integers(1, 60, count)])
+    return tmp_path
+
+
+def asked(capsys, *words):
+    assert run(["plan", *words, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--epochs", "3"],
+        ["--steps", "17", "--packing", "wrap"],
+        ["--overlong", "drop"],
+        ["--overlong", "truncate", "--pool-size", "16"],
+        ["--last", "drop", "--no-shuffle", "--align", "4"],
+    ],
+)
+def test_a_forecast_is_what_the_run_serves(stores, capsys, options):
+    told = asked(capsys, "web", *SIZES, *options)
+    given = dict(zip(options[::2], options[1::2], strict=False))
+    plan = Plan(
+        open_store("web"),
+        PlanSpec(
+            seq_len=32,
+            global_batch_size=4,
+            epochs=3 if "--epochs" in given else None,
+            steps=17 if "--steps" in given else None,
+            packing=given.get("--packing", "best_fit"),
+            overlong=given.get("--overlong", "split"),
+            pool_size=int(given.get("--pool-size", 0)),
+            last=given.get("--last", "fill"),
+            shuffle="--no-shuffle" not in options,
+            align=4 if "--no-shuffle" in options else 1,
+        ),
+    )
+    rows = plan.rows(0, plan.positions_of(plan.steps - 1)[1])
+    served = int((np.diff(rows.pointers) > 0).sum())
+    assert (told["exact"], told["exact_tokens"]) == (True, True)
+    assert told["fingerprint"] == plan.fingerprint
+    assert told["steps"] == plan.steps
+    assert told["sequences"] == served
+    assert told["tokens"] == rows.lengths.sum()
+    assert told["padding"] == pytest.approx(1 - rows.lengths.sum() / (len(rows) * 32))
+    (source,) = told["sources"]
+    left_out = plan.left_out()
+    assert (source["dropped"], source["lost"]) == (left_out.documents, left_out.tokens)
+    if "--epochs" in given:
+        assert told["least_padding"] <= told["padding"]
+
+
+def test_a_mixture_tells_what_each_source_serves(stores, capsys):
+    words = ["--mixture", "web=0.7,code=0.3", *SIZES, "--steps", "200"]
+    told = asked(capsys, *words, "--world-size", "2", "--tokens-per-second", "1000")
+    plan = Plan(
+        mixture_from("web=0.7,code=0.3"), PlanSpec(seq_len=32, global_batch_size=4, steps=200)
+    )
+    rows = plan.rows(0, plan.positions)
+    for number, source in enumerate(told["sources"]):
+        assert source["tokens_served"] == rows.lengths[rows.sources == number].sum()
+        assert abs(source["error"]) < 0.01
+        assert source["epochs"] == pytest.approx(
+            (rows.sources[rows.pointers[:-1]] == number).sum() / source["sequences_per_epoch"]
+        )
+        through = next(
+            step
+            for step in range(200)
+            if (rows.sources[rows.pointers[: 4 * step + 4]] == number).sum()
+            >= source["sequences_per_epoch"]
+        )
+        assert abs(source["through"] - through) <= 1
+    assert told["rank_bytes"] == -(-told["bytes"] // 2)
+    assert told["hours"] == pytest.approx(200 * 4 * 32 / 1000 / 3600)
+    assert run(["plan", *words]) == 0
+    text = capsys.readouterr().out
+    assert "weight 70.0000%, effective" in text
+    assert "passed through once at step" in text
+
+
+def test_exhaustion_edits_and_skips(stores):
+    mixture = Mixture(
+        {"web": 0.5, "code": 0.5},
+        stores={"web": open_store("web"), "code": open_store("code")},
+        exhausted="redistribute",
+    )
+    edits = [Edit(step=3, skip=2), Edit(step=5, seq_len=64)]
+    plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=4), edits)
+    told = forecast(plan)
+    assert told.exact
+    assert not told.exact_tokens
+    assert told.steps == plan.steps
+    assert told.skipped == 8
+    code = next(one for one in told.sources if one.name == "code")
+    assert code.exhausted is not None
+    after = plan.rows(plan.positions_of(code.exhausted + 1)[0], plan.positions)
+    assert plan.names.index("code") not in after.sources
+    assert sum(one.epochs for one in told.sources) == pytest.approx(2, abs=0.3)
+
+
+def test_estimates_are_near_and_called_estimates():
+    lengths = np.random.default_rng(0).lognormal(5, 1, 200_000).astype(np.uint32) + 1
+    store = LengthsOnly(lengths)
+    plan = Plan(store, PlanSpec(seq_len=512, global_batch_size=8, pool_size=1024))
+    told = forecast(plan)
+    assert not told.exact
+    assert not plan.has_counts
+    plan.count_all()
+    assert told.steps == pytest.approx(plan.steps, rel=0.002)
+    assert forecast(plan).steps == plan.steps
+    assert forecast(plan).exact
+
+
+def test_neighbours_of_a_block_are_as_far_apart_as_is_told():
+    store = LengthsOnly([10] * 4096)
+    spec = PlanSpec(seq_len=40, global_batch_size=8, pool_size=1024, block=64)
+    plan = Plan(store, spec)
+    (source,) = forecast(plan).sources
+    # Two random places of 256 are a third of it apart, in the mean.
+    assert source.mixing.apart == pytest.approx(256 / 3, rel=0.15)
+    assert (source.mixing.block, source.mixing.pool, source.mixing.documents) == (64, 1024, 32)
+    assert source.mixing.blocks <= 16
+    plain = forecast(Plan(store, PlanSpec(seq_len=40, global_batch_size=8, shuffle=False)))
+    assert plain.sources[0].mixing.apart < 1
+
+
+def test_what_does_not_exist_is_assumed_and_every_line_says_so(capsys):
+    words = ["--assume", "15T tokens, 12B documents", "--seq-len", "2048"]
+    assert run(["plan", *words, "--global-batch-size", "512"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all("source=assumed" in line for line in lines)
+    assert any(line.startswith("about 14,30") for line in lines)
+    many = asked(
+        capsys,
+        *("--assume", "web=10T tokens/8B documents, code=5.5B tokens / 4M documents"),
+        *("--mixture", "web=9,code=1", "--steps", "1000", *SIZES),
+    )
+    assert [one["documents"] for one in many["sources"]] == [4 * 10**6, 8 * 10**9]
+    assert many["source"] == "assumed"
+
+
+def test_assumed_lengths_have_their_mean_and_are_the_same_one_by_one():
+    lengths = assumed_from("1.25B tokens, 1M documents")["data"].lengths
+    found = lengths.take(np.arange(1_000_000))
+    assert found.mean() == pytest.approx(1250, rel=0.01)
+    assert np.log(found[found > 0]).std() == pytest.approx(1.1, rel=0.02)
+    for number in (0, 17, 999_999):
+        assert lengths.take(np.array([number]))[0] == found[number]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["plan", *SIZES], "store: missing"),
+        (["plan", "web"], "seq_len: missing"),
+        (["plan", "web", "--mixture", "web=1", *SIZES], "exclude each other"),
+        (["plan", "--assume", "many tokens", *SIZES], "write '15T tokens, 12B documents'"),
+        (["plan", "--assume", "5 tokens, 9 documents", *SIZES], "a token in each"),
+        (["plan", "--assume", "9 tokens, 5 documents", "--write", *SIZES], "no store to keep"),
+        (["plan", "--mixture", "web=0.7,code=0.3", *SIZES], "steps: missing"),
+        (["plan", "web", "--tokens-per-second", "0", *SIZES], "not a number above 0"),
+        (["plan", "nowhere", *SIZES], "There is no store"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(stores, capsys, words, told):
+    assert run(words) in (1, 2)
+    assert told in capsys.readouterr().err
+
+
+def test_tables_are_written_once(stores, capsys):
+    words = ["web", *SIZES, "--pool-size", "2"]
+    first = asked(capsys, *words, "--write")
+    assert len(first["written"]) == 1
+    assert first["written"] == asked(capsys, *words, "--write")["written"]
+    assert (
+        Plan(
+            open_store("web"), PlanSpec(seq_len=32, global_batch_size=4, pool_size=2)
+        ).sequences_per_epoch
+        == (first["sequences"])
+    )
+
+
+def test_the_journal_of_a_checkpoint(stores, capsys):
+    mixture = mixture_from("web=0.7,code=0.3")
+    loader = Loader(
+        mixture, seq_len=32, global_batch_size=4, steps=50, output="numpy", rank=0, world_size=1
+    )
+    began = loader.plan.fingerprint
+    loader.edit(Edit(step=5, weights={"web": 1, "code": 1}, note="more code"))
+    loader.edit(Edit(step=9, ban={"web": [3, 4]}, skip=2))
+    state = stores / "state.json"
+    state.write_text(json.dumps(loader.state_dict()))
+    assert run(["plan", "--journal", str(state)]) == 0
+    head, first, note, second = capsys.readouterr().out.splitlines()
+    assert began in head
+    assert "step 5: weights {web=1, code=1}" in first
+    assert note.strip() == "more code"
+    assert "step 9: skip 2 steps, ban 2 documents of web" in second
+    assert second.endswith(loader.plan.fingerprint)
+    changed = json.loads(state.read_text())
+    changed["edits"][0]["step"] = 4
+    state.write_text(json.dumps(changed))
+    assert run(["plan", "--journal", str(state)]) == 1
+    assert "edit 0 of the journal (step 4) was changed by hand" in capsys.readouterr().err

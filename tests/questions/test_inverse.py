@@ -1,0 +1,108 @@
+"""``when`` is the way back of ``explain``, through the public names, for any mixture, edit and topology."""
+
+import tempfile
+from collections import defaultdict
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import batchloom
+from batchloom import Edit, Loader, Mixture
+from batchloom.testing.stores import write_store
+
+NAMES = ("a", "b", "c")
+DOCUMENTS = st.lists(st.integers(1, 40), min_size=1, max_size=25)
+
+
+def store_of(folder, lengths):
+    return write_store(folder, [[65 + n % 60] * length for n, length in enumerate(lengths)])
+
+
+@st.composite
+def edits(draw, names, *, lanes, sizes):
+    found, step = [], 0
+    for _ in range(draw(st.integers(0, 2))):
+        step += draw(st.integers(1, 8))
+        kind = draw(st.sampled_from(["weights", "skip", "ban", "seq_len", "global_batch_size"]))
+        if kind == "seq_len" and lanes > 1:
+            kind = "skip"
+        value = {
+            "weights": {name: draw(st.sampled_from([1, 2, 5])) for name in names[:2]},
+            "skip": 2,
+            "ban": {name: [size // 2] for name, size in zip(names, sizes, strict=True)},
+            "seq_len": 32,
+            "global_batch_size": 8,
+        }[kind]
+        found.append(Edit(step=step, **{kind: value}))
+    return found
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_when_is_the_inverse_of_explain(data):
+    draw = data.draw
+    lengths = [draw(DOCUMENTS) for _ in range(draw(st.integers(1, 3)))]
+    names, lanes = NAMES[: len(lengths)], draw(st.sampled_from([1, 2]))
+    with tempfile.TemporaryDirectory() as folder:
+        stores = {
+            name: store_of(f"{folder}/{name}", own)
+            for name, own in zip(names, lengths, strict=True)
+        }
+        mixture = Mixture({name: n + 1 for n, name in enumerate(names)}, stores=stores)
+        loader = Loader(
+            mixture,
+            seq_len=16,
+            global_batch_size=4,
+            steps=20,
+            pool_size=draw(st.sampled_from([2, 8])),
+            packing=draw(st.sampled_from(["best_fit", "wrap"])),
+            seed=draw(st.integers(0, 9)),
+            lanes=lanes,
+            balance=draw(st.booleans()),
+            output="numpy",
+            rank=0,
+            world_size=draw(st.sampled_from([1, 2, 4])),
+        )
+        for edit in draw(edits(names, lanes=lanes, sizes=[len(own) for own in lengths])):
+            loader.edit(edit)
+        told = defaultdict(set)
+        for step in range(20):
+            for one in batchloom.explain(loader, step):
+                for span in one.spans:
+                    told[span.source, span.document].add(
+                        (step, one.row, one.rank, one.position, span.banned)
+                    )
+        for name, own in zip(names, lengths, strict=True):
+            for document in range(len(own)):
+                seen = batchloom.when(loader, source=name, document=document)
+                found = {(s.step, s.row, s.rank, s.position, s.banned) for s in seen}
+                assert found == told[name, document]
+                assert len(found) == len(seen)
+
+
+@given(world_size=st.sampled_from([1, 2, 4]), balance=st.booleans(), step=st.integers(0, 9))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_explain_says_of_a_rank_is_what_its_loader_serves(world_size, balance, step):
+    with tempfile.TemporaryDirectory() as folder:
+        store = store_of(f"{folder}/a", [3, 30, 9, 14, 2, 7, 21, 5, 16, 11] * 3)
+        for rank in range(world_size):
+            loader = Loader(
+                store,
+                seq_len=16,
+                global_batch_size=4,
+                steps=10,
+                balance=balance,
+                output="numpy",
+                rank=rank,
+                world_size=world_size,
+            )
+            batch = loader.batch(step)
+            told = batchloom.explain(loader, step, rank=rank)
+            assert [one.rank_row for one in told] == list(range(4 // world_size))
+            for one, ids in zip(told, batch["input_ids"], strict=True):
+                for span in one.spans:
+                    served = ids[span.place : span.place + span.stop - span.start]
+                    assert (served == store[span.document].ids[span.start : span.stop]).all()
+                assert one.padding == 16 - sum(span.stop - span.start for span in one.spans)
+            trained = sum(span.trained for one in told for span in one.spans)
+            assert trained == (batch["labels"] != -100).sum()

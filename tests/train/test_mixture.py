@@ -1,0 +1,169 @@
+"""Training on a mixture, and edits of a run that stands still."""
+
+import json
+
+import pytest
+
+from batchloom import Edit, Mixture, open_store
+from batchloom.batches.mixture_file import mixture_from
+from batchloom.cli.main import run as command
+from batchloom.core.errors import PlanError, SettingsError, StateError
+from batchloom.plan.mixture import SourceSpec
+from batchloom.testing.stores import append_documents, write_store
+from batchloom.train.edit import edit_run
+from batchloom.train.folder import RunFolder
+from batchloom.train.log import RunLog, read_log
+from batchloom.train.loop import train
+from batchloom.train.mixture import mixture_begun_on
+from batchloom.train.ranks import joined_ranks
+from batchloom.train.run import set_up
+from batchloom.train.settings import settings_from
+from train.runs import PLAIN, counting_documents, small_store, steps_of
+
+
+@pytest.fixture
+def mixture(tmp_path):
+    small_store(tmp_path / "web")
+    write_store(
+        tmp_path / "code",
+        {"train": counting_documents(60, 5), "val": counting_documents(20, 7)},
+    )
+    write_store(tmp_path / "math", counting_documents(30, 6))
+    return mixture_from(f"{tmp_path}/web=0.7,{tmp_path}/code=0.3,{tmp_path}/math")
+
+
+def run_mixture(mixture, out, changes=None, *, resume=False, stop_at=None):
+    said, folder = [], RunFolder(out)
+    with joined_ranks("cpu") as ranks:
+        data = mixture_begun_on(mixture, folder, ranks) if resume else mixture
+        settings = settings_from(PLAIN, {"steps": 12, "save_interval": 3, **(changes or {})})
+        run = set_up(data, settings, folder, ranks, RunLog(folder.log, said.append))
+        return train(run, resume=resume, stop_at=stop_at), "\n".join(said)
+
+
+def test_a_run_on_a_mixture_tells_its_shares_and_a_val_loss_of_each_source(mixture, tmp_path):
+    outcome, said = run_mixture(mixture, tmp_path / "run", {"eval_interval": 6})
+    assert outcome.step == 12
+    assert "mix    web 69." in said
+    assert "of the sequences" in said
+    assert "val    none of math: the data has no val subset" in said
+    looks = [entry for entry in read_log(tmp_path / "run" / "log.jsonl") if entry["kind"] == "val"]
+    assert [(entry["step"], sorted(entry["sources"])) for entry in looks] == [
+        (6, ["code", "web"]),
+        (12, ["code", "web"]),
+    ]
+    assert outcome.val_loss == looks[-1]["loss"]
+    assert (
+        min(looks[-1]["sources"].values())
+        <= looks[-1]["loss"]
+        <= max(looks[-1]["sources"].values())
+    )
+
+
+def test_a_run_goes_on_exactly_and_on_the_generations_it_was_begun_on(mixture, tmp_path):
+    run_mixture(mixture, tmp_path / "whole")
+    run_mixture(mixture, tmp_path / "run", stop_at=5)
+    append_documents(tmp_path / "web", counting_documents(9, 9))
+    newer = mixture_from(f"{tmp_path}/web=0.7,{tmp_path}/code=0.3")
+    run_mixture(newer, tmp_path / "run", resume=True)
+    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
+
+
+def test_other_weights_are_refused_by_name_and_an_edit_is_not(mixture, tmp_path):
+    run_mixture(mixture, tmp_path / "run", stop_at=6)
+    other = Mixture({"web": 1, "code": 1}, stores=mixture.stores)
+    with pytest.raises(StateError, match=r"data\.mixture\.weights\.code was 0\.3 and is 1\.0"):
+        run_mixture(other, tmp_path / "run", resume=True)
+    found = edit_run(
+        tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"), dry_run=True
+    )
+    newest = RunFolder(tmp_path / "run").newest()
+    assert json.loads((newest / "state.json").read_text())["loader"]["edits"] == []
+    assert any("math 100.00% of the sequences, from step 9 on" in line for line in found.after)
+    edit_run(tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"))
+    edit_run(newest, mixture, Edit(step=10, global_batch_size=2, seq_len=16))
+    outcome, said = run_mixture(mixture, tmp_path / "run", resume=True)
+    assert outcome.step == 12
+    assert "2 edits in the journal, the last from step 11 on" in said
+    entries = [e for e in read_log(tmp_path / "run" / "log.jsonl") if e["kind"] == "step"]
+    assert [e["tokens"] for e in entries if e["step"] > 10] < [40] * 2
+    kept = json.loads((RunFolder(tmp_path / "run").newest() / "state.json").read_text())
+    assert [entry["step"] for entry in kept["loader"]["edits"]] == [8, 10]
+    assert kept["loader"]["edits"][0]["note"] == "maths"
+
+
+def test_edits_that_cannot_be_change_nothing(mixture, tmp_path):
+    out = tmp_path / "run"
+    with_none = {"steps": 3, "save_interval": 0}
+    run_mixture(mixture, out, with_none, stop_at=3)
+    state = RunFolder(out).newest() / "state.json"
+    before = state.read_bytes()
+    for edit, error, words in (
+        (Edit(step=2, weights={"web": 1}), PlanError, "Step 2 was done already"),
+        (Edit(step=4, weights={"wbe": 1}), SettingsError, "weights.wbe: names no source"),
+        (Edit(step=4, ban={"web": [150]}), SettingsError, "there is no document 150"),
+    ):
+        with pytest.raises(error, match=words):
+            edit_run(out, mixture, edit)
+    without = Mixture(
+        {"web": 0.7, "code": 0.3}, stores={n: mixture.stores[n] for n in ("web", "code")}
+    )
+    edit_run(out, mixture, Edit(step=5, weights={"math": 1}))
+    with pytest.raises(StateError, match="adds source 'math' at step 5: give its store, too"):
+        edit_run(out, without, Edit(step=7, skip=1))
+    edited = state.read_bytes()
+    state.write_bytes(edited.replace(b'"step": 5', b'"step": 6', 1))
+    with pytest.raises(
+        StateError, match=r"edit 0 of the journal has another step, weights, added than"
+    ):
+        edit_run(out, mixture, Edit(step=7, skip=1))
+    state.write_bytes(before.replace(b'"step": 3', b'"step": 4', 1))
+    with pytest.raises(StateError, match="its check does not fit"):
+        edit_run(out, mixture, Edit(step=5, skip=1))
+
+
+def test_a_run_whose_source_runs_out_stops_and_says_so_before(mixture, tmp_path):
+    stop = Mixture(
+        {"math": 1}, stores=mixture.stores, exhausted="stop", sources={"math": SourceSpec(epochs=2)}
+    )
+    outcome, said = run_mixture(stop, tmp_path / "run", {"steps": 50, "save_interval": 0})
+    assert 3 < outcome.step < 50
+    assert "mix    math is exhausted at step " in said
+    assert f"The sources are exhausted after step {outcome.step} of 50; the run ends." in said
+    assert RunFolder(tmp_path / "run").newest().name == f"step_{outcome.step:08d}"
+    again, _ = run_mixture(stop, tmp_path / "run", {"steps": 50, "save_interval": 0}, resume=True)
+    assert again.step == outcome.step
+
+
+def test_the_commands(mixture, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["--mixture", "web=0.7,code=0.3,math"]
+    sizes = ["--seq-len", "32", "--global-batch-size", "4", "--device", "cpu", "--out", "run"]
+    assert command(["train", *options, *sizes, "--max-iters", "2"]) == 0
+    edits = ["--weights", "web=1,math=1", "--ban", "web:1,2", "--ban", "code:3", "--note", "n"]
+    assert command(["edit", "run", *options, "--at-step", "3", *edits]) == 0
+    assert "edit 1 of its journal" in capsys.readouterr().out
+    assert command(["train", *options, *sizes, "--max-iters", "5", "--resume"]) == 0
+    for words, told in (
+        (["train", "--data", "web", *options], "--data and --mixture exclude each other"),
+        (["edit", "run", "--at-step", "9", "--skip", "1"], "give either --data or --mixture"),
+        (["edit", "run", *options, "--at-step", "9", "--ban", "web:x"], "is no SOURCE:NUMBER"),
+        (["edit", "run", *options, "--at-step", "9", "--weights", "web"], "is no NAME=WEIGHT"),
+        (["edit", "run", *options, "--at-step", "9"], "the edit changes nothing"),
+    ):
+        assert command(words) != 0
+        assert told in capsys.readouterr().err
+
+
+def test_a_run_on_one_store_is_edited_too(tmp_path, mixture):
+    store = tmp_path / "web"
+    out, folder = tmp_path / "run", RunFolder(tmp_path / "run")
+    for resume in (False, True):
+        with joined_ranks("cpu") as ranks:
+            settings = settings_from(PLAIN, {"steps": 8, "save_interval": 3})
+            run = set_up(store, settings, folder, ranks, RunLog(folder.log, print))
+            train(run, resume=resume, stop_at=None if resume else 4)
+        if not resume:
+            edit_run(out, store, Edit(step=5, ban={"data": range(40)}, skip=3))
+    assert len(open_store(store)) == 150
+    assert [entry[0] for entry in steps_of(out)] == list(range(1, 9))
