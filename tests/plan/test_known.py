@@ -111,3 +111,12 @@ def test_seq_len_changes_where_sources_run_out(exhausted, step):
         found += np.bincount(rows.sources, rows.lengths, minlength=2).astype(int)
     whole = [sum(own) for own in lengths]
     assert found.tolist() == whole if exhausted == "redistribute" else (found <= whole).all()
+
+
+def test_a_state_past_the_end_of_a_run_that_was_to_change_is_resumed():
+    mixture = Mixture({"a": 1}, stores=stores([5] * 6, [5] * 6), exhausted="redistribute")
+    plan = Plan(mixture, PlanSpec(seq_len=16, global_batch_size=2, steps=20))
+    plan = plan.edited(Edit(step=9, weights={"a": 2}))
+    state = plan.state(plan.positions_of(12)[0])
+    assert plan.timeline.end is not None
+    assert plan.twin().resume(state) == 24

@@ -305,7 +305,8 @@ class Timeline:
     def _pass_marks(self, position: int) -> None:
         """Begin the segments of all marks up to a position."""
         while (later := bisect_right(self._marks, self._segments[-1].position)) < len(self._marks):
-            if self._marks[later] > position:
+            # Past the end of the run nothing begins.
+            if self._marks[later] > position or self.end is not None:
                 break
             self._append(self._marks[later], self._segments[-1].served(self._marks[later]))
 
