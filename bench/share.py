@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from batchloom import Loader, Mesh, Plan, PlanSpec
+from batchloom import Loader, Plan, PlanSpec
 from batchloom.batches.share import Share, measured, rank_rows
-from batchloom.plan.ranks import Place
+from batchloom.plan.ranks import Mesh, Place
 from batchloom.testing.stores import write_store
 from corpus import lengths
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom import Mesh
 from batchloom.chat.choose import choose_template
 from batchloom.compat import GPTDataLoader, PretrainingDataset, SFTDataset, load_jsonl_file
+from batchloom.plan.ranks import Mesh
 from batchloom.preparation.suspects import Deaths, after_death
 from batchloom.preparation.work import WORK_NAME
 from batchloom.sources.listing import list_sources

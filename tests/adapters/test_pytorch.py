@@ -9,6 +9,7 @@ import batchloom
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches.augment import Augment
 from batchloom.core.errors import StateError
+from batchloom.plan.ranks import Mesh
 from batchloom.testing.stores import write_store
 
 STEPS = 11
@@ -82,7 +83,7 @@ def test_the_same_batches_for_any_number_of_workers(store, expected, face, worke
             "form": "varlen",
             "align": 4,
             "labels": "shifted",
-            "mesh": batchloom.Mesh(context=2, slices="zigzag"),
+            "mesh": Mesh(context=2, slices="zigzag"),
             "rank": 3,
             "world_size": 4,
         },
