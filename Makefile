@@ -17,7 +17,7 @@ lint: .venv/.test
 	$(BIN)/mypy
 
 bench: .venv-bench/.bench
-	for b in load first_batch pack read prepare chain dedup quality; do .venv-bench/bin/python bench/$$b.py --peers || exit 1; done
+	for b in load first_batch pack share read prepare chain dedup quality; do .venv-bench/bin/python bench/$$b.py --peers || exit 1; done
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "batchloom needs Python 3.11 or newer; install it, or give make PYTHON=/path/to/python"; exit 1; }

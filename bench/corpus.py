@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from batchloom.core.fingerprint import canonical
-from batchloom.store.format import FORMAT_VERSION, MANIFEST_NAME, TOKENIZER_NAME, shard_name
+from batchloom.store.format import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    checksum,
+    shard_name,
+)
+from batchloom.store.headed import HEADER
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import (
     Counts,
@@ -19,6 +26,7 @@ from batchloom.store.manifest import (
     tokenizer_entry,
 )
 from batchloom.store.origins import Origins
+from batchloom.store.sums import BLOCK, MAGIC, PLAIN, block_sums, entries_of
 from batchloom.store.writer import LengthsWriter, ShardWriter, write_file
 from batchloom.tokens import resolve_tokenizer
 
@@ -42,7 +50,7 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
     entries = []
     writer = LengthsWriter(train)
     writer.append(all_lengths)
-    checksum = writer.finish()
+    stated, sums = writer.finish()
     start = 0
     while start < documents:
         base = ends[start - 1] if start else 0
@@ -62,7 +70,7 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
         recipe={},
         recipe_fingerprint="",
         counts=Counts(documents, documents, tokens, 0, {}),
-        subsets={"train": SubsetEntry(documents, tokens, checksum, tuple(entries))},
+        subsets={"train": SubsetEntry(documents, tokens, stated, tuple(entries), sums=sums)},
         subset_overrides={},
         sources=(
             SourceEntry(
@@ -82,6 +90,17 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
     return folder
 
 
+def _zero_sums(stem: Path, size: int) -> str:
+    """Write the .sums of a .bin of zeros without reading it; the checksum of its head."""
+    entries = np.full(entries_of(size), block_sums(bytes(BLOCK))[0])
+    if size % BLOCK:
+        entries[-1] = block_sums(bytes(size % BLOCK))[0]
+    head = HEADER.pack(MAGIC, 1, len(entries), PLAIN) + block_sums(entries.data).tobytes()
+    head += bytes(-len(head) % BLOCK)
+    write_file(stem.with_suffix(".sums"), head + entries.tobytes())
+    return checksum(head)
+
+
 def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> ShardEntry:
     count, tokens = len(shard_lengths), int(shard_lengths.sum())
     if sparse:
@@ -89,7 +108,11 @@ def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> Sh
         with bin_path.open("wb") as file:
             file.truncate(2 * tokens)
         write_file(stem.with_suffix(".idx"), index_bytes(shard_lengths, np.dtype("<u2")))
-        return ShardEntry(stem.name, count, tokens, 2 * tokens, "", "", "")
+        named = f"{int(stem.name[-5:]) + 1:032x}"
+        return ShardEntry(
+            stem.name, count, tokens, 2 * tokens, f"1{named[1:]}", "", f"2{named[1:]}",
+            sums=_zero_sums(stem, 2 * tokens),
+        )  # fmt: skip
     rng = np.random.default_rng(seed + 1)
     writer = ShardWriter(stem, np.dtype("<u2"))
     # A cube of a uniform draw is skewed towards small ids, as real text is.

@@ -27,6 +27,9 @@ MAY = {
         *("core", "sources", "text", "chat", "tokens", "store", "plan", "execution", "dedup")
     },
     "batches": {"core", "store", "plan"},
+    "streams": {
+        *("core", "sources", "chat", "tokens", "text", "store", "plan", "execution", "preparation")
+    },
     "diagnosis": {"core", "chat", "preparation", "store", "plan", "batches"},
     "questions": {"core", "store", "plan", "batches"},
     "adapters": {"core", "batches", "plan", "store"},
@@ -155,6 +158,7 @@ DOORS = {
     "preparation/convert.py": {"convert"},
     "preparation/importing.py": {"import_tokens"},
     "preparation/job.py": {"prepare"},
+    "streams/stream.py": {"stream"},
 }
 
 
@@ -189,7 +193,7 @@ def test_parameters_and_fields_are_few():
 # Where numbers are drawn: of orders and of synthetic data by arithmetic on keys, of a model's first
 # weights and of the text a trained model gives by torch.
 MAKE_UP = {"core/synthetic.py"} | {
-    f"plan/{name}.py" for name in ("arrange", "assumed", "permute", "pools", "schedule")
+    f"plan/{name}.py" for name in ("arrange", "assumed", "lanes", "permute", "pools", "schedule")
 }
 # Where what is there is hashed by the same arithmetic, and nothing drawn.
 HASH = {"dedup/components.py", "dedup/minhash.py"}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import batchloom
+from batchloom import Mesh
 from batchloom.chat.choose import choose_template
 from batchloom.compat import GPTDataLoader, PretrainingDataset, SFTDataset, load_jsonl_file
 from batchloom.preparation.suspects import Deaths, after_death
@@ -98,6 +99,11 @@ def shared():
     accumulation(TrainSettings(model=model, global_batch_size=9), 2)
 
 
+def loader_of(**settings):
+    sizes = {"seq_len": 8, "global_batch_size": 10, "labels": "shifted", "rank": 0}
+    return batchloom.Loader(write_store("s", [[1, 2, 3]] * 9), **{**sizes, **settings})
+
+
 def another_plan():
     store = write_store("s", [[1, 2, 3]] * 9)
     loaders = [batchloom.Loader(store, seq_len=n, global_batch_size=1) for n in (4, 5)]
@@ -168,6 +174,14 @@ HERE = {
     "was compacted away when generation ... was made": lambda _: compacted(),
     "The state was made on generation ... is open": lambda _: another_generation(),
     "global_batch_size: ... cannot be shared by": lambda _: shared(),
+    "cannot be dealt evenly to ... ranks": lambda _: loader_of(world_size=4),
+    "rows of a step ... cannot be cut into micro-batches of ...": lambda _: loader_of(
+        world_size=2, micro_batch_size=3),
+    "processes cannot stand in a mesh": lambda _: loader_of(world_size=3, mesh=Mesh(tensor=2)),
+    "labels: 'aligned' are for models to shift": lambda _: loader_of(
+        world_size=2, mesh=Mesh(context=2), labels="aligned"),
+    "each document into ... in the varlen form, and align is ...": lambda _: loader_of(
+        world_size=2, mesh=Mesh(context=2), form="varlen"),
     "The state belongs to another plan": lambda _: another_plan(),
     "output='torch' needs torch, which is not installed": no_torch,
     "leaves ... of ... documents": lambda _: left_out(),

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         InputError,
         OutputError,
         PlanError,
-        RecordError,
         SettingsError,
         StateError,
         StoreError,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from batchloom.sources.presets import list_datasets
     from batchloom.store.opening import open_store
     from batchloom.store.reader import Store
+    from batchloom.streams.stream import stream
 
 __version__ = "0.1.0"
 
@@ -49,7 +49,6 @@ _HOMES = {
     "PlanError": "batchloom.core.errors",
     "PlanSpec": "batchloom.plan.spec",
     "Recipe": "batchloom.preparation.recipe",
-    "RecordError": "batchloom.core.errors",
     "SettingsError": "batchloom.core.errors",
     "StateError": "batchloom.core.errors",
     "Store": "batchloom.store.reader",
@@ -62,6 +61,7 @@ _HOMES = {
     "list_datasets": "batchloom.sources.presets",
     "open_store": "batchloom.store.opening",
     "prepare": "batchloom.preparation.job",
+    "stream": "batchloom.streams.stream",
     "when": "batchloom.questions.when",
 }
 
@@ -77,7 +77,6 @@ __all__ = [
     "PlanError",
     "PlanSpec",
     "Recipe",
-    "RecordError",
     "SettingsError",
     "StateError",
     "Store",
@@ -90,6 +89,7 @@ __all__ = [
     "list_datasets",
     "open_store",
     "prepare",
+    "stream",
     "when",
 ]
 

@@ -72,6 +72,34 @@ def test_the_same_batches_for_any_number_of_workers(store, expected, face, worke
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"uneven": "pad", "balance": True, "micro_batch_size": 2, "rank": 2, "world_size": 3},
+        {
+            "form": "varlen",
+            "align": 4,
+            "labels": "shifted",
+            "mesh": batchloom.Mesh(context=2, slices="zigzag"),
+            "rank": 3,
+            "world_size": 4,
+        },
+    ],
+)
+def test_a_share_of_a_step_is_the_same_in_workers(store, face, workers, options):
+    loader = batchloom.Loader(store, seq_len=32, global_batch_size=8, steps=STEPS, **options)
+    expected = [loader[step] for step in range(STEPS)]
+    got = list(DataLoader(face(loader), batch_size=None, num_workers=workers))
+    for one, two in zip(expected, got, strict=True):
+        for ours, theirs in zip(one.split(2), two.split(2), strict=True):
+            assert set(ours) == set(theirs)
+            assert all(
+                torch.equal(torch.as_tensor(ours[k]), torch.as_tensor(theirs[k])) for k in ours
+            )
+
+
 def test_spawned_workers_too(store, expected):
     loader = DataLoader(
         LoaderIterable(make(store)), batch_size=None, num_workers=2, multiprocessing_context="spawn"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import batchloom
 from batchloom.batches.assemble import IGNORE
+from batchloom.batches.augment import with_augment
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan.ranks import Mesh
 from batchloom.testing.stores import write_store
@@ -67,13 +68,18 @@ def put_together(parts, mesh):
 def test_a_step_is_the_same_for_every_topology(store, data):
     size = data.draw(st.integers(1, 24), "global_batch_size")
     align = data.draw(st.sampled_from([1, 4, 12]), "align")
-    labels = data.draw(st.sampled_from(["aligned", "shifted"]), "labels")
+    context = data.draw(st.sampled_from([1, 2, 3, 4]), "context")
+    labels = "shifted" if context > 1 else data.draw(st.sampled_from(["aligned", "shifted"]))
     same = {"global_batch_size": size, "align": align, "labels": labels, "epochs": 2}
+    same["lanes"] = data.draw(st.sampled_from([n for n in (1, 2, 3, 4) if size % n == 0]), "lanes")
+    same["augment"] = data.draw(
+        st.sampled_from([None, {"noise_prob": 0.3}, {"loss_drop_prob": 0.3}]), "augment"
+    )
     alone = make(store, **same)
     world = data.draw(st.integers(1, 30), "ranks")
     mesh = Mesh(
         tensor=data.draw(st.integers(1, 2), "tensor"),
-        context=data.draw(st.sampled_from([1, 2, 3, 4]), "context"),
+        context=context,
         pipeline=data.draw(st.integers(1, 2), "pipeline"),
         slices=data.draw(st.sampled_from(["contiguous", "zigzag"]), "slices"),
     )
@@ -91,7 +97,7 @@ def test_a_step_is_the_same_for_every_topology(store, data):
     held = {}
     for rank in range(processes):
         loader = make(store, **options, rank=rank)
-        loader.load_state_dict(json.loads(json.dumps(alone.plan.state(step * size))))
+        loader.load_state_dict(with_augment(alone.plan.state(step * size), alone.augmentation))
         batch = next(iter(loader))
         assert batch.step == step
         place = mesh.place(rank, processes)
@@ -116,6 +122,36 @@ def test_a_step_is_the_same_for_every_topology(store, data):
 
 
 @given(data=st.data())
+@settings(max_examples=15)
+def test_a_run_that_changes_its_topology_time_and_again_is_the_same_run(store, data):
+    alone = make(store, epochs=2)
+    state, done = alone.state_dict(), 0
+    while done < len(alone):
+        world = data.draw(st.integers(1, 14))
+        options = {
+            "world_size": world,
+            "uneven": "pad",
+            "balance": data.draw(st.booleans()),
+            "micro_batch_size": data.draw(st.sampled_from([None, 1, 2])),
+            "prefetch": data.draw(st.sampled_from([0, 2])),
+        }
+        loaders = [make(store, epochs=2, **options, rank=rank) for rank in range(world)]
+        for loader in loaders:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        stretch = data.draw(st.integers(1, 6))
+        for batches in itertools.islice(zip(*loaders, strict=True), stretch):
+            assert {batch.step for batch in batches} == {done}
+            rows, trained = rows_of(batches)
+            expected, targets = rows_of([alone[done]])
+            assert np.array_equal(trained, targets)
+            assert set(expected) <= set(rows)
+            done += 1
+        # Any rank's state is the run's.
+        state = loaders[data.draw(st.integers(0, world - 1))].state_dict()
+    assert done == len(alone)
+
+
+@given(data=st.data())
 @settings(max_examples=40)
 def test_the_varlen_form_is_the_same_for_every_topology(store, data):
     size = data.draw(st.integers(1, 12), "global_batch_size")
@@ -124,7 +160,7 @@ def test_the_varlen_form_is_the_same_for_every_topology(store, data):
         slices=data.draw(st.sampled_from(["contiguous", "zigzag"]), "slices"),
     )
     world, micro = data.draw(st.integers(1, 14), "ranks"), data.draw(st.integers(1, 4), "micro")
-    same = {"global_batch_size": size, "align": 12, "form": "varlen"}
+    same = {"global_batch_size": size, "align": 12, "form": "varlen", "labels": "shifted"}
     alone = make(store, **same)
     step = data.draw(st.integers(0, len(alone) - 1), "step")
     expected = documents_of([alone[step]], Mesh())
@@ -210,6 +246,10 @@ def test_balancing_evens_out_what_ranks_cost_and_says_by_how_much(tmp_path):
             positions = make(skewed, **options, rank=rank).batch(2)["position_ids"].ravel()
             spans = np.diff([*np.flatnonzero(positions == 0), positions.size])
             costs.append(int((spans**2).sum()))
+            ends = np.flatnonzero(np.cumsum(spans) % 256 == 0) + 1
+            rows = [int((row**2).sum()) for row in np.split(spans, ends[:-1])]
+            assert len(rows) == 4
+            assert not options["balance"] or rows == sorted(rows, reverse=True)
         assert max(costs) / np.mean(costs) == pytest.approx(expected)
 
 
@@ -253,7 +293,7 @@ def test_parts_of_a_batch_are_views_and_tensors_split_too(store):
 )
 def test_what_does_not_divide_is_refused_with_what_does(store, options, said):
     with pytest.raises(PlanError, match=said):
-        make(store, **options)
+        make(store, labels="shifted", **options)
 
 
 def test_settings_that_are_none(store):
@@ -270,6 +310,49 @@ def test_settings_that_are_none(store):
         PlanError, match="12 rows cannot .* micro-batches of 5; 1, 2, 3, 4, 6, 12 can"
     ):
         make(store)[0].split(5)
+    with pytest.raises(SettingsError, match="slices of 2 context ranks .* labels='shifted'"):
+        make(store, world_size=2, mesh=Mesh(context=2))
     flat = make(store, form="varlen")[0]
     with pytest.raises(PlanError, match="split it before it is moved"):
         type(flat)(dict(flat)).split(4)
+    with pytest.raises(PlanError, match="micro-batches of '4'"):
+        flat.split("4")
+
+
+def test_where_every_rank_holds_the_same_data_it_does_in_every_topology():
+    store = batchloom.open_store("dummy:documents=100,kind=random")
+    assert store.replicated
+    options = {"world_size": 5, "uneven": "pad", "balance": True, "labels": "shifted"}
+    held = [make(store, **options, rank=rank).batch(1) for rank in range(5)]
+    assert all(np.array_equal(held[0][key], other[key]) for other in held for key in KEYS)
+    trained = sum(int((batch["labels"] != IGNORE).sum()) for batch in held)
+    assert make(store, **options).trained_tokens(1) == trained
+
+
+@pytest.mark.parametrize("form", ["rows", "varlen"])
+def test_a_model_computes_the_same_loss_whatever_aligns_its_documents(tmp_path, form):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    rng = np.random.default_rng(5)
+    small = write_store(tmp_path, [rng.integers(0, 256, n).tolist() for n in range(1, 60)])
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, num_attention_heads=2, **sizes)).double()
+
+    def losses(align):
+        options = {"epochs": 1, "output": "torch", "labels": "shifted", "form": form}
+        found = []
+        for batch in make(small, align=align, **options):
+            inputs = {key: batch[key] for key in ("input_ids", "position_ids")}
+            with torch.no_grad():
+                logits = model(**inputs, attention_mask=None, use_cache=False).logits
+            trained = batch["labels"] != IGNORE
+            found += torch.nn.functional.cross_entropy(
+                logits[trained], batch["labels"][trained], reduction="none"
+            ).tolist()
+        return sorted(found)
+
+    alone, aligned = losses(1), losses(12)
+    assert len(alone) > 1500
+    assert np.allclose(alone, aligned, atol=1e-9)

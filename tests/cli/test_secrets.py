@@ -47,8 +47,11 @@ def test_no_message_and_no_file_holds_a_secret(tmp_path, monkeypatch, capsys, wo
 
 def test_in_python_too(tmp_path):
     (tmp_path / "in.txt").write_text("some text")
-    for call in (lambda: open_store(URL % ""), lambda: prepare(tmp_path / "in.txt", out=URL % "")):
-        with pytest.raises(InputError, match="is a URL .https://.*must be a path") as error:
+    for call, words in (
+        (lambda: open_store(URL % ""), "Failed to download https://127.0.0.1:9/a"),
+        (lambda: prepare(tmp_path / "in.txt", out=URL % ""), "is a URL .https://.*must be a path"),
+    ):
+        with pytest.raises(InputError, match=words) as error:
             call()
         assert "s3cret" not in str(error.value)
 

@@ -189,6 +189,29 @@ def test_packing_is_the_plans_and_has_a_bound(tmp_path):
     assert (packing.sequences, packing.fill) == (best.sequences, best.fill)
 
 
+def test_both_ways_of_feeding_a_run_are_told(tmp_path):
+    rows = [{"text": "x" * (100 + n % 400)} for n in range(2000)]
+    path = jsonl(tmp_path / "in.jsonl", rows)
+    found = diagnose(path, global_batch_size=8, seq_len=512)
+    prepared, streamed = found.ways
+    assert (prepared.way, streamed.way) == ("prepare", "stream")
+    assert prepared.steps == found.packing.steps
+    assert streamed.steps is None
+    assert prepared.disk_bytes == found.store_bytes
+    made = batchloom.stream(path, tokenizer="bytes", seq_len=512, global_batch_size=8, steps=1)
+    assert streamed.lanes == made.lanes == 8
+    assert 0 < streamed.start_seconds < 60
+    # All documents are in memory twice, 2 bytes a token of a small vocabulary.
+    documents = 2 * 2 * found.tokens
+    batches = 6 * 8 * 512 * 24
+    assert streamed.memory_bytes == pytest.approx(documents + batches + (160 << 20), abs=4)
+    packed = tmp_path / "in.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert diagnose(packed, global_batch_size=8).ways[1].lanes == 1
+    pairs = jsonl(tmp_path / "p.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}] * 9)
+    assert diagnose(pairs).ways == ()
+
+
 def test_store_size_is_near(tmp_path):
     path = jsonl(tmp_path / "in.jsonl", CHATS * 50)
     said = {"tokenizer": "bytes", "val_fraction": 0, "dedup": "none"}
@@ -383,7 +406,7 @@ SOURCE_KEYS = {
 KEYS = {
     *("sound", "inputs", "exact", "files", "bytes", "read_bytes", "sources", "prepared"),
     *("tokenizer", "documents", "tokens", "trained_tokens", "duplicates", "bad", "bad_seen"),
-    *("packing", "seconds", "store_bytes", "faults", "warnings", "notes", "commands"),
+    *("packing", "seconds", "store_bytes", "ways", "faults", "warnings", "notes", "commands"),
 }
 
 

@@ -576,3 +576,33 @@ def test_a_journal_that_was_edited_by_hand_is_refused_with_its_edit():
     changed["edits"][1]["skip"] = 3
     with pytest.raises(StateError, match=r"Edit 1 of the journal, at step 9, was changed .* skip"):
         with_journal(plan, changed)
+
+
+@pytest.mark.parametrize(("sources", "lanes"), [(200, 16), (1000, 1)])
+def test_a_thousand_sources_hold_their_shares(sources, lanes):
+    draw = np.random.default_rng(sources + lanes)
+    weights = draw.pareto(1.5, sources) + 1
+    given_stores = {f"s{n}": LengthsOnly([16] * 40, f"s{n}") for n in range(sources)}
+    names = list(given_stores)
+    spec = PlanSpec(seq_len=16, global_batch_size=512, steps=400, lanes=lanes)
+    plan = Plan(Mixture(dict(zip(names, weights.tolist(), strict=True)), stores=given_stores), spec)
+    segment = plan.timeline.segment_at(0)
+    slots = np.array(segment.schedule.counts)
+    wanted = weights[[names.index(plan.names[n]) for n in segment.sources]] / weights.sum()
+    assert np.abs(slots / slots.sum() / wanted - 1).max() <= 0.0101
+    taken = segment.schedule.at(np.arange(100_000))[0]
+    places = np.argsort(taken, kind="stable")
+    each = np.bincount(taken, minlength=sources)
+    number = np.arange(taken.size) - np.repeat(np.cumsum(each) - each, each)
+    # Before its j-th sequence (from 0) a source has had j, after it j + 1: both are within one of its share.
+    share = slots[taken[places]] / slots.sum()
+    assert np.abs(number - places * share).max() < 1
+    assert np.abs(number + 1 - (places + 1) * share).max() < 1
+    step = int(draw.integers(0, 400))
+    rows = plan.rows(*plan.positions_of(step))
+    held = rows.sources[rows.pointers[:-1]]
+    assert held.tolist() == segment.at(np.arange(*plan.positions_of(step)))[0].tolist()
+    state = plan.state(plan.positions_of(step)[0])
+    fresh = Plan(plan.data, spec)
+    assert fresh.resume(state) == plan.positions_of(step)[0]
+    assert by_row(fresh.rows(*plan.positions_of(step))) == by_row(rows)

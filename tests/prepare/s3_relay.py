@@ -15,8 +15,8 @@ class Fault:
 
     ``times`` of them, after the first ``spare``; ``does`` is ``answer`` (with ``status`` and ``code``),
     ``cut body`` (hang up in the middle of the request), ``cut answer`` (the server does it, and nobody
-    hears), ``half answer`` (hang up in the middle of the answer), ``hang`` (no word for three seconds) or
-    ``flip`` (another byte arrives).
+    hears), ``half answer`` (hang up in the middle of the answer), ``hang`` (no word for three seconds),
+    ``flip`` (another byte arrives) or ``flip answer`` (another byte comes back).
     """
 
     does: str
@@ -84,6 +84,8 @@ class Handler(BaseHTTPRequestHandler):
             connection.request(self.command, self.path, body, kept)
             answer = connection.getresponse()
             data = answer.read()
+        if does == "flip answer" and data:
+            data = data[:-1] + bytes([data[-1] ^ 1])
         if does == "cut answer":
             self.close_connection = True
             return

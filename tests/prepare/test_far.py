@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from batchloom import prepare
+from batchloom.core import reach
 from batchloom.core.errors import InputError, OutputError, SettingsError, StoreConflictError
 from batchloom.preparation import far_asking, far_job, far_s3, rerun, run
 from batchloom.preparation.far import FarFolder
@@ -19,7 +20,6 @@ from batchloom.preparation.far_asking import TRIES, waiting
 from batchloom.preparation.far_job import check_apart_far, usual_work
 from batchloom.preparation.far_output import OWNER_NAME, Uploads, upload_order
 from batchloom.preparation.far_parts import PART_BYTES, known_file, parts_of
-from batchloom.sources import remote
 from prepare.s3_relay import Fault, relaying
 from prepare.stores import jsonl
 
@@ -188,8 +188,8 @@ def test_an_upload_that_fails_leaves_no_parts(far, s3, big, fault, words):
 
 
 def test_a_server_that_hangs_is_not_waited_for(far, s3, big, monkeypatch):
-    monkeypatch.setattr(remote, "_SECONDS_TO_ANSWER", 1)
-    monkeypatch.setattr(remote, "_options", remote._options.__wrapped__)
+    monkeypatch.setattr(reach, "_SECONDS_TO_ANSWER", 1)
+    monkeypatch.setattr(reach, "_options", reach._options.__wrapped__)
     far.faults = [Fault("hang", part="partNumber=2")]
     with FarFolder("s3://bucket/x") as folder:
         folder.upload(big, "big.bin")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from batchloom.sources import blocks, remote
+from batchloom.core import reach
+from batchloom.sources import blocks
 from sources.web import serving
 
 
@@ -16,4 +17,4 @@ def web():
 def impatient(monkeypatch):
     """Waits between tries are left out; how long they are is a test of its own."""
     monkeypatch.setattr(blocks, "patience", lambda tries: 0)
-    monkeypatch.setattr(remote, "patience", lambda tries: 0)
+    monkeypatch.setattr(reach, "patience", lambda tries: 0)

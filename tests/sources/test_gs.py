@@ -9,11 +9,12 @@ from urllib.parse import quote
 import pytest
 
 from batchloom import prepare
+from batchloom.core import reach
 from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError
 from batchloom.preparation import far_asking
 from batchloom.preparation.check import check
 from batchloom.preparation.far import FarFolder
-from batchloom.sources import blocks, remote
+from batchloom.sources import blocks
 from batchloom.sources.listing import list_sources
 from prepare.s3_relay import Fault, relaying
 from prepare.stores import make, tree
@@ -79,7 +80,7 @@ def gs(storage, monkeypatch):
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
         monkeypatch.setenv("NO_GCE_CHECK", "true")
         monkeypatch.setattr(blocks, "patience", lambda tries: 0)
-        monkeypatch.setattr(remote, "patience", lambda tries: 0)
+        monkeypatch.setattr(reach, "patience", lambda tries: 0)
         gcsfs.GCSFileSystem.clear_instance_cache()
         yield relay
         gcsfs.GCSFileSystem.clear_instance_cache()

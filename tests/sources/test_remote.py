@@ -14,6 +14,8 @@ import lz4.frame
 import pyarrow as pa
 import pytest
 
+from batchloom.core import reach
+from batchloom.core.addresses import has_wildcard, is_url, shown
 from batchloom.core.errors import (
     AccessError,
     BatchloomError,
@@ -23,8 +25,6 @@ from batchloom.core.errors import (
     MissingDependencyError,
 )
 from batchloom.preparation.check import check
-from batchloom.sources import remote
-from batchloom.sources.addresses import has_wildcard, is_url, shown
 from batchloom.sources.blocks import open_blocks
 from batchloom.sources.labels import input_labels
 from batchloom.sources.listing import list_sources
@@ -213,7 +213,7 @@ def test_a_server_that_fails_for_a_while_is_asked_again(web, impatient):
 
 
 def test_waits_grow_to_half_a_minute_together():
-    waits = [remote.patience(tries) for tries in range(1, 6)]
+    waits = [reach.patience(tries) for tries in range(1, 6)]
     assert waits == sorted(waits)
     assert 20 < sum(waits) < 40
 
@@ -286,7 +286,7 @@ def test_what_cannot_be_had_is_one_sentence_without_secrets(web, impatient, stat
 def test_what_cannot_be_reached_is_told_at_once(url, kind, words, monkeypatch):
     import s3fs
 
-    monkeypatch.setattr(remote, "_options", remote._options.__wrapped__)
+    monkeypatch.setattr(reach, "_options", reach._options.__wrapped__)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "other")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)

@@ -83,18 +83,23 @@ def test_golden_bytes_of_a_second_generation(tmp_path):
     assert sorted(new) == [
         "generations/00001.json",
         "generations/00002.json",
+        "test/lengths.00002.sums",
         "test/lengths.00002.u32",
         "test/shard_00000.bin",
         "test/shard_00000.docs",
         "test/shard_00000.idx",
+        "test/shard_00000.sums",
+        "train/lengths.00002.sums",
         "train/lengths.00002.u32",
         "train/removed.00003.u64",
         "train/shard_00002.bin",
         "train/shard_00002.docs",
         "train/shard_00002.idx",
+        "train/shard_00002.sums",
         "train/shard_00003.bin",
         "train/shard_00003.docs",
         "train/shard_00003.idx",
+        "train/shard_00003.sums",
         "val/removed.00003.u64",
     ]
     # Every file but the manifest is as it was, and the old manifest is kept as it was.
@@ -256,7 +261,7 @@ def test_missing_files_are_no_generation(grown, tmp_path):
         sources=base.sources[:1],
     )
     before = tree(grown)
-    with pytest.raises(StoreConflictError, match="lengths.00003.u32 is missing"):
+    with pytest.raises(StoreConflictError, match="lengths.00003.sums is missing"):
         add_generation(grown, extended(base, added), staged=tmp_path)
     assert tree(grown) == before
 

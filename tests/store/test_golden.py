@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from batchloom import check
 from batchloom.core.errors import InputError, StoreError
@@ -14,6 +15,7 @@ from batchloom.store.index import index_bytes, map_index
 from batchloom.store.mask import MaskBits, map_mask
 from batchloom.store.origins import Origins, map_origins
 from batchloom.store.pairs import Sides, map_sides, pair_numbers
+from batchloom.store.sums import COUNTED, BlockSums, map_sums, sums_of_file
 from batchloom.testing.stores import write_store
 from oracles import megatron
 
@@ -74,6 +76,58 @@ def test_mask_bytes(tmp_path):
     assert (mask.trained, mask.count()) == (6, 6)
 
 
+def test_sums_bytes(tmp_path):
+    data = bytes(range(256)) * 16 * 600 + b"rest"
+    sums = BlockSums()
+    for piece in (data[:5], data[5:4095], data[4095:4096], data[4096:40_000], data[40_000:]):
+        sums.append(piece)
+    digests = [xxhash.xxh3_64_intdigest(data[at : at + 4096]) for at in range(0, len(data), 4096)]
+    entries = struct.pack("<601Q", *digests)
+    roots = [xxhash.xxh3_64_intdigest(entries[at : at + 4096]) for at in (0, 4096)]
+    head = b"BLMSUMS\x00" + struct.pack("<QQQ", 1, 601, 8) + struct.pack("<2Q", *roots)
+    head += bytes(4096 - len(head))
+    assert sums.to_bytes() == (head + entries, xxhash.xxh3_128_hexdigest(head))
+    (tmp_path / "x.sums").write_bytes(head + entries)
+    mapped = map_sums(tmp_path / "x.sums", xxhash.xxh3_128_hexdigest(head), len(data))
+    assert mapped.expected(500, 601).tolist() == digests[500:]
+
+
+def test_sums_bytes_of_lengths(tmp_path):
+    """Behind each checksum the tokens before its block."""
+    lengths = np.arange(2500, dtype="<u4")
+    sums = BlockSums(COUNTED)
+    sums.append(lengths[:1500])
+    sums.append(lengths[1500:])
+    data, head = sums.to_bytes()
+    blocks = [lengths[at : at + 1024].tobytes() for at in (0, 1024, 2048)]
+    before = (0, sum(range(1024)), sum(range(2048)))
+    pairs = zip(map(xxhash.xxh3_64_intdigest, blocks), before, strict=True)
+    entries = b"".join(struct.pack("<2Q", *pair) for pair in pairs)
+    root = struct.pack("<Q", xxhash.xxh3_64_intdigest(entries))
+    expected = b"BLMSUMS\x00" + struct.pack("<QQQ", 1, 3, 16) + root
+    assert data == expected + bytes(4096 - len(expected)) + entries
+    (tmp_path / "x.sums").write_bytes(data)
+    assert tuple(map_sums(tmp_path / "x.sums", head, 10_000, COUNTED).before.tolist()) == before
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 << 20])
+def test_sums_of_any_size_are_those_of_the_pieces(tmp_path, size):
+    data = bytes(size)
+    (tmp_path / "x.bin").write_bytes(data)
+    sums = BlockSums()
+    sums.append(data)
+    written, head = sums.to_bytes()
+    assert sums_of_file(tmp_path / "x.bin").to_bytes() == (written, head)
+    (tmp_path / "x.sums").write_bytes(written)
+    map_sums(tmp_path / "x.sums", head, size)
+    for place in {0, 24, 31, len(written) - 1}:
+        changed = bytearray(written)
+        changed[place] ^= 1
+        (tmp_path / "x.sums").write_bytes(changed)
+        with pytest.raises(StoreError, match="x.sums"):
+            map_sums(tmp_path / "x.sums", head, size).expected(0, max(1, -(-size // 4096)))
+
+
 def test_pairs_bytes(tmp_path):
     numbers = pair_numbers(np.array([0, 0, 3], np.uint32), np.array([7, 8, 1], np.uint64))
     assert numbers.tolist() == [7, 8, (3 << 40) + 1]
@@ -130,17 +184,22 @@ def test_a_whole_store(tmp_path):
     assert sorted(files) == [
         "dataset_metadata.json",
         "tokenizer_state.json",
+        "train/lengths.sums",
         "train/lengths.u32",
         "train/shard_00000.bin",
         "train/shard_00000.docs",
         "train/shard_00000.idx",
+        "train/shard_00000.sums",
         "train/shard_00001.bin",
         "train/shard_00001.docs",
         "train/shard_00001.idx",
+        "train/shard_00001.sums",
+        "val/lengths.sums",
         "val/lengths.u32",
         "val/shard_00000.bin",
         "val/shard_00000.docs",
         "val/shard_00000.idx",
+        "val/shard_00000.sums",
     ]
     assert files["train/shard_00000.bin"] == struct.pack("<4H", 72, 105, 256, 256)
     assert files["train/lengths.u32"] == struct.pack("<4I", 3, 1, 0, 5)

@@ -49,7 +49,8 @@ def test_from_a_file_to_a_trained_model(home, capsys):
     assert "of them trained" in out
     settings = json.loads((home / "run/run.json").read_text())
     assert settings["seq_len"] == 256
-    assert settings["order"] == {"packing": "first_fit", "overlong": "drop", "shuffle": True}
+    order = {"packing": "first_fit", "overlong": "drop", "shuffle": True, "noise_prob": None}
+    assert settings["order"] == order
     store = open_store(home / "run/data")
     assert store.tokenizer.name == "bytes"
     assert store.masked

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from batchloom import Loader, OutputError, StateError
-from batchloom.core.errors import SettingsError, TrainError
+from batchloom.core.errors import SettingsError, StoreError, TrainError
 from batchloom.testing.stores import write_store
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, read_log
@@ -226,7 +226,8 @@ def test_an_id_beyond_the_vocabulary_is_damage_of_the_store(tmp_path, subset):
     store = small_store(tmp_path / "s")
     tokens = store.path / subset / "shard_00000.bin"
     tokens.write_bytes(b"\xff\xff" * (tokens.stat().st_size // 2))
-    with pytest.raises(TrainError, match=r"holds id 65535 .* has 320 .*batchloom check"):
+    words = r"shard_00000.bin holds token id 65535 in document \d+, .*batchloom check"
+    with pytest.raises(StoreError, match=words):
         run_training(store, tmp_path / "run", {"steps": 1})
 
 
@@ -247,9 +248,10 @@ def test_running_out_of_memory_names_what_to_lower():
         raise RuntimeError("shapes cannot be multiplied")
 
 
-def one_step(store, out, batch_size):
+def one_step(store, out, batch_size, uneven="refuse"):
     """Loss and weights after one step cut into passes of so many rows."""
-    settings = settings_from(PLAIN, {"global_batch_size": 8, "batch_size": batch_size})
+    sizes = {"global_batch_size": 8, "batch_size": batch_size, "uneven": uneven}
+    settings = settings_from(PLAIN, sizes)
     with joined_ranks("cpu") as ranks:
         run = set_up(store.path, settings, RunFolder(out), ranks, RunLog(None, print))
     gradients = {}
@@ -265,8 +267,8 @@ def one_step(store, out, batch_size):
 def test_passes_do_not_change_the_gradient(tmp_path):
     store = small_store(tmp_path / "s", longest=20)
     loss, norm, gradients = one_step(store, tmp_path, 8)
-    for rows in (4, 2, 1):
-        again, norm_again, parts = one_step(store, tmp_path, rows)
+    for rows, uneven in ((4, "refuse"), (2, "refuse"), (1, "refuse"), (3, "pad"), (9, "pad")):
+        again, norm_again, parts = one_step(store, tmp_path, rows, uneven)
         assert again == pytest.approx(loss, rel=1e-6)
         assert norm_again == pytest.approx(norm, rel=1e-5)
         for name, gradient in gradients.items():

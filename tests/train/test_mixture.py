@@ -111,6 +111,12 @@ def test_edits_that_cannot_be_change_nothing(mixture, tmp_path):
     edit_run(out, mixture, Edit(step=5, weights={"math": 1}))
     with pytest.raises(StateError, match="adds source 'math' at step 5: give its store, too"):
         edit_run(out, without, Edit(step=7, skip=1))
+    edited = state.read_bytes()
+    state.write_bytes(edited.replace(b'"step": 5', b'"step": 6', 1))
+    with pytest.raises(
+        StateError, match=r"edit 0 of the journal has another step, weights, added than"
+    ):
+        edit_run(out, mixture, Edit(step=7, skip=1))
     state.write_bytes(before.replace(b'"step": 3', b'"step": 4', 1))
     with pytest.raises(StateError, match="its check does not fit"):
         edit_run(out, mixture, Edit(step=5, skip=1))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -67,6 +68,30 @@ def test_two_ranks_train_as_one(tmp_path, config):
         rows = sorted(map(tuple, together.tolist()))
         assert len(set(rows)) == 4
         assert rows == sorted(map(tuple, batch["input_ids"].tolist()))
+
+
+def test_two_ranks_share_an_odd_batch_and_balance_it(tmp_path, config):
+    store = small_store(tmp_path / "s")
+    out, alone = tmp_path / "two", tmp_path / "one"
+    sizes = ["--global-batch-size", 5, "--batch-size", 2, "--uneven", "pad", "--balance"]
+    words = ["train", "--data", store.path, "--config-file", config, "--device", "cpu", *sizes]
+    done = torchrun(tmp_path, store.path, *words, "--out", out, "--stop-at", 6)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks x 2 passes x 2 rows" in done.stdout
+    assert re.search(r"step  1/12 .* imbalance 1\.", done.stdout)
+
+    run_training(store, alone, {"steps": 12, "global_batch_size": 5})
+    # One rank alone, that neither fills up nor balances, goes on with what the two began.
+    run_training(store, out, {"steps": 12, "global_batch_size": 5}, resume=True)
+    both, reference = steps_of(out), steps_of(alone)
+    assert [tokens for *_, tokens in both] == [tokens for *_, tokens in reference]
+    assert [loss for _, loss, *_ in both] == pytest.approx(
+        [loss for _, loss, *_ in reference], abs=1e-4
+    )
+    logged = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    measured = [entry for entry in logged if "imbalance" in entry]
+    assert len(measured) == 6
+    assert all(1 <= entry["imbalance"] <= entry["imbalance_in_order"] for entry in measured)
 
 
 def test_two_ranks_share_one_temporary_store(tmp_path, config):

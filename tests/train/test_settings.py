@@ -132,8 +132,10 @@ def test_sizes_that_do_not_divide_name_those_that_do():
     settings = settings_from(PLAIN, {"global_batch_size": 24, "batch_size": 5})
     with pytest.raises(SettingsError, match="--batch-size 1, 2, 3, 4, 6, 12 can"):
         accumulation(settings, 2)
-    with pytest.raises(SettingsError, match="7 ranks; 21 or 28 can"):
+    with pytest.raises(SettingsError, match="7 ranks; 21 or 28 can .* --uneven pad"):
         accumulation(settings, 7)
+    filled = settings_from(PLAIN, {"global_batch_size": 24, "batch_size": 5, "uneven": "pad"})
+    assert [accumulation(filled, n) for n in (1, 2, 7, 48)] == [5, 3, 1, 1]
 
 
 def test_a_configuration_that_is_no_json_object(tmp_path):

@@ -19,7 +19,7 @@ from batchloom.batches.augment import with_augment, without_augment
 from batchloom.batches.left_out import announce_left_out
 from batchloom.batches.loader import Loader
 from batchloom.batches.spec import BatchSpec
-from batchloom.core.errors import StateError
+from batchloom.core.errors import InputError, StateError
 from batchloom.plan.plan import Plan
 
 
@@ -28,6 +28,11 @@ class _Twin:
     """A loader that each process makes its own of, since locks and maps do not cross a fork."""
 
     def __init__(self, loader: Loader) -> None:
+        if loader.streamed:
+            raise InputError(
+                "A stream goes through no DataLoader: it has worker processes of its own (stream(workers=...)). "
+                "Iterate the Loader, or prepare the data."
+            )
         plan = loader.plan
         self._plan = (plan.data, plan.spec, plan.edits)
         self._batch_spec = loader.spec

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.core.spec import shown
+from batchloom.core.spec import shown, whole
 from batchloom.plan.ranks import divisors
 from batchloom.plan.rows import Rows, aligned
 
@@ -84,7 +84,7 @@ class VarlenCuts:
 
 def _firsts(rows: int, size: int) -> range:
     """The first row of each part of ``size`` rows."""
-    if size < 1 or rows % size:
+    if (whole(size) or 0) < 1 or rows % size:
         fitting = ", ".join(map(str, divisors(rows)))
         raise PlanError(
             f"A batch of {rows} rows cannot be cut into micro-batches of {shown(size)}; {fitting} can. "
@@ -286,7 +286,7 @@ def _paddings(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, int,
         (at, begin, end, 0)
         for at, begin, end in zip(*(column.tolist() for column in stretches), strict=True)
     ]
-    if taken is rows.lengths:
+    if align == 1:
         return ends_of_rows
     begins = _begins(rows, seq_len)
     lengths = rows.lengths.tolist()

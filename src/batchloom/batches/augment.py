@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from batchloom.core.errors import SettingsError, StateError
 from batchloom.core.fingerprint import key128
 from batchloom.core.keys import Key
 from batchloom.core.spec import from_plain, raise_problems, set_wholes, shown, to_plain, whole
-from batchloom.store.reader import Store
 
 # The entry of a state that says how its batches were augmented.
 ENTRY = "augment"
@@ -139,9 +138,46 @@ class Augmentation:
     become: Key
     drop: Key
 
+    @property
+    def drops_loss(self) -> bool:
+        """Whether it decides which tokens are trained."""
+        return bool(self.settings.mask_prob or self.settings.loss_drop_prob)
+
+
+class Vocabulary(Protocol):
+    """What says which tokenizer made the ids: a store or a stream."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Every id is below this; None where nobody says."""
+
+    @property
+    def tokenizer(self) -> "TokenizerFacts":
+        """The tokenizer; asked for only where ``vocab_size`` is known."""
+
+
+class TokenizerFacts(Protocol):
+    """The special tokens of a tokenizer."""
+
+    @property
+    def added(self) -> Mapping[str, int]:
+        """Ids of the added tokens."""
+
+    @property
+    def control(self) -> Mapping[str, int]:
+        """Ids of the control tokens."""
+
+    @property
+    def end_id(self) -> int:
+        """The end-of-document id."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """The beginning-of-document id."""
+
 
 def make_augmentation(
-    augment: Augment | Mapping[str, Any] | None, store: Store, labels: str
+    augment: Augment | Mapping[str, Any] | None, store: Vocabulary, labels: str
 ) -> Augmentation | None:
     """Check the settings against a store's tokenizer; None where they change nothing.
 

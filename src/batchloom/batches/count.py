@@ -21,8 +21,7 @@ def main() -> None:
             raise SystemExit
 
     for request in json.load(sys.stdin):
-        split, generation = request["split"] or "train", request["generation"]
-        store = open_store(request["path"], split, generation=generation)
+        store = open_store(request["path"], request["split"] or "train", **request["opened"])
         order = SourceOrder(request["name"], store, from_plain(PlanSpec, request["spec"]))
         folders = table_folders(store)
         with lock_table(order, folders) as mine:

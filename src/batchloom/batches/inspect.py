@@ -94,7 +94,7 @@ def inspect(
     """Look at one subset of a store (or a bare prefix) without changing anything.
 
     Args:
-        path: a store's folder or a Megatron prefix.
+        path: a store's folder or URL, or a Megatron prefix.
         split: the subset.
         seq_len: tokens of a sequence, for the packing efficiencies.
         first: how many documents to decode.

@@ -2,42 +2,52 @@
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.batches.ahead import Ahead
-from batchloom.batches.assemble import Batch
-from batchloom.batches.augment import Augment, make_augmentation, with_augment, without_augment
+from batchloom.batches.assemble import IGNORE, Batch, Reader
+from batchloom.batches.augment import (
+    Augment,
+    Vocabulary,
+    make_augmentation,
+    with_augment,
+    without_augment,
+)
+from batchloom.batches.data import Data, Order, plan_of, refuse_other_generation, store_of, stored
 from batchloom.batches.device import require_torch, to_torch
+from batchloom.batches.fetching import Fetching, blocks_of, fetch_rows
+from batchloom.batches.id_range import refuse_beyond
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
 from batchloom.batches.share import (
     Share,
+    filled_up,
     make_arrays,
     measured,
     rank_rows,
     share_of,
     trained_tokens,
 )
-from batchloom.batches.shelf import Shelf, shelf_of
+from batchloom.batches.shelf import Shelf
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
+from batchloom.batches.streamed import Steps, Streamed, Streaming, no_step, streaming
 from batchloom.batches.tables import IN_PLACE, count_beside, load_tables, wait_for_tables
 from batchloom.batches.world import find_world
-from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
-from batchloom.core.spec import shown, to_plain, whole
+from batchloom.core.errors import PlanError, StateError
+from batchloom.core.spec import shown, whole
 from batchloom.plan.deal import Imbalance
 from batchloom.plan.edits import Edit
-from batchloom.plan.mixture import Mixture, SourceSpec
-from batchloom.plan.plan import SOURCE, Plan
+from batchloom.plan.plan import Plan
 from batchloom.plan.ranks import DATA_PARALLEL, Mesh, Uneven
 from batchloom.plan.rows import Rows
 from batchloom.plan.spec import Last, Overlong, PlanSpec
 from batchloom.plan.state import with_journal
-from batchloom.store.manifest import generation_with, read_manifest
 from batchloom.store.reader import Store
 
 # glibc keeps no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
@@ -54,12 +64,14 @@ class Loader:
     rank holds what rank 0 does).
 
     Args:
-        data: an open store, a ``Mixture`` of several, or a ready ``Plan`` (then the
-            settings of ``PlanSpec`` stay unset).
+        data: an open store, a ``Mixture`` of several, or a ready ``Plan`` or stream (then the settings of
+            ``PlanSpec`` stay unset). A stream has no ``loader[step]``: its steps come one after the other.
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
         packing, seed, shuffle, epochs, steps, last, pool_size, block, lanes, align: see ``PlanSpec``.
+        order: ``pools``; or ``lanes``: over a store that a stream kept, with its settings and ``lanes``,
+            the order of the stream.
         overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
             of is worth nothing, and ``split`` for any other.
         rank: data-parallel rank; found out when neither it nor ``world_size`` is given: from an
@@ -73,7 +85,7 @@ class Loader:
         micro_batch_size: rows of one forward pass: a rank's rows are to divide into it (with
             ``pad`` they are filled up to do); ``batch.split(micro_batch_size)`` cuts a batch.
         balance: deal the rows of each step so that every rank has about the same sum of squared
-            span lengths; which rows a step holds stays as it is.
+            span lengths, the costliest first; which rows a step holds stays as it is.
         labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
@@ -97,7 +109,7 @@ class Loader:
 
     def __init__(
         self,
-        data: Store | Plan | Mixture,
+        data: Data,
         *,
         seq_len: int | None = None,
         global_batch_size: int | None = None,
@@ -112,6 +124,7 @@ class Loader:
         block: int = 0,
         lanes: int = 1,
         align: int = 1,
+        order: Order = "pools",
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Mesh = DATA_PARALLEL,
@@ -136,8 +149,9 @@ class Loader:
             "block": block,
             "lanes": lanes,
             "align": align,
+            "order": order,
         }
-        self.plan = _plan(data, seq_len, global_batch_size, settings)
+        self.plan = plan_of(data, seq_len, global_batch_size, settings)
         rank, world_size = find_world(rank, world_size)
         self.spec = BatchSpec(
             labels=labels,
@@ -154,27 +168,60 @@ class Loader:
         if output == "torch":
             require_torch()
         self._shares: dict[PlanSpec, Share] = {}
-        self.store: Store | Shelf = _store_of(self.plan)
-        opened = next(iter(self.plan.stores.values()))
-        if isinstance(opened, Store):
-            self.augmentation = make_augmentation(augment, opened, labels)
-        self._share_of(0)
         self._start = self._made = 0
         self._resumed = self._told = False
         # Nobody has said that conversations may be cut, and they are.
         self._cuts_all = overlong is None and not isinstance(data, Plan)
         self._iterations: list[_Iteration] = []
         self._latest: _Iteration | None = None
+        self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
+        self.augmentation = make_augmentation(augment, _named_by(data, self.plan), labels)
+        if self._stream is not None:
+            self._share_of(0)
+            return
+        self.store: Store | Shelf = store_of(self.plan)
+        self._share_of(0)
         _LOADERS.add(self)
         load_tables(self.plan)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether a stream is read, which has no step on its own."""
+        return self._stream is not None
 
     @cached_property
     def origin(self) -> str:
         """Where the data comes from, as log lines and batches say it."""
+        if self._stream is not None:
+            return self._stream.stream.origin
         return origin_of(*(self.plan.stores.values()))
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._stream is not None:
+            return self._iterate_stream(self._stream, self.next_step)
         return self._iterate(self.next_step)
+
+    def _iterate_stream(self, stream: Streaming, first: int) -> Iterator[Batch]:
+        steps = stream.open(resumed=self._resumed)
+        run = _Iteration(first, steps=steps)
+        self._iterations.append(run)
+        share, size = self._share_of(0), self.plan.spec.global_batch_size
+
+        def make(step: int) -> Batch | None:
+            if step >= stream.stream.steps:
+                return None
+            reader, rows = steps.take(step)
+            positions = np.arange(share.place.rank, size, share.place.world_size) + step * size
+            return self._assembled(reader, *filled_up(rows, positions, share), step)
+
+        try:
+            for batch in _made(make, first, self.spec.prefetch):
+                self._gave(run, batch)
+                yield batch
+            self._resumed = False
+        finally:
+            steps.close()
+            self._left(run)
 
     def _iterate(self, first: int) -> Iterator[Batch]:
         run = _Iteration(first)
@@ -182,40 +229,80 @@ class Loader:
         uncounted = self._announce()
         try:
             for batch in self._batches(first):
-                run.taken += 1
-                run.next_step = batch.step + 1
-                self._latest = run
+                self._gave(run, batch)
                 if run.taken == 1 and self.spec.prefetch:
                     self._count_beside()
                 if run.taken == 1 and uncounted:
                     count_left_out(self.plan)
-                # Whoever only looks at the first batch of a resumed loader has not resumed it.
-                self._resumed = self._resumed and run.taken == 1
                 yield batch
             self._resumed = False
         finally:
-            self._iterations.remove(run)
-            if run.taken <= 1 and self._latest is run and self._iterations:
-                self._latest = self._iterations[-1]
+            self._left(run)
+
+    def _gave(self, run: "_Iteration", batch: Batch) -> None:
+        """Note that an iteration gives a batch."""
+        run.taken += 1
+        run.next_step = batch.step + 1
+        self._latest = run
+        # Whoever only looks at the first batch of a resumed loader has not resumed it.
+        self._resumed = self._resumed and run.taken == 1
+
+    def _left(self, run: "_Iteration") -> None:
+        """Note that an iteration has ended."""
+        self._iterations.remove(run)
+        if run.taken <= 1 and self._latest is run and self._iterations:
+            self._latest = self._iterations[-1]
 
     def _batches(self, first: int) -> Iterator[Batch]:
         if self.spec.prefetch:
             self._reserve()
-            yield from Ahead(self._next, first, self.spec.prefetch)
+        if self.spec.prefetch and self._is_far:
+            yield from self._fetched(first)
             return
-        step = first
-        while (made := self._next(step)) is not None:
-            yield made
-            step += 1
+        yield from _made(self._next, first, self.spec.prefetch)
+
+    @cached_property
+    def _is_far(self) -> bool:
+        """Whether any of the stores lies elsewhere."""
+        return any(store.is_far for store in self._stores())
+
+    def _stores(self) -> list[Store]:
+        """The open stores, in the order of the numbers rows have for them."""
+        return list(self.store.stores.values()) if isinstance(self.store, Shelf) else [self.store]
+
+    def _fetched(self, first: int) -> Iterator[Batch]:
+        """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
+        # A plan of its own: who packs a pool holds the plan, and its lengths may be on their way.
+        plan, balance = self.plan.twin(), self.spec.balance
+
+        def rows(step: int) -> Rows | None:
+            if not plan.has_step(step):
+                return None
+            return rank_rows(plan, step, self._share_of(step), balance=balance)[0]
+
+        tokens = self._share_of(first).rows * self._spec_at(first).seq_len
+        fetching = Fetching(self._stores(), blocks_of(plan), rows, first, tokens)
+
+        def make(step: int) -> Batch | None:
+            fetching.reach(step)
+            return self._next(step)
+
+        try:
+            yield from Ahead(make, first, self.spec.prefetch)
+        finally:
+            fetching.end()
 
     def __len__(self) -> int:
-        self._wait()
+        if self._stream is None:
+            self._wait()
         return self.plan.steps
 
     def __bool__(self) -> bool:
         return True
 
     def __getitem__(self, asked: int) -> Batch:
+        if self._stream is not None:
+            raise no_step(shown(asked))
         step = whole(asked)
         if step is None:
             raise TypeError(
@@ -237,12 +324,24 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step of this rank, whether or not the run is that long."""
-        share, spec = self._share_of(step), self.plan.spec_at(step)
+        if self._stream is not None:
+            raise no_step(str(step))
+        share = self._share_of(step)
         rows, positions = rank_rows(self.plan, step, share, balance=self.spec.balance)
+        if not self.spec.prefetch and self._is_far:
+            fetch_rows(self._stores(), blocks_of(self.plan), rows)
+        return self._assembled(self.store, self._numbered(rows), positions, step)
+
+    def _assembled(
+        self, reader: Reader, rows: Rows, positions: NDArray[np.int64], step: int
+    ) -> Batch:
+        """A batch of rows, of which each has a position in the run."""
+        context = self._share_of(step).place.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
-        arrays, cuts = make_arrays(
-            self.store, self._numbered(rows), spec, self.spec, share.place.context_rank, augment
-        )
+        spec = self._spec_at(step)
+        arrays, cuts = make_arrays(reader, rows, spec, self.spec, context, augment)
+        if self._stream is None:
+            refuse_beyond(self.store, arrays["input_ids"], rows)
         arrays = to_torch(arrays) if self.spec.output == "torch" else arrays
         return Batch(arrays, step, self.origin, cuts)
 
@@ -250,26 +349,51 @@ class Loader:
         """Tokens that carry a loss in a step, over all ranks: what its summed loss is divided by (at least by 1).
 
         Every rank finds out by itself: of the plan, and in a store that masks tokens of the masks of
-        the whole step.
+        the whole step. Of a stream nobody knows the other ranks' rows.
         """
+        if self._stream is not None:
+            raise no_step(str(step))
         if self.store.replicated:
             share = self._share_of(step)
             rows, _ = rank_rows(self.plan, step, share, balance=self.spec.balance)
             return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
-        rows = self.plan.rows(*self.plan.positions_of(step))
-        return trained_tokens(self.store, self._numbered(rows))
+        start, stop = self.plan.positions_of(step)
+        rows = self._numbered(self.plan.rows(start, stop))
+        if self.augmentation and self.augmentation.drops_loss:
+            # Which tokens keep their loss is drawn for each: they are looked at.
+            augment = (self.augmentation, np.arange(start, stop))
+            whole = replace(self.spec, mesh=DATA_PARALLEL)
+            arrays, _ = make_arrays(self.store, rows, self.plan.spec_at(step), whole, 0, augment)
+            return int((arrays["labels"] != IGNORE).sum())
+        return trained_tokens(self.store, rows)
+
+    def tokens(self, step: int) -> int:
+        """Tokens of this rank's rows of a step; of a stream, of one that was given."""
+        if self._stream is None:
+            rows, _ = rank_rows(self.plan, step, self._share_of(step), balance=self.spec.balance)
+            return int(rows.lengths.sum())
+        steps = self._latest.steps if self._latest else None
+        if steps is None:
+            raise no_step(str(step))
+        return steps.tokens(step)
 
     def imbalance(self, step: int) -> Imbalance:
         """How unevenly the attention cost of a step lies on ranks, in stretches and as it is dealt."""
+        if self._stream is not None:
+            raise no_step(str(step))
         return measured(self.plan, step, self._share_of(step), balance=self.spec.balance)
+
+    def _spec_at(self, step: int) -> PlanSpec:
+        """The settings that hold at a step."""
+        return self.plan.spec if self._stream is not None else self.plan.spec_at(step)
 
     def _share_of(self, step: int) -> Share:
         """This process's share of a step, which edits may change."""
-        spec = self.plan.spec_at(step)
+        spec = self._spec_at(step)
         share = self._shares.get(spec)
         if share is None:
             share = share_of(spec, self.spec)
-            if self.store.replicated:
+            if self._stream is None and self.store.replicated:
                 share = Share(replace(share.place, rank=0), share.rows)
             self._shares[spec] = share
         return share
@@ -285,6 +409,10 @@ class Loader:
             PlanError: a step that was made already, or lies before an earlier edit; or what cannot change.
             SettingsError: weights or documents that are none.
         """
+        if self._stream is not None:
+            raise PlanError(
+                "A stream cannot be edited: its order is that of its input. Prepare the data for that."
+            )
         if edit.step < self._made:
             raise PlanError(
                 f"Step {edit.step} was made already (up to {self.spec.prefetch} steps are made ahead); the first that "
@@ -297,7 +425,7 @@ class Loader:
         """Go on by another plan of the same stores."""
         for stretch in plan.course.stretches:
             share_of(plan.spec_at(stretch.step), self.spec)
-        self.store = _store_of(plan)
+        self.store = store_of(plan)
         self.plan = plan
 
     def _next(self, step: int) -> Batch | None:
@@ -314,10 +442,15 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """One position and the plan it belongs to, as plain JSON values.
 
-        The position is that after the batch given last. A look at a first batch
+        Of a stream it knows of the lanes of this rank alone; ``streams.state.merge_states`` makes one
+        of those of all ranks. The position is that after the batch given last. A look at a first batch
         (``next(iter(loader))``) beside a running iteration does not move it.
         """
         step = self._latest.next_step if self._latest else self.next_step
+        if self._stream is not None:
+            steps = self._latest.steps if self._latest else None
+            state = self._stream.state(step, steps, resumed=self._resumed)
+            return with_augment(state, self.augmentation)
         state = self.plan.state(self.plan.positions_of(step)[0])
         return with_augment(state, self.augmentation)
 
@@ -327,6 +460,10 @@ class Loader:
         Raises:
             StateError: the state is of another store, tokenizer, plan or augmentation; names each field that differs.
         """
+        if self._stream is not None:
+            self._start = self._stream.resume(without_augment(state, self.augmentation))
+            self._resumed, self._latest = True, None
+            return
         for name, store in self.plan.stores.items():
             if isinstance(store, Store):
                 refuse_other_generation(store, state, name)
@@ -349,7 +486,7 @@ class Loader:
     def _announce(self) -> bool:
         """Tell once, from one rank, what the run leaves out; whether it remains to be counted."""
         told, self._told = self._told, True
-        if told or self.spec.rank:
+        if told or self.spec.rank or not isinstance(self.plan, Plan):
             return False
         if self._cuts_all:
             announce_cut(self.plan)
@@ -380,6 +517,25 @@ class _Iteration:
 
     next_step: int
     taken: int = 0
+    steps: Steps | None = None
+
+
+def _made(make: Callable[[int], Batch | None], first: int, prefetch: int) -> Iterator[Batch]:
+    """Batches from a step on, as they come or made ahead."""
+    if prefetch:
+        yield from Ahead(make, first, prefetch)
+        return
+    step = first
+    while (made := make(step)) is not None:
+        yield made
+        step += 1
+
+
+def _named_by(data: Data, plan: Plan) -> Vocabulary:
+    """What says which tokenizer made the ids."""
+    if isinstance(data, Streamed):
+        return data
+    return stored(plan.stores)
 
 
 # A producer thread does not live on in a forked child, but the lock it held would.
@@ -392,115 +548,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _store_of(plan: Plan) -> Store | Shelf:
-    """What batches read: the store of a plan of one, else all of them on a shelf.
-
-    Raises:
-        InputError: stores that are only lengths, or of preferences.
-    """
-    shelf = shelf_of(plan.stores, bans=bool(plan.course.bans))
-    for store in shelf.stores.values():
-        refuse_preferences(store)
-    alone = not isinstance(plan.data, Mixture) and not plan.course.bans
-    return next(iter(shelf.stores.values())) if alone else shelf
-
-
-def refuse_other_generation(store: Store, state: dict[str, Any], name: str = SOURCE) -> None:
-    """Refuse a state that was made on another generation of the store; any other is the plan's to judge.
-
-    Raises:
-        StateError: says which generation to open.
-        GenerationError: it was compacted away.
-    """
-    try:
-        theirs = state["identity"]["sources"][name]["store"]
-    except (KeyError, TypeError):
-        return
-    if theirs == store.fingerprint or store.manifest is None or not store.on_disk:
-        return
-    newest = read_manifest(store.path)
-    number = generation_with(newest, store.split, theirs)
-    if number is None:
-        return
-    # Where it was compacted away, this says so.
-    read_manifest(store.path, number)
-    raise StateError(
-        f"The state was made on generation {number} of {store.path}, and generation {store.generation} is open: "
-        f"open_store({str(store.path)!r}, {store.split!r}, generation={number}) goes on with it exactly."
-    )
-
-
-def refuse_preferences(store: Store) -> None:
-    """Refuse a store of preferences, of which some answers are not to be imitated.
-
-    Raises:
-        InputError: it is one.
-    """
-    if not store.preferences:
-        return
-    remedy = {
-        "pairs": "To train the chosen answers alone, prepare the data again with --map prompt=prompt,completion=chosen "
-        "(where chosen holds whole conversations --map messages=chosen, whole texts --map text=chosen)",
-        "labels": "To train the good answers alone, keep their records only and prepare those with --map label=",
-    }[store.preferences]
-    raise InputError(
-        f"{store.path} holds preferences ({store.preferences}): a loader would train the answers that are not wanted, "
-        f"too. Preference trainers read them with batchloom.store.preferences. {remedy}."
-    )
-
-
-def _plan(
-    data: Store | Plan | Mixture,
-    seq_len: int | None,
-    global_batch_size: int | None,
-    settings: dict[str, Any],
-) -> Plan:
-    if isinstance(data, Plan):
-        defaults = {**_DEFAULTS, "overlong": None}
-        given = [name for name, value in settings.items() if value != defaults[name]]
-        given += [
-            name
-            for name, value in (("seq_len", seq_len), ("global_batch_size", global_batch_size))
-            if value is not None
-        ]
-        if given:
-            raise SettingsError(
-                [f"{name}: belongs to the plan, which is given ready" for name in given]
-            )
-        return data
-    if not isinstance(data, (Store, Mixture)):
-        raise InputError(
-            f"Loader takes an open store, a Mixture or a Plan, not {type(data).__name__}; open a path with "
-            "open_store(path)."
-        )
-    missing = [
-        f"{name}: missing; a whole number of at least 1"
-        for name, value in (("seq_len", seq_len), ("global_batch_size", global_batch_size))
-        if value is None
-    ]
-    if seq_len is None or global_batch_size is None:
-        raise SettingsError(missing)
-    if settings["overlong"] is None:
-        alone = isinstance(data, Store) and data.conversations
-        settings = {**settings, "overlong": "drop" if alone else "split"}
-        data = _dropping_conversations(data) if isinstance(data, Mixture) else data
-    return Plan(data, PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size, **settings))
-
-
-def _dropping_conversations(mixture: Mixture) -> Mixture:
-    """The same mixture, whose sources of conversations alone leave out what is too long, unless it says otherwise."""
-    sources = dict(mixture.sources)
-    for name, store in mixture.stores.items():
-        own = sources.get(name, SourceSpec())
-        if isinstance(store, Store) and store.conversations and own.overlong is None:
-            sources[name] = replace(own, overlong="drop")
-    return replace(mixture, sources=sources)
-
-
-_DEFAULTS = {
-    name: value
-    for name, value in to_plain(PlanSpec(seq_len=1, global_batch_size=1)).items()
-    if name not in ("seq_len", "global_batch_size")
-}

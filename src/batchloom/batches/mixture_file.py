@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from batchloom.core.errors import BatchloomError, SettingsError
@@ -17,7 +18,7 @@ from batchloom.store.reader import Store
 T = TypeVar("T")
 
 _KEYS = [field.name for field in fields(Mixture)]
-_STORE_KEYS = ("path", "generation")
+_STORE_KEYS = ("path", "generation", "cache", "cache_limit", "verify")
 _REMEDY = "write stores: and weights:, each with the names of the sources"
 
 
@@ -25,7 +26,7 @@ def mixture_from(text_or_path: str | os.PathLike[str]) -> Mixture:
     """The mixture in a YAML file, or in a text such as ``stores/web=0.7,stores/code=0.3``.
 
     In a file the keys are the fields of :class:`Mixture`; a store is a path from the file's folder (or
-    ``{path: ..., generation: ...}``), or a name of synthetic data. In a text
+    ``{path: ..., generation: ...}``, with what else ``open_store`` takes), or a name of synthetic data. In a text
     sources are called by the last name of their path, and a path without a weight waits for an edit.
 
     Raises:
@@ -112,7 +113,8 @@ def _stores(given: Any, folder: Path, problems: list[str]) -> dict[str, Store]:
         if wrong or not isinstance(path, str) or not path:
             problems += wrong or [f"{where}: {shown(value)} is no path of a store"]
             continue
-        opened = _opened(_below(folder, path), where, problems, stated.get("generation"))
+        options = {key: stated[key] for key in stated if key != "path"}
+        opened = _opened(_below(folder, path), where, problems, options)
         if opened is not None:
             found[name] = opened
     return found
@@ -124,9 +126,11 @@ def _below(folder: Path, path: str) -> str:
     return path if named or "://" in path else str(folder / path)
 
 
-def _opened(path: str, where: str, problems: list[str], generation: Any = None) -> Store | None:
+def _opened(
+    path: str, where: str, problems: list[str], options: Mapping[str, Any] = MappingProxyType({})
+) -> Store | None:
     try:
-        return open_store(path, generation=generation)
+        return open_store(path, **options)
     except BatchloomError as error:
         # What cannot be opened is told with all else that is wrong.
         problems.append(f"{where}: {error}")

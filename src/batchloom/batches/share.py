@@ -80,8 +80,10 @@ def rank_rows(
     lanes = plan.spec.lanes
     if balance and place.world_size > 1:
         rows = plan.rows(start, stop)
-        dealt = balanced(row_costs(rows), place.world_size)
-        own = np.flatnonzero(dealt == place.rank)
+        costs = row_costs(rows)
+        own = np.flatnonzero(balanced(costs, place.world_size) == place.rank)
+        # The costliest first, so that the micro-batches ranks do at the same time are alike, too.
+        own = own[np.argsort(-costs[own], kind="stable")]
         rows, positions = reorder_rows(rows, own), start + own
     elif lanes > 1 and lanes % place.world_size == 0:
         part = (place.rank, place.world_size)
@@ -92,6 +94,13 @@ def rank_rows(
             plan.rows(start + first, start + last),
             np.arange(start + first, start + last),
         )
+    return filled_up(rows, positions, share)
+
+
+def filled_up(
+    rows: Rows, positions: NDArray[np.int64], share: Share
+) -> tuple[Rows, NDArray[np.int64]]:
+    """As many rows as a share has, those without loss last; they have no position (-1)."""
     if len(rows) == share.rows:
         return rows, positions
     none = np.full(share.rows - len(rows), -1)

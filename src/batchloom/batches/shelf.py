@@ -82,6 +82,11 @@ class Shelf:
     def __len__(self) -> int:
         return int(self._firsts[-1])
 
+    def shard_of(self, document: int) -> str:
+        """Where the tokens of a document lie, for errors."""
+        number = int(self._firsts.searchsorted(document, side="right")) - 1
+        return self._stores[number].shard_of(document - int(self._firsts[number]))
+
     def numbered(self, rows: Rows) -> Rows:
         """The same rows with documents numbered through all stores; of banned ones the number inverted (``~n``)."""
         documents = rows.documents + self._firsts[rows.sources]

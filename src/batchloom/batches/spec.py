@@ -62,6 +62,12 @@ class BatchSpec:
         mesh: object = self.mesh
         if not isinstance(mesh, Mesh):
             problems.append(f"mesh: {shown(mesh)} is no batchloom.plan.ranks.Mesh")
+        elif mesh.context > 1 and self.labels == "aligned":
+            # A model that shifts them has the next token of a slice's last one on another rank.
+            problems.append(
+                f"labels: 'aligned' are for models to shift, and slices of {mesh.context} context ranks cannot be: "
+                "give labels='shifted' and a loss that does not shift (transformers' shift_labels)"
+            )
         if not is_switch(self.balance):
             problems.append(f"balance: {shown(self.balance)} is neither True nor False")
         raise_problems(problems)

@@ -47,7 +47,7 @@ def table_name(order: SourceOrder) -> str:
 def table_folders(store: Store) -> list[Path]:
     """Folders a table may lie in: beside a store that lies somewhere, else in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom" / _FOLDER
-    if not store.on_disk:
+    if not store.on_disk or store.is_far:
         return [cache]
     beside = store.path if store.path.is_dir() else store.path.parent
     return [beside / _FOLDER, cache]
@@ -118,11 +118,13 @@ def wait_for_tables(plan: Plan) -> None:
 
     Sources of few pools are counted at once. Tells the log ``batchloom`` (level INFO) every few seconds how far it is.
     """
-    for order in plan.orders():
-        if order.pools.count <= IN_PLACE:
-            order.count_all()
-        else:
-            wait_for_table(order, table_folders(stored(order)))
+    while not plan.has_counts:
+        # What another seq_len packs anew follows when what was packed before is known.
+        for order in plan.orders():
+            if order.pools.count <= IN_PLACE:
+                order.count_all()
+            else:
+                wait_for_table(order, table_folders(stored(order)))
 
 
 def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
@@ -220,9 +222,9 @@ def _request(order: SourceOrder) -> dict[str, object]:
     store = stored(order)
     return {
         "name": order.name,
-        "path": str(store.path),
+        "path": store.address,
         "split": store.split,
-        "generation": store.generation,
+        "opened": store.opened_with,
         "spec": to_plain(order.spec),
     }
 

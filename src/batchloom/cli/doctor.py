@@ -254,3 +254,17 @@ def _print_whole(console: Console, found: Diagnosis) -> None:
             "prepare",
             f"about {duration(found.seconds)} on this machine, {megabytes(found.store_bytes)} on disk",
         )
+    for way in found.ways:
+        steps = (
+            "as many steps as are given" if way.steps is None else f"{way.steps:,} steps an epoch"
+        )
+        if way.way == "prepare":
+            first = "prepared"
+            start = "first batch in about a second, once prepared"
+            steps = steps if way.steps else "exact steps of every epoch"
+        else:
+            first = "streamed"
+            start = f"first batch after about {duration(way.start_seconds)}, {way.lanes} lanes"
+        _row(
+            console, first, f"{start}; about {megabytes(way.memory_bytes)} of memory a run; {steps}"
+        )

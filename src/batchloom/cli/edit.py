@@ -23,7 +23,7 @@ def edit(
             help="The first step it holds for, numbered from 0: after the checkpoint of step 40 the next is 40."
         ),
     ],
-    data: Annotated[Path | None, typer.Option(help="The store the run is on.")] = None,
+    data: Annotated[str | None, typer.Option(help="The store the run is on.")] = None,
     mixture: Annotated[
         str | None,
         typer.Option(help="The mixture the run is on, as train takes it; it may have more stores."),

@@ -20,8 +20,10 @@ _BAR = 40
 
 def inspect(
     path: Annotated[
-        Path,
-        typer.Argument(help="A store's folder, a Megatron prefix, or the name of synthetic data."),
+        str,
+        typer.Argument(
+            help="A store's folder or URL, a Megatron prefix, or the name of synthetic data."
+        ),
     ],
     *,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
@@ -46,7 +48,7 @@ def inspect(
     _print_packing(console, found)
     # Of a generation without an own one it is the page of the last that has one.
     numbers = range(found.generation or 1, 0, -1)
-    pages = (path / of_generation(PAGE_NAME, number) for number in numbers)
+    pages = (Path(path) / of_generation(PAGE_NAME, number) for number in numbers)
     if page := next((one for one in pages if one.is_file()), None):
         console.print(f"report: {visible(str(page))}")
     for number, text in enumerate(found.first):

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, final
+from typing import Annotated, Any, final
 
 import typer
 
+from batchloom.core.addresses import is_url
+from batchloom.core.spec import shown
+from batchloom.core.values import byte_count
 from batchloom.train import require_packages
 
 _DATA = "Data"
@@ -24,10 +27,10 @@ _UNBEGUN = "Stopped before the run began; nothing was left behind."
 def train(
     *,
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="A store's folder, a bare Megatron prefix, or synthetic data: dummy or distributed_dummy, with "
-            "settings as in dummy:documents=1000,kind=text.",
+            help="A store's folder or its URL (s3://, gs://, https://), a bare Megatron prefix, or synthetic data: "
+            "dummy or distributed_dummy, with settings as in dummy:documents=1000,kind=text.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -55,7 +58,36 @@ def train(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="With --input-file or --dataset-config: as prepare takes it.",
+            help="With --input-file, --stream or --dataset-config: as prepare takes it.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    stream: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Files, folders, globs or URLs to read as the run goes on, instead of --data; may be given several "
+            "times.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            help="With --stream: parts of the input that are read side by side, a multiple of every number of ranks.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    stream_workers: Annotated[
+        int | None,
+        typer.Option(
+            help="With --stream: processes of each rank that tokenize; 0 for none but its own.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --stream: a folder where the store of the inputs grows meanwhile.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -71,6 +103,28 @@ def train(
         typer.Option(
             help="Of the store at --data, which generation; the newest, or with --resume the one that the run was "
             "begun on.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a store behind a URL: the folder of what is kept of it, shared by the ranks of a node; "
+            "~/.cache/batchloom/blocks.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    cache_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes that are kept there at most, as 200GB; 50GB.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare each 4 KiB of tokens with their checksum: first-read (behind a URL), full or off.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -140,6 +194,22 @@ def train(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    uneven: Annotated[
+        str | None,
+        typer.Option(
+            help="Where a step does not divide among ranks and passes: refuse (the default), or pad with rows that "
+            "carry no loss.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    balance: Annotated[
+        bool | None,
+        typer.Option(
+            "--balance/--no-balance",
+            help="Deal the rows of each step to ranks by the squared lengths of their documents.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
     lr: Annotated[
         float | None, typer.Option(help="The highest learning rate.", rich_help_panel=_MODEL)
     ] = None,
@@ -205,59 +275,85 @@ def train(
     Under torchrun every process is one rank.
     """
     require_packages()
+    with _running():
+        # torch takes seconds
+        from batchloom.batches.mixture_file import mixture_from  # noqa: PLC0415
+        from batchloom.train import start as run  # noqa: PLC0415
+
+        request = run.Request(
+            data=run.DataRequest(
+                data=data if data is None or is_url(data) else Path(data),
+                mixture=None if mixture is None else mixture_from(mixture),
+                input_file=input_file,
+                dataset_config=dataset_config,
+                tokenizer=tokenizer,
+                if_missing=if_missing,
+                generation=generation,
+                stream=None if stream is None else tuple(stream),
+                lanes=lanes,
+                workers=stream_workers,
+                keep=keep,
+                opened=_opened(cache, cache_limit, verify),
+            ),
+            model=run.ModelRequest(
+                model_name=model_name,
+                config_file=config_file,
+                init=init,
+                attn_implementation=attn_implementation,
+            ),
+            out=out,
+            resume=resume,
+            stop_at=stop_at,
+            device=device,
+            changes={
+                "packing": packing,
+                "overlong": overlong,
+                "noise_prob": noise_prob,
+                "seq_len": seq_len,
+                "global_batch_size": global_batch_size,
+                "batch_size": batch_size,
+                "uneven": uneven,
+                "balance": balance,
+                "lr": lr,
+                "seed": seed,
+                "compile": compile_model,
+                "steps": max_iters,
+                "eval_interval": eval_interval,
+                "eval_batches": eval_batches,
+                "save_interval": save_interval,
+            },
+        )
+        run.start(request, say)
+
+
+@contextmanager
+def _running() -> Iterator[None]:
+    """What a run tells goes to the terminal, and Ctrl-C ends it in a sentence."""
     try:
         with _interrupted_once(), _told():
-            # torch takes seconds
-            from batchloom.batches.mixture_file import mixture_from  # noqa: PLC0415
-            from batchloom.train.start import (  # noqa: PLC0415
-                DataRequest,
-                ModelRequest,
-                Request,
-                start,
-            )
-
-            request = Request(
-                data=DataRequest(
-                    data=data,
-                    mixture=None if mixture is None else mixture_from(mixture),
-                    input_file=input_file,
-                    dataset_config=dataset_config,
-                    tokenizer=tokenizer,
-                    if_missing=if_missing,
-                    generation=generation,
-                ),
-                model=ModelRequest(
-                    model_name=model_name,
-                    config_file=config_file,
-                    init=init,
-                    attn_implementation=attn_implementation,
-                ),
-                out=out,
-                resume=resume,
-                stop_at=stop_at,
-                device=device,
-                changes={
-                    "packing": packing,
-                    "overlong": overlong,
-                    "noise_prob": noise_prob,
-                    "seq_len": seq_len,
-                    "global_batch_size": global_batch_size,
-                    "batch_size": batch_size,
-                    "lr": lr,
-                    "seed": seed,
-                    "compile": compile_model,
-                    "steps": max_iters,
-                    "eval_interval": eval_interval,
-                    "eval_batches": eval_batches,
-                    "save_interval": save_interval,
-                },
-            )
-            start(request, say)
+            yield
     except KeyboardInterrupt as stop:
         # One rank speaks for all that Ctrl-C reached.
         if os.environ.get("RANK", "0") == "0":
             typer.echo(f"\n{stop.args[0] if stop.args else _UNBEGUN}", err=True)
         raise typer.Exit(130) from None
+
+
+def _opened(cache: Path | None, limit: str | None, verify: str | None) -> dict[str, Any]:
+    """What was asked for of how a store is read."""
+    size = None if limit is None else _bytes(limit)
+    asked = {"cache": cache, "cache_limit": size, "verify": verify}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _bytes(text: str) -> int:
+    size = byte_count(text)
+    if not size:
+        raise typer.BadParameter(
+            f"{shown(text)} is no number of bytes; write it as 50GB or 500MB.",
+            param_hint="--cache-limit",
+        )
+    return size
 
 
 def say(line: str, *, err: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loader import refuse_preferences
+from batchloom.batches.data import refuse_preferences
 from batchloom.batches.world import find_world
 from batchloom.compat.output import as_asked, check_output
 from batchloom.compat.tokenizer import tokenizer_of

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.assemble import IGNORE
-from batchloom.batches.loader import refuse_preferences
+from batchloom.batches.data import refuse_preferences
 from batchloom.compat.output import as_asked, check_output
 from batchloom.compat.tokenizer import tokenizer_of
 from batchloom.core.errors import InputError, SettingsError

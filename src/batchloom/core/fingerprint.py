@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import orjson
 
@@ -41,6 +41,20 @@ def _alike(values: Iterable[object]) -> bool:
 def fingerprint(value: object) -> str:
     """32 hex digits that name a plain value (BLAKE2b-128 of its canonical JSON)."""
     return hashlib.blake2b(canonical(value), digest_size=16).hexdigest()
+
+
+def broken_link(first: object, entries: Iterable[Mapping[str, object]]) -> int | None:
+    """Number of the first entry of a chain that was changed after it was written; None where none was.
+
+    Each entry has its ``fingerprint``: that of the one before it (at first of ``first``) and of its other fields.
+    """
+    name: object = fingerprint(first)
+    for number, entry in enumerate(entries):
+        rest = {key: value for key, value in entry.items() if key != "fingerprint"}
+        name = fingerprint([name, rest])
+        if entry.get("fingerprint") != name:
+            return number
+    return None
 
 
 def key128(*parts: str | int) -> tuple[int, int]:

@@ -41,11 +41,11 @@ def lock_alone(
         if unable is None:
             raise
         raise OutputError(unable(because(error))) from error
-    if not _is_at(path, descriptor):
+    if not is_at(path, descriptor):
         raise StoreConflictError(ended)
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def is_at(path: Path, descriptor: int) -> bool:
     """Whether what is open still has this name."""
     try:
         now = path.stat()

@@ -1,5 +1,7 @@
 """Plain values in the words of a sentence for people."""
 
+import re
+
 _KINDS = {
     dict: "an object",
     list: "an array",
@@ -50,3 +52,15 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def byte_count(text: str) -> int | None:
+    """``50GB``, ``1.5 TB``, ``64MiB`` or ``1000000`` as a number of bytes; None where it is none."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(I?)B?", text.strip().upper())
+    if match is None or (match[3] and not match[2]):
+        return None
+    unit = 1024 if match[3] else 1000
+    return round(float(match[1]) * float(unit ** _UNITS[match[2]]))

@@ -10,6 +10,7 @@ from batchloom.core.values import counted
 from batchloom.diagnosis.command import prepare_commands, quote
 from batchloom.diagnosis.packing import PackingFacts, packing_facts
 from batchloom.diagnosis.prepared import PreparedFacts, kind_of_prepared, prepared_facts
+from batchloom.diagnosis.ways import WayFacts, way_facts
 from batchloom.plan.spec import PlanSpec
 from batchloom.preparation.examine import examine
 from batchloom.preparation.findings import (
@@ -51,6 +52,8 @@ class Diagnosis:
         packing: how full sequences are; None without a tokenizer or documents.
         seconds: about how long ``prepare`` takes on this machine; None without a tokenizer.
         store_bytes: about how large the store becomes; None without a tokenizer.
+        ways: what a run would need with the data prepared, and with the data streamed; empty where it
+            is not known what the input would become.
         faults: why the input is faulty; none means sound.
         warnings: what people should know.
         notes: what was left out, and how inputs were understood.
@@ -74,6 +77,7 @@ class Diagnosis:
     packing: PackingFacts | None
     seconds: float | None
     store_bytes: int | None
+    ways: tuple[WayFacts, ...]
     faults: tuple[str, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
@@ -223,6 +227,7 @@ def _diagnosis(
         packing=packing,
         seconds=found.seconds,
         store_bytes=found.store_bytes,
+        ways=way_facts(found, packing),
         faults=found.faults + tuple(fault for one in prepared for fault in one.faults),
         warnings=tuple(warnings),
         notes=found.notes,
@@ -255,6 +260,7 @@ def unread(inputs: Sequence[str], *faults: str) -> Diagnosis:
         packing=None,
         seconds=None,
         store_bytes=None,
+        ways=(),
         faults=faults,
         warnings=(),
         notes=(),

@@ -12,6 +12,16 @@ from batchloom.plan.spec import PlanSpec
 Ints = NDArray[np.int64]
 
 
+def fitted(lengths: NDArray[np.uint32], spec: PlanSpec) -> Ints:
+    """Lengths as they are packed: what ``overlong`` leaves of each document, int64 [N]."""
+    found = lengths.astype(np.int64)
+    if spec.overlong == "truncate":
+        return np.minimum(found, spec.seq_len)
+    if spec.overlong == "drop":
+        found[found > spec.seq_len] = 0
+    return found
+
+
 def packed_rows(
     documents: Ints, firsts: Ints, lengths: Ints, spec: PlanSpec, keys: tuple[Key, Key]
 ) -> Rows:

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
 
-# What these pack into does not depend on the order of the items.
-ORDERLESS = ("best_fit", "wrap", "none")
 
 # Up to this size windows are packed together: above, each by itself is faster.
 _SMALL_WINDOW = 1024
@@ -234,6 +232,8 @@ def _wrap(lengths: Lengths, seq_len: int) -> Packed:
 
 
 _WINDOW = re.compile(r"window_([1-9][0-9]{0,6})")
+# Their number of sequences follows from which lengths there are, in whatever order.
+ANY_ORDER = frozenset({"best_fit", "wrap", "none"})
 STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
 
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,21 @@ from batchloom.plan.mixture import Mixture, PlanStore, SourceSpec, Weights, weig
 from batchloom.plan.pools import LeftOut, Pools
 from batchloom.plan.rows import Rows
 from batchloom.plan.shares import Caps, Measured, apportion, flat_weights, measure, sequence_shares
-from batchloom.plan.source import Found, SourceOrder
+from batchloom.plan.source import Found, Known, SourceOrder
 from batchloom.plan.spec import PlanSpec
 from batchloom.plan.state import resume_at, state_at
 from batchloom.plan.timeline import Segment, Stretch, Timeline, course_of
 from batchloom.plan.windows import WHOLE, Windows
 
 SOURCE = "data"
+
+
+class Learned(NamedTuple):
+    """What a plan found out, by era and number of the source: of its order, its measures and where it was cut."""
+
+    orders: dict[tuple[int, int], Known]
+    measured: dict[tuple[int, int], Measured]
+    cuts: dict[tuple[int, int], tuple[int, int, int]]
 
 
 @final
@@ -38,6 +46,7 @@ class Plan:
         data: what to order: a store (anything with ``lengths``, ``tokens`` and a ``fingerprint``), or a mixture.
         spec: settings of the order.
         edits: what changes later in the run, in the order it was decided.
+        learned: what a plan of the same data and spec found out; it saves work alone.
 
     Attributes:
         data, spec, edits: as given; the spec with the size of its pools chosen.
@@ -50,7 +59,11 @@ class Plan:
     """
 
     def __init__(
-        self, data: PlanStore | Mixture, spec: PlanSpec, edits: Sequence[Edit] = ()
+        self,
+        data: PlanStore | Mixture,
+        spec: PlanSpec,
+        edits: Sequence[Edit] = (),
+        learned: "Learned | None" = None,
     ) -> None:
         self.data, self.edits = data, tuple(edits)
         self._stores: dict[str, PlanStore] = (
@@ -61,9 +74,10 @@ class Plan:
         self._check()
         self._lock = threading.RLock()
         self._orders: dict[tuple[int, int], SourceOrder] = {}
-        self._measured: dict[tuple[int, int], Measured] = {}
+        self._learned = learned or Learned({}, {}, {})
+        self._measured = self._learned.measured
         # Where an edit of seq_len left each source, as (epoch, slot, row): found, or told by a state.
-        self.cuts: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.cuts = self._learned.cuts
         self._windows = Windows(self)
         mixture = data if isinstance(data, Mixture) else None
         first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
@@ -88,12 +102,7 @@ class Plan:
 
     def twin(self) -> "Plan":
         """The same plan with what is known of it so far and a lock of its own, for after a fork."""
-        plan = Plan(self.data, self.spec, self.edits)
-        plan.cuts = dict(self.cuts)
-        plan.timeline.adopt(self.timeline.exhausted, 0)
-        for (era, number), order in sorted(self._orders.items()):
-            plan.order(number, era).learn_from(order)
-        return plan
+        return self.with_edits(self.edits)
 
     def edited(self, edit: Edit) -> "Plan":
         """The plan with one more edit, and with what is known of this one.
@@ -101,7 +110,8 @@ class Plan:
         Raises:
             PlanError, SettingsError: the edit cannot be.
         """
-        return self.with_edits((*self.edits, edit))
+        with self._lock:
+            return self.with_edits((*self.edits, edit))
 
     def with_edits(self, edits: Sequence[Edit]) -> "Plan":
         """The plan with other edits, and with what is known of its sources.
@@ -109,10 +119,22 @@ class Plan:
         Raises:
             PlanError, SettingsError: an edit cannot be.
         """
-        plan = Plan(self.data, self.spec, edits)
-        for (era, number), order in sorted(self._orders.items()):
-            if not era:
-                plan.order(number).learn_from(order)
+        edits = tuple(edits)
+        orders = {**self._learned.orders, **{k: order.known for k, order in self._orders.items()}}
+        if edits[: len(self.edits)] == self.edits:
+            learned = Learned(orders, dict(self._measured), dict(self.cuts))
+        else:
+            first = {key: known for key, known in orders.items() if not key[0]}
+            learned = Learned(first, {k: m for k, m in self._measured.items() if not k[0]}, {})
+        plan = Plan(self.data, self.spec, edits, learned)
+        if edits[: len(self.edits)] == self.edits:
+            # What lies before the first edit that is new stays as it was.
+            new = edits[len(self.edits) :]
+            until = self.timeline.sure
+            if new:
+                until = min(until, self.course.position_of(new[0].step) - 1)
+            gone = self.timeline.exhausted.items()
+            plan.timeline.adopt({n: p for n, p in gone if p <= until}, max(until, 0))
         return plan
 
     def _check(self) -> None:
@@ -202,24 +224,42 @@ class Plan:
             order = before.continued(spec, self.cut(number, era))
         if spec.overlong == "error":
             order.pools.refuse_overlong()
-        order.kept = max(order.kept if len(self.names) == 1 else 2 * spec.lanes, 2)
+        if len(self.names) > 1:
+            order.kept = 2
+        if (era, number) in self._learned.orders:
+            order.learn(self._learned.orders.pop((era, number)))
         return order
 
     def cut(self, number: int, era: int) -> tuple[int, int, int]:
         """Where a source was left when an era began: (epoch, slot, row)."""
         if (era, number) not in self.cuts:
             position = self.course.cuts[era - 1][0]
-            # Not the first of the new era: whether a source lasts in that is asked of what is made here.
-            self.timeline.segment_at(max(position - 1, 0))
+            if position:
+                # Not further: whether anything is exhausted behind the cut follows from the cut.
+                self.timeline.segment_at(position - 1)
             earlier = [s for s in self.timeline.segments() if s.era == era - 1]
             index = int(earlier[-1].served(position)[number, 0]) if earlier else 0
             self.cuts[era, number] = self.order(number, era - 1).cut(index)
         return self.cuts[era, number]
 
     def orders(self) -> list[SourceOrder]:
-        """The orders of all sources that have a weight from somewhere on, in their last packing."""
-        era = len(self._seq_lens) - 1
-        return [self.order(number, era) for number in self.weighed]
+        """The orders of all sources that have a weight from somewhere on, in their last packing.
+
+        Where a later packing begins follows from the counts of the one before: without them, that one.
+        """
+        found = [self.order(number) for number in self.weighed]
+        for era in range(1, len(self._seq_lens)):
+            told = all((era, number) in self.cuts for number in self.weighed)
+            if not told and not all(order.counted for order in found):
+                break
+            found = [self.order(number, era) for number in self.weighed]
+        return found
+
+    def forget_rows(self, era: int) -> None:
+        """Keep no rows of entered pools of packings before ``era``."""
+        for (earlier, _), order in self._orders.items():
+            if earlier < era:
+                order.forget_rows()
 
     @cached_property
     def weighed(self) -> tuple[int, ...]:
@@ -356,6 +396,9 @@ class Plan:
 
             order.count_all(tell)
             done += order.pools.count
+        if not self.has_counts:
+            # What a later packing begins with is known now.
+            self.count_all(progress)
 
     @property
     def sequences_per_epoch(self) -> int:
@@ -388,6 +431,8 @@ class Plan:
 
     def spec_at(self, step: int) -> PlanSpec:
         """The settings that hold at a step: ``global_batch_size`` and ``seq_len`` may have been edited."""
+        if not self.edits:
+            return self.spec
         at = self.course.stretch_of(step)
         if (at.size, at.seq_len) == (self.spec.global_batch_size, self.spec.seq_len):
             return self.spec
@@ -435,8 +480,10 @@ class Plan:
                 return False
             if isinstance(self.data, Mixture):
                 return True
-            _, lanes, indices = segment.at(np.array([position]))
             order = self.order(0, segment.era)
+            if segment.plain:
+                return order.find(0, segment.index(position), self.spec.epochs or 1) is not None
+            _, lanes, indices = segment.at(np.array([position]))
             return order.find(int(lanes[0]), int(indices[0]), self.spec.epochs or 1) is not None
 
     def locate(self, position: int) -> Found | None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import key128
 from batchloom.core.keys import Key, shuffled
-from batchloom.plan.arrange import packed_rows
-from batchloom.plan.pack import ORDERLESS, count_sequences
+from batchloom.plan.arrange import fitted, packed_rows
+from batchloom.plan.pack import ANY_ORDER, count_sequences
 from batchloom.plan.permute import Permutation
 from batchloom.plan.rows import Rows, aligned
 from batchloom.plan.spec import PlanSpec
@@ -132,29 +132,33 @@ class Pools:
     def _layer_of(self, pool: int) -> int:
         return bisect_right(self._layers, pool, key=lambda layer: layer.first_pool) - 1
 
-    def members(self, pool: int) -> NDArray[np.int64]:
-        """Numbers of the documents of a pool, in the order they are packed, int64 [N]."""
-        members, layer = self._blocks_of(pool)
-        if layer.blocks is None or layer.block == 1:
-            return members
-        order = shuffled(len(members), self._pool_key("members", pool))
-        return members[order]
+    def members(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
+        """Numbers of the documents of a pool, in the order they are packed, int64 [N].
 
-    def _blocks_of(self, pool: int) -> tuple[NDArray[np.int64], _Layer]:
-        """The documents of a pool block by block, and its layer."""
+        Args:
+            pool: its number.
+            most: about so many are enough: those of its first blocks.
+        """
+        layer, members = self._drawn(pool, most)
+        if layer.block == 1:
+            return members
+        return members[shuffled(len(members), self._pool_key("members", pool))]
+
+    def _drawn(self, pool: int, most: int | None = None) -> tuple[_Layer, NDArray[np.int64]]:
+        """The documents of a pool as their blocks were drawn, before they are shuffled among each other."""
         layer, size = self._layers[self._layer_of(pool)], self._spec.pool_size
         place = pool - layer.first_pool
+        taken = min(size, most or size)
         if layer.blocks is None:
-            stop = min((place + 1) * size, layer.documents)
-            return np.arange(layer.first + place * size, layer.first + stop), layer
+            stop = min(place * size + taken, layer.documents)
+            return layer, np.arange(layer.first + place * size, layer.first + stop)
         blocks = size // layer.block
-        stop = min((place + 1) * blocks, layer.blocks.size)
+        stop = min(place * blocks + -(-taken // layer.block), layer.blocks.size)
         chosen = layer.blocks.at(np.arange(place * blocks, stop))
         if layer.block == 1:
-            return chosen + layer.first, layer
+            return layer, chosen + layer.first
         members = (chosen[:, None] * layer.block + np.arange(layer.block)).ravel()
-        members = members[members < layer.documents]
-        return members + layer.first, layer
+        return layer, members[members < layer.documents] + layer.first
 
     def pool_of(self, document: int) -> int:
         """The pool a document is packed in."""
@@ -167,13 +171,7 @@ class Pools:
 
     def _fitted(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Lengths as they are packed: what ``overlong`` leaves of each document."""
-        lengths = self._lengths.take(members).astype(np.int64)
-        seq_len, overlong = self._spec.seq_len, self._spec.overlong
-        if overlong == "truncate":
-            return np.minimum(lengths, seq_len)
-        if overlong == "drop":
-            lengths[lengths > seq_len] = 0
-        return lengths
+        return fitted(self._lengths.take(members), self._spec)
 
     def refuse_overlong(self) -> None:
         """Raise PlanError that names the first document longer than ``seq_len``, if there is one."""
@@ -208,15 +206,18 @@ class Pools:
 
     def count_sequences(self, pool: int) -> int:
         """Number of sequences a pool packs into; the same in every epoch."""
-        # Where nothing hangs on the order, the documents need not be put into it.
-        free = self._spec.packing in ORDERLESS
-        members = self._blocks_of(pool)[0] if free else self.members(pool)
-        taken = aligned(self._fitted(members), self._spec.align)
+        # How many there are hangs on the order of the documents only where they are packed as they come.
+        members = self._drawn(pool)[1] if self._spec.packing in ANY_ORDER else self.members(pool)
+        return self.packed_count(self._fitted(members))
+
+    def packed_count(self, fitted: NDArray[np.int64]) -> int:
+        """Number of sequences that documents of these lengths, as they are packed, make by themselves."""
+        taken = aligned(fitted, self._spec.align)
         return count_sequences(taken, self._spec.seq_len, self._spec.packing)
 
-    def fitted(self, pool: int) -> NDArray[np.int64]:
-        """Lengths of the documents of a pool as they are packed, int64 [N]."""
-        return self._fitted(self.members(pool))
+    def fitted(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
+        """Lengths of the documents of a pool as they are packed, int64 [N]; ``most`` as of :meth:`members`."""
+        return self._fitted(self.members(pool, most))
 
     def layers_identity(self) -> dict[str, list[list[int]]]:
         """Documents and block of each layer, where there are several: pools end with them."""

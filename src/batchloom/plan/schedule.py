@@ -37,16 +37,25 @@ def period_of(counts: tuple[int, ...]) -> NDArray[np.int32]:
     waiting: list[int] = []
     dates = due[order].tolist()
     ends = np.cumsum(np.bincount(number * period // of, minlength=period)).tolist()
-    push, pop = heapq.heappush, heapq.heappop
+    push, pop, push_pop = heapq.heappush, heapq.heappop, heapq.heappushpop
     served, begin = [], 0
     for end in ends:
-        for date in dates[begin:end]:
+        if begin == end:
+            served.append(pop(waiting))
+            continue
+        for date in dates[begin : end - 1]:
             push(waiting, date)
+        served.append(push_pop(waiting, dates[end - 1]))
         begin = end
-        served.append(pop(waiting))
     slots = (np.array(served, np.int64) % sources).astype(np.int32)
     slots.flags.writeable = False
     return slots
+
+
+@lru_cache(maxsize=4)
+def schedule_of(counts: tuple[int, ...], lanes: int) -> "Schedule":
+    """The schedule of these slots, made once: a change that leaves the weights has the same."""
+    return Schedule(counts, lanes)
 
 
 @final
@@ -66,8 +75,8 @@ class Schedule:
 
     __slots__ = (
         "_begins",
+        "_keys",
         "_lane",
-        "_members",
         "_occurrence",
         "_share",
         "_turns",
@@ -85,16 +94,15 @@ class Schedule:
             hashes = keyed_hashes(np.arange(self.period), _LANE_KEY).reshape(-1, lanes)
             self._lane = np.argsort(hashes, axis=1).ravel().astype(np.int64)
             classes = classes * lanes + self._lane
-        # Slots by class (a source, or a source and a lane), ascending in each.
-        self._members = np.argsort(classes, kind="stable")
+        # Slots by class (a source, or a source and a lane), ascending in each, each as class * period + slot.
+        members = np.argsort(classes, kind="stable")
+        self._keys = classes[members] * self.period + members
         sizes = np.bincount(
             classes, minlength=len(counts) * (lanes if self._lane is not None else 1)
         )
         self._begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        self._occurrence = np.empty(self.period, np.int64)
-        self._occurrence[self._members] = np.arange(self.period) - np.repeat(
-            self._begins[:-1], sizes
-        )
+        self._occurrence = np.empty(self.period, np.int32)
+        self._occurrence[members] = np.arange(self.period) - np.repeat(self._begins[:-1], sizes)
         if self._lane is not None:
             # turns[s, i]: slots of source s in the lanes before i, twice around.
             table = sizes.reshape(len(counts), lanes)
@@ -135,11 +143,9 @@ class Schedule:
             turns = np.full(len(sources), turn)
             classes = sources * self.lanes + (lanes - turn) % self.lanes
             before = self._earlier(sources, lanes, turns)
-        inside = [
-            int(np.searchsorted(self._members[self._begins[c] : self._begins[c + 1]], slot))
-            for c in classes.tolist()
-        ]
-        return (before + np.array(inside, np.int64)).reshape(shape)
+        inside = self._keys.searchsorted(classes * self.period + slot) - self._begins[classes]
+        served: Ints = before + inside
+        return served.reshape(shape)
 
     def place(self, source: int, lane: int, index: int) -> int:
         """The position that is number ``index`` of a source and lane: the way back of :meth:`at`."""
@@ -156,4 +162,4 @@ class Schedule:
             rest -= int(ends[inside])
             group = source * self.lanes + (lane - inside) % self.lanes
             turn = turn * self.lanes + inside
-        return turn * self.period + int(self._members[self._begins[group] + rest])
+        return (turn - group) * self.period + int(self._keys[self._begins[group] + rest])

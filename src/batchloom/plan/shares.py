@@ -13,12 +13,16 @@ from batchloom.plan.spec import PlanSpec
 
 LEAST_PERIOD, MOST_PERIOD = 1 << 16, 1 << 20
 _MOST_OFF = 0.01
+# A source is measured by so many documents, or by a whole pool where they make few sequences: with many sources
+# that is most of what a first batch waits for.
+_SAMPLE, _ENOUGH = 2048, 256
 
 
 class Measured(NamedTuple):
     """What is known of a source before it is counted: of all of it tokens and documents, of its first pool the rest.
 
-    ``per_sequence`` is (tokens, documents) of a sequence, a mean over the first pool that has any.
+    ``per_sequence`` is (tokens, documents) of a sequence: a mean over the first documents of the first pool that has
+    sequences.
     """
 
     tokens: int
@@ -34,11 +38,19 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
     """
     pools = Pools(store.lengths, spec, name)
     for pool in range(pools.count):
-        lengths = pools.fitted(pool)
-        count = pools.count_sequences(pool)
+        # Where documents stand alone, how many tokens a sequence has is theirs: a sample would be too rough.
+        lengths = pools.fitted(pool, None if spec.packing == "none" else _SAMPLE)
+        count = pools.packed_count(lengths)
+        if count < _ENOUGH and spec.pool_size > _SAMPLE:
+            lengths = pools.fitted(pool)
+            count = pools.packed_count(lengths)
         if count:
-            filled = (float(lengths.sum()) / count, float((lengths > 0).sum()) / count)
-            return Measured(store.tokens, pools.documents, filled)
+            tokens = float(lengths.sum()) / count
+            documents = float((lengths > 0).sum()) / count
+            if spec.overlong == "split" and store.tokens:
+                # Nothing is left out: how long documents are on average is known of all of them.
+                documents = tokens * pools.documents / store.tokens
+            return Measured(store.tokens, pools.documents, (tokens, documents))
     raise PlanError(
         f"Source {name!r} gives no sequence: its documents are all empty, or longer than seq_len "
         f"{spec.seq_len} with overlong='drop'. Leave it out, raise seq_len or use overlong='split'."

@@ -58,6 +58,14 @@ class _Epoch:
     ends: tuple[Ints, ...]
 
 
+class Known(NamedTuple):
+    """What an order has found out of its pools: their counts and sum, and places in its lanes."""
+
+    counts: Ints
+    total: int
+    anchors: tuple[tuple[Cursor, ...], ...]
+
+
 @final
 class SourceOrder:
     """One source under one spec, from a cursor on.
@@ -72,7 +80,7 @@ class SourceOrder:
     Attributes:
         pools: the pools; lanes: how many there are.
         counts: sequences of each pool, -1 where they are not known, int64 [pools]; total: their sum, or -1.
-        kept: pools whose rows are kept once they were entered; to be set by who knows how many are in use.
+        kept: pools of each lane whose rows are kept once they were entered; to be set by who knows of other sources.
     """
 
     def __init__(
@@ -88,10 +96,12 @@ class SourceOrder:
         self.store = store
         self.pools = Pools(store.lengths, spec, name)
         self.rest, self.begin = rest, begin or Cursor(0, 0, 0)
-        self.kept = 4 if self.lanes == 1 else 2 * self.lanes + 2
+        self.kept = 4 if self.lanes == 1 else 2
         self.counts = np.full(self.pools.count, -1, np.int64)
         self.total = -1
-        self._recent: OrderedDict[tuple[int, int], Rows] = OrderedDict()
+        self._latest: dict[int, tuple[int, Found]] = {}
+        # By lane: whoever reads some lanes alone keeps pools of no other.
+        self._recent: dict[int, OrderedDict[tuple[int, int], Rows]] = {}
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
         # Pools whose place in a lane is known, by the sequences before them.
         self.anchors = [[self.begin] for _ in range(self.lanes)]
@@ -101,11 +111,19 @@ class SourceOrder:
         """Whether every pool's number of sequences is known."""
         return self.total >= 0
 
-    def learn_from(self, other: "SourceOrder") -> None:
-        """Take over what another order of the same source and spec knows, for after a fork."""
-        self.counts, self.total = other.counts.copy(), other.total
-        for lane, anchors in enumerate(other.anchors):
-            self.anchors[lane] = list(anchors)
+    @property
+    def known(self) -> Known:
+        """What was found out so far, for another order of the same source and spec."""
+        return Known(self.counts.copy(), self.total, tuple(tuple(own) for own in self.anchors))
+
+    def learn(self, known: Known) -> None:
+        """Take over what another order of the same source and spec knows."""
+        self.counts, self.total = known.counts, known.total
+        self.anchors = [list(own) for own in known.anchors]
+
+    def forget_rows(self) -> None:
+        """Keep no rows of entered pools: they are made again when asked for."""
+        self._recent.clear()
 
     def adopt(self, counts: Ints) -> None:
         """Take the number of sequences of every pool as counted before.
@@ -240,11 +258,20 @@ class SourceOrder:
         Without the counts of all pools this walks from the nearest pool it knows, counting the pools
         between; with them it is a binary search (over sums made once an epoch).
         """
+        latest = self._latest.get(lane)
+        if latest is not None:
+            begin, found = latest
+            ahead = index - begin
+            # Most questions are about the pool of the one before.
+            if 0 <= ahead < found.run and (epochs is None or found.epoch < epochs):
+                return found._replace(row=found.row + ahead, run=found.run - ahead)
         if self.rest is not None and index < len(self.rest):
             return Found(-1, self.begin.epoch, index, len(self.rest) - index, None)
-        if self.total >= 0:
-            return self._search(lane, index, epochs)
-        return self._walk(lane, index, epochs)
+        counted = self.total >= 0
+        found_now = (self._search if counted else self._walk)(lane, index, epochs)
+        if found_now is not None:
+            self._latest[lane] = (index, found_now)
+        return found_now
 
     def _search(self, lane: int, index: int, epochs: int | None) -> Found | None:
         skipped = self._skipped() if self.begin != (0, 0, 0) else 0
@@ -421,7 +448,8 @@ class SourceOrder:
             if self.rest is None:
                 raise AssertionError("there is a rest only after a cut")
             return self.rest
-        rows = self._recent.pop((epoch, pool), None)
+        recent = self._recent.setdefault(pool % self.lanes, OrderedDict())
+        rows = recent.pop((epoch, pool), None)
         if rows is None:
             rows = self.pools.rows(pool, epoch)
             if self.counts[pool] < 0:
@@ -432,9 +460,9 @@ class SourceOrder:
                     f"Pool {pool} packs into {len(rows)} sequences, the table says {self.counts[pool]}: it is "
                     "another plan's, or the store has changed. Delete the cached table, it will be made again."
                 )
-        self._recent[epoch, pool] = rows
-        while len(self._recent) > self.kept:
-            self._recent.popitem(last=False)
+        recent[epoch, pool] = rows
+        while len(recent) > self.kept:
+            recent.popitem(last=False)
         return rows
 
 

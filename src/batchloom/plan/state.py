@@ -1,9 +1,9 @@
 """The state of a run: one position, the plan it belongs to, and where each source stands."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from batchloom.core.errors import PlanError, SettingsError, StateError
-from batchloom.core.fingerprint import fingerprint
+from batchloom.core.fingerprint import broken_link, fingerprint
 from batchloom.plan.edits import edit_from
 from batchloom.plan.mixture import Mixture
 from batchloom.plan.source import Cursor
@@ -51,9 +51,6 @@ def _cursors(plan: "Plan", segment: "Segment", position: int) -> dict[str, Any]:
         order = plan.order(number, segment.era)
         if plan.spec.lanes == 1:
             found[plan.names[number]] = _plain(order.stands(0, int(served[number, 0])))
-        elif order.counted:
-            # With the table every question is quick, and a lane's place need not be told.
-            found[plan.names[number]] = []
         else:
             found[plan.names[number]] = [
                 _plain(order.stands(lane, int(served[number, lane])))
@@ -97,45 +94,50 @@ def with_journal(plan: "Plan", state: Any) -> "Plan":
     if not journal or plan.edits:
         return plan
     try:
-        for entry in journal:
-            for name in entry.get("added", {}):
-                if name not in plan.stores:
-                    raise StateError(
-                        f"The run's journal adds source {name!r} at step {entry['step']}: give its store, too, "
-                        f"in the stores of the mixture (fingerprint {entry['added'][name]['store'][:12]})."
-                    )
+        number = broken_link(state.get("identity"), journal)
+        if number is not None:
+            _refuse_changed(number, journal[number])
+        _refuse_without_stores(plan, journal)
         told = [
             {k: v for k, v in entry.items() if k not in ("added", "fingerprint")}
             for entry in journal
         ]
-        edited = plan.with_edits([edit_from(entry) for entry in told])
+        return plan.with_edits([edit_from(entry) for entry in told])
+    except StateError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError, PlanError, SettingsError) as error:
         raise StateError(
             f"The state's journal of edits cannot be used: {error}. Use the one that was saved."
         ) from error
-    if state.get("identity") == plan.identity:
-        _refuse_changed(journal, edited.journal)
-    return edited
 
 
-def _refuse_changed(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
-    """Refuse a journal whose edits do not give the fingerprints that were written beside them.
+def _refuse_without_stores(plan: "Plan", journal: list[dict[str, Any]]) -> None:
+    """Refuse a journal that adds a source whose store the plan does not have.
 
     Raises:
-        StateError: names the first such edit, and what differs where its fields tell.
+        StateError: names the source.
     """
-    for number, (one, other) in enumerate(zip(theirs, ours, strict=True)):
-        if one == other:
-            continue
-        fields = [name for name in {**one, **other} if name != "fingerprint"]
-        differ = differences(
-            {name: one.get(name) for name in fields}, {name: other.get(name) for name in fields}
-        )
-        told = "; ".join(differ) or f"one of {', '.join(fields)} is not what it was"
-        raise StateError(
-            f"Edit {number} of the journal, at step {one.get('step')}, was changed after it was written: {told} (its "
-            "fingerprint does not fit). Use the journal that was saved; a new edit is appended (loader.edit)."
-        )
+    for entry in journal:
+        for name in entry.get("added", {}):
+            if name not in plan.stores:
+                raise StateError(
+                    f"The run's journal adds source {name!r} at step {entry['step']}: give its store, too, in the "
+                    f"stores of the mixture (fingerprint {entry['added'][name]['store'][:12]})."
+                )
+
+
+def _refuse_changed(number: int, edit: dict[str, Any]) -> NoReturn:
+    """Refuse an edit of a journal that does not give the fingerprint that was written beside it.
+
+    Raises:
+        StateError: names the edit and its fields.
+    """
+    fields = ", ".join(name for name in edit if name != "fingerprint")
+    raise StateError(
+        f"Edit {number} of the journal, at step {edit.get('step')}, was changed after it was written: one of {fields} "
+        "is not what its fingerprint says. Use the journal that was saved; a new edit is appended (loader.edit, "
+        "batchloom edit)."
+    )
 
 
 def _checked(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.plan.edits import Edit
 from batchloom.plan.mixture import Stage, Weights
-from batchloom.plan.schedule import Schedule
+from batchloom.plan.schedule import Schedule, schedule_of
 
 Ints = NDArray[np.int64]
 
@@ -129,7 +129,7 @@ def _stage_step(stage: Stage, now: Stretch, tokens: int) -> int:
     return now.step - (-more // (now.size * now.seq_len))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Positions under one schedule and one sequence length.
 
@@ -146,6 +146,15 @@ class Segment:
     schedule: Schedule
     era: int
     bases: Ints
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one source in one lane: then :meth:`index` tells all."""
+        return len(self.sources) == self.schedule.lanes == 1
+
+    def index(self, position: int) -> int:
+        """The index in the era of a position of a plain segment."""
+        return int(self.bases[self.sources[0], 0]) + position - self.position
 
     def at(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """(source, lane, index in the era) of positions."""
@@ -184,6 +193,7 @@ class Timeline:
     Attributes:
         exhausted: position from which on each exhausted source is gone.
         end: where the run ends because nothing is left; None while that is not known.
+        sure: up to here no source is exhausted but those that are known.
     """
 
     def __init__(
@@ -202,8 +212,7 @@ class Timeline:
         self._marks = sorted({*(c.position for c in course.changes), *(p for p, _ in course.cuts)})
         self._eras = [0, *(position for position, _ in course.cuts)]
         self._segments: list[Segment] = []
-        # Up to here no source is exhausted but those that are known.
-        self._sure = 0
+        self.sure = 0
         self._append(0, np.zeros(shape, np.int64))
 
     def _append(self, position: int, served: Ints) -> None:
@@ -218,12 +227,12 @@ class Timeline:
             self.end = position if self.end is None else min(self.end, position)
             return
         numbers = np.array(sorted(slots), np.int32)
-        schedule = Schedule(tuple(slots[n] for n in numbers.tolist()), self._lanes)
+        schedule = schedule_of(tuple(slots[n] for n in numbers.tolist()), self._lanes)
         self._segments.append(Segment(position, numbers, schedule, era, served))
 
     def segment_at(self, position: int) -> Segment | None:
         """The segment that holds a position; None where the run has ended before."""
-        while self._sure <= position and (self.end is None or self._sure < self.end):
+        while self.sure <= position and (self.end is None or self.sure < self.end):
             self._go_on(position)
         if self.end is not None and position >= self.end:
             return None
@@ -250,12 +259,12 @@ class Timeline:
         later = bisect_right(self._marks, now.position)
         end = self._marks[later] if later < len(self._marks) else None
         # In strides, so that asking one position after another is not a question of its own each.
-        wanted = max(position + 1, self._sure + _STRIDE)
+        wanted = max(position + 1, self.sure + _STRIDE)
         if end is not None:
             wanted = min(wanted, end)
         first = self._first_exhausted(now, wanted)
         if first is None:
-            self._sure = wanted
+            self.sure = wanted
             if wanted == end:
                 self._append(wanted, now.served(wanted))
             return
@@ -266,7 +275,7 @@ class Timeline:
             self.end = where
         else:
             self._append(where, now.served(where))
-        self._sure = max(self._sure, where)
+        self.sure = max(self.sure, where)
 
     def _first_exhausted(self, now: Segment, wanted: int) -> tuple[int, int] | None:
         """(position, source) of the first that is exhausted before ``wanted``."""
@@ -285,12 +294,13 @@ class Timeline:
         for where, number in sorted((where, number) for number, where in exhausted.items()):
             self._pass_marks(where)
             self.exhausted[number] = where
+            self.sure = max(self.sure, where)
             if self._stop:
                 self.end = where
             else:
                 self._append(where, self._segments[-1].served(where))
         self._pass_marks(position)
-        self._sure = max(self._sure, position)
+        self.sure = max(self.sure, position)
 
     def _pass_marks(self, position: int) -> None:
         """Begin the segments of all marks up to a position."""
@@ -303,6 +313,6 @@ class Timeline:
         """The position at which the run ends because its sources are exhausted."""
         stride = 1 << 16
         while self.end is None:
-            self.segment_at(self._sure + stride)
+            self.segment_at(self.sure + stride)
             stride *= 2
         return self.end

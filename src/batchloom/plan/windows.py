@@ -28,10 +28,17 @@ class Windows:
 
     def __init__(self, plan: "Plan") -> None:
         self._plan = plan
+        # One source in one lane that nobody edits: positions are its own numbers.
+        self._plain = not (isinstance(plan.data, Mixture) or plan.edits or plan.spec.lanes > 1)
         self._kept: dict[tuple[int, int], tuple[int, int, Rows]] = {}
+        self._era = 0
 
     def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
         """What ``Plan.rows`` gives."""
+        if self._plain:
+            epochs = None if self._plan.spec.steps is not None else self._plan.spec.epochs or 1
+            end = stop if epochs else max(min(stop, self._plan.positions), start)
+            return join_rows(self._plan.order(0).rows(0, start, end, epochs), stop - start)
         first, last, rows = self._window(start, stop, part)
         if (first, last) == (start, stop):
             return rows
@@ -108,6 +115,10 @@ class Windows:
             positions = self.positions(a, b, part)
             if segment is None:
                 continue
+            if segment.era > self._era:
+                # The pools of a packing that is over are not asked for again.
+                self._era = segment.era
+                self._plan.forget_rows(segment.era)
             made = self._gathered(segment, positions)
             pieces.append(self._banned(made, positions))
         return join_rows(pieces, self._rows_in(stop - start, part))
@@ -117,14 +128,14 @@ class Windows:
         epochs = None
         if not isinstance(self._plan.data, Mixture) and self._plan.spec.steps is None:
             epochs = self._plan.spec.epochs or 1
-        sources, lanes, indices = segment.at(positions)
-        groups = sources * self._plan.spec.lanes + lanes
-        if len(segment.sources) == 1 and self._plan.spec.lanes == 1:
-            number, first = int(segment.sources[0]), int(indices[0])
+        if segment.plain:
+            number, first = int(segment.sources[0]), segment.index(int(positions[0]))
             pieces = self._plan.order(number, segment.era).rows(
                 0, first, first + len(positions), epochs
             )
             return named(join_rows(pieces, len(positions)), number)
+        sources, lanes, indices = segment.at(positions)
+        groups = sources * self._plan.spec.lanes + lanes
         order = np.argsort(groups, kind="stable")
         begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
         found = []

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from batchloom.core.addresses import is_far, label_of, local_path
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, InputError, InputMissingError, SettingsError
 from batchloom.core.files import because, nearest_path
@@ -19,7 +20,6 @@ from batchloom.preparation.reading import Readings, texts_in
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.units import plan_units
 from batchloom.preparation.walk import walk
-from batchloom.sources.addresses import is_far, label_of, local_path
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.hub import hub_name

@@ -179,7 +179,7 @@ class DatasetEntry(_Settings):
         data_folder: the folder that ``path`` lies in; empty or None for the manifest's.
         data_type: what its files are; None: told by their names and contents.
         name: what it is called.
-        weight: its share among the others, above 0; recorded, and not applied (weights are of stores: docs/mixtures.md).
+        weight: its share among the others, above 0; recorded, and not applied: weights are of stores.
         type: what it holds; None for the block's.
         mapping: roles and their columns, where detection is to be overruled.
         text_field: the column that is the text.

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
+from batchloom.core.addresses import STANDARD_INPUT, is_url, local_path
+from batchloom.core.addresses import shown as address
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.spec import shown
 from batchloom.core.synthetic import NAMES as SYNTHETIC_NAMES
@@ -13,8 +15,6 @@ from batchloom.preparation.dataset_config import FORM_OF, DatasetConfig, Dataset
 from batchloom.preparation.dataset_file import Written
 from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.read_recipe import SourceRecipe
-from batchloom.sources.addresses import STANDARD_INPUT, is_url, local_path
-from batchloom.sources.addresses import shown as address
 from batchloom.sources.hub import hub_name
 from batchloom.sources.listing import fixed_part, not_found
 from batchloom.sources.presets import preset

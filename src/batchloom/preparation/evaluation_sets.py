@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
+from batchloom.core.addresses import is_url, shown
 from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import to_plain
-from batchloom.sources.addresses import is_url, shown
 from batchloom.sources.listing import list_sources
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from batchloom.core.addresses import is_url, shown
 from batchloom.core.errors import (
     InputError,
     MissingDependencyError,
@@ -29,7 +30,6 @@ from batchloom.preparation.subsets import Membership
 from batchloom.preparation.tally import Listener
 from batchloom.preparation.tokenizer_of import dtype_name, job_template, job_tokenizer
 from batchloom.preparation.walk import walk
-from batchloom.sources.addresses import is_url, shown
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Limits, Part, Source

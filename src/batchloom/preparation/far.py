@@ -17,8 +17,11 @@ from typing import Any, Self, final
 
 import xxhash
 
+from batchloom.core.addresses import check_address, has_wildcard, scheme_of, shown
 from batchloom.core.errors import InputError, OutputError
 from batchloom.core.files import open_regular
+from batchloom.core.reach import outcome, reach, version_of
+from batchloom.core.remote_faults import Fault, fault_of, not_written
 from batchloom.preparation.far_asking import Asking
 from batchloom.preparation.far_parts import (
     PART_BYTES,
@@ -30,9 +33,7 @@ from batchloom.preparation.far_parts import (
     reading_back,
 )
 from batchloom.preparation.far_s3 import S3Objects
-from batchloom.sources.addresses import check_address, has_wildcard, scheme_of, shown
-from batchloom.sources.remote import lists_well, outcome, reach, version_of
-from batchloom.sources.remote_faults import Fault, fault_of, not_written
+from batchloom.sources.remote import lists_well
 
 # Bodies of requests in memory at the same time; each is a part of a file.
 _BODIES = 4

@@ -8,8 +8,8 @@ from typing import TypeVar, final
 import xxhash
 
 from batchloom.core.errors import OutputError
-from batchloom.sources.remote import outcome, patience
-from batchloom.sources.remote_faults import Fault, not_written
+from batchloom.core.reach import outcome, patience
+from batchloom.core.remote_faults import Fault, not_written
 
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ from typing import IO, Any
 import msgspec
 import xxhash
 
+from batchloom.core.addresses import is_url, scheme_of, shown
 from batchloom.core.errors import OutputError, StoreConflictError, StoreError
 from batchloom.core.locks import lock_alone
 from batchloom.core.synthetic import SyntheticSpec
@@ -50,7 +51,6 @@ from batchloom.preparation.synthetic import (
 )
 from batchloom.preparation.tally import Listener, Note, Progress
 from batchloom.preparation.work import SPOOL_NAME, WORK_VERSION, JobFacts
-from batchloom.sources.addresses import is_url, scheme_of, shown
 from batchloom.sources.listing import Listing
 from batchloom.sources.spool import Spool
 from batchloom.store.format import PAGE_NAME, REPORT_NAME, WORK_NAME

@@ -22,6 +22,7 @@ from batchloom.preparation.rerun import job_differences
 from batchloom.preparation.work import JobFacts
 from batchloom.store.format import (
     LENGTHS_NAME,
+    LENGTHS_SUMS_NAME,
     MANIFEST_NAME,
     PAGE_NAME,
     QUARANTINE_NAME,
@@ -43,7 +44,7 @@ _OF_STORE = re.compile(
                 re.escape,
                 (MANIFEST_NAME, TOKENIZER_NAME, QUARANTINE_NAME, REPORT_NAME, PAGE_NAME),
             ),
-            rf"({'|'.join(SUBSETS)})/({re.escape(LENGTHS_NAME)}|{SHARD_NAME.pattern}\.[a-z0-9]+)",
+            rf"({'|'.join(SUBSETS)})/({re.escape(LENGTHS_NAME)}|{re.escape(LENGTHS_SUMS_NAME)}|{SHARD_NAME.pattern}\.[a-z0-9]+)",
         ]
     )
 )

@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from batchloom.core.reach import outcome
+from batchloom.core.remote_faults import Fault
 from batchloom.preparation.far_asking import FIRST_TRIES, Asking, waiting
 from batchloom.preparation.far_parts import (
     Known,
@@ -20,8 +22,6 @@ from batchloom.preparation.far_parts import (
     reading_back,
     sums_of,
 )
-from batchloom.sources.remote import outcome
-from batchloom.sources.remote_faults import Fault
 
 Answer = Mapping[str, Any]
 

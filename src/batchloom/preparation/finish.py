@@ -158,7 +158,7 @@ def subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -
     try:
         for entry in entries:
             lengths.append(map_index((folder / entry.name).with_suffix(".idx")).lengths.view("<u4"))
-        checksum = lengths.finish()
+        checksum, sums = lengths.finish()
     finally:
         lengths.abandon()
     sync_folder(folder)
@@ -167,6 +167,7 @@ def subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -
         tokens=sum(entry.tokens for entry in entries),
         lengths=checksum,
         shards=tuple(entries),
+        sums=sums,
     )
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.addresses import is_url, shown
 from batchloom.preparation.findings import LengthFacts, SourceFacts
 from batchloom.preparation.looks import Looks
 from batchloom.preparation.preview import Preview
 from batchloom.preparation.reading import Reading
-from batchloom.sources.addresses import is_url, shown
 from batchloom.sources.rules import Source
 
 # Bytes of a document in a store beside its tokens: .idx, .docs and lengths.u32.

@@ -21,7 +21,8 @@ from batchloom.store.format import SUBSETS, TOKEN_DTYPES
 from batchloom.store.index import index_pieces, map_file
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.origins import origins_pieces
-from batchloom.store.writer import write_pieces, writing
+from batchloom.store.sums import BlockSums
+from batchloom.store.writer import write_pieces, write_sums, writing
 
 _BLOCK = 1 << 20
 # What a file of another dtype may be read as, once every id is known to lie in the vocabulary.
@@ -81,13 +82,15 @@ def link_file(
     """
     file = taken.file
     dtype, count = TOKEN_DTYPES[linked_dtype(file)], len(file.lengths)
-    digest = xxhash.xxh3_128()
+    digest, sums = xxhash.xxh3_128(), BlockSums()
 
     def hashes() -> Iterator[NDArray[np.uint64]]:
         for stretch in stretches(file):
             check.check(file, stretch)
             taken.edges.add(stretch)
-            digest.update(np.ascontiguousarray(stretch.tokens).data)
+            data = np.ascontiguousarray(stretch.tokens).data
+            digest.update(data)
+            sums.append(data)
             tick(stretch)
             yield hash_ids(stretch)
 
@@ -107,6 +110,7 @@ def link_file(
         docs=docs,
         mask=mask,
         trained=file.mask.trained if mask and file.mask else None,
+        sums=write_sums(stem.with_suffix(".sums"), sums),
     )
 
 

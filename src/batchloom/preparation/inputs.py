@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
 
+from batchloom.core.addresses import shown
 from batchloom.core.errors import InputError
 from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import Recipe, make_inputs
-from batchloom.sources.addresses import shown
 from batchloom.sources.listing import Listing, list_sources
 from batchloom.sources.looks import Seen
 from batchloom.sources.spool import Spool

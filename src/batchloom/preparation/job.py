@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from batchloom.chat.trained import TrainOn
+from batchloom.core.addresses import is_url
 from batchloom.core.cycles import uncollected
 from batchloom.core.errors import (
     InputError,
@@ -49,7 +50,6 @@ from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.synthetic import synthetic_input, write_synthetic
 from batchloom.preparation.tally import Listener, Note, Progress, log_notes
 from batchloom.preparation.work import SPOOL_NAME, WorkFolder
-from batchloom.sources.addresses import is_url
 from batchloom.sources.listing import Listing
 from batchloom.sources.spool import Spool
 from batchloom.store.format import MANIFEST_NAME, QUARANTINE_NAME, WORK_NAME

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
 
+from batchloom.core.addresses import is_url
 from batchloom.core.fingerprint import key128
 from batchloom.preparation.probes import Probe, probes
 from batchloom.preparation.units import plan_units
 from batchloom.preparation.walk import Stretch
-from batchloom.sources.addresses import is_url
 from batchloom.sources.cuts import open_table
 from batchloom.sources.kinds import COLUMNAR
 from batchloom.sources.rules import Part, ReadRules, Source, way_of

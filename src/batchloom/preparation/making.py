@@ -29,6 +29,8 @@ from batchloom.preparation.recipe_store import inputs_lay
 from batchloom.preparation.report import Content, content_of
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.settle import Sharding
+from batchloom.preparation.stretched import STRETCHES, Adoption, adopt_unit
+from batchloom.preparation.subsets import Membership
 from batchloom.preparation.suspects import KeptAsideError, Losses
 from batchloom.preparation.tally import Listener, Progress, Tally
 from batchloom.preparation.tokenizer_of import dtype_name, job_template
@@ -178,6 +180,7 @@ class Making:
                 "Packages that decide documents are of other versions than when this job was stopped: all units are "
                 "done again."
             )
+        self._adopt(folders)
         tally = Tally(self._listener, recipe.max_bad, self._listing.bytes)
         losses = Losses(self._units, self._note, together=bool(self._pieces))
         rules = self._readings.rules
@@ -283,21 +286,27 @@ class Making:
 
     def _names(self, tokenizer: Tokenizer, before: str = "") -> list[str]:
         """The identities of all units; ``before`` names what decides which of their lines stay."""
-        decided_by: dict[str, Any] = {
-            "version": WORK_VERSION,
-            "recipe": recipe_fingerprint(self._recipe),
-            "constants": self._settings.constants,
-            "tokenizer": [
-                tokenizer.fingerprint,
-                tokenizer.engine.name,
-                tokenizer.engine.version,
-                tokenizer.engine.note,
-            ],
-            "versions": versions_of(self._recipe.reading.clean),
-        }
+        decided_by = unit_decided_by(self._recipe, tokenizer, self._settings.constants)
         if before:
             decided_by["before"] = before
         return [unit_identity(unit, decided_by, self._content) for unit in self._units]
+
+    def _adopt(self, folders: list[Path]) -> None:
+        """Make units of what a stream has kept of them."""
+        stretches = self._work.path / STRETCHES
+        if not stretches.is_dir() or self._recipe.dedup.mode != "none":
+            return
+        membership = Membership(self._recipe.val_fraction, self._recipe.test_fraction)
+        how = Adoption(self._readings, membership)
+        adopted = 0
+        for unit, folder in zip(self._units, folders, strict=True):
+            if not folder.exists():
+                kept = stretches / folder.name
+                adopted += adopt_unit(unit, kept, folder, self._attempt, how)
+        if adopted:
+            self._note(
+                f"Going on: {adopted:,} of {self.units:,} units were read by a stream already."
+            )
 
     def _orders(
         self, crew: Crew, tokenizing: Tokenizing, folders: list[Path]
@@ -368,6 +377,24 @@ class Making:
         finally:
             spent = time.perf_counter() - began
             self._seconds[phase] = self._seconds.get(phase, 0.0) + spent
+
+
+def unit_decided_by(
+    recipe: Recipe, tokenizer: Tokenizer, constants: Sequence[int]
+) -> dict[str, Any]:
+    """All but the inputs that decides what comes of a unit, as plain values."""
+    return {
+        "version": WORK_VERSION,
+        "recipe": recipe_fingerprint(recipe),
+        "constants": list(constants),
+        "tokenizer": [
+            tokenizer.fingerprint,
+            tokenizer.engine.name,
+            tokenizer.engine.version,
+            tokenizer.engine.note,
+        ],
+        "versions": versions_of(recipe.reading.clean),
+    }
 
 
 def _flows(units: list[UnitWork], kept: list[UnitKept], size: int) -> list[Flow]:

@@ -4,8 +4,8 @@ import glob
 import os
 from collections.abc import Sequence
 
+from batchloom.core.addresses import is_far
 from batchloom.core.errors import InputError
-from batchloom.sources.addresses import is_far
 
 _ENDINGS = (".yaml", ".yml")
 

@@ -141,7 +141,10 @@ def weights_note(sources: Sequence[SourceRecipe]) -> str:
     if not found:
         return ""
     inputs = "1 input" if len(found) == 1 else f"{len(found):,} inputs"
-    return f"Weights of {inputs} are recorded and not applied: documents of one store are drawn in proportion to their tokens; stores of their own can be mixed (train --mixture)."
+    return (
+        f"Weights of {inputs} are recorded and not applied: documents of one store are drawn in proportion to their "
+        "tokens; stores of their own can be mixed (train --mixture)."
+    )
 
 
 def column_problems(text_field: object, mapping: object) -> list[str]:

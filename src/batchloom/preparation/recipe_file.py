@@ -8,6 +8,8 @@ from typing import Any, final
 import yaml
 
 from batchloom.chat.choose import BUILT_IN
+from batchloom.core.addresses import is_far, is_url
+from batchloom.core.addresses import shown as shown_address
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.files import printable, refuse_url
 from batchloom.core.spec import nearest, raise_problems, shown
@@ -17,8 +19,6 @@ from batchloom.preparation.fim_recipe import fim_plain
 from batchloom.preparation.read_recipe import SourceRecipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_values import dedup_plain, size_text, steps_plain
-from batchloom.sources.addresses import is_far, is_url
-from batchloom.sources.addresses import shown as shown_address
 from batchloom.store.format import MANIFEST_NAME
 
 # In the order in which people read them.

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from batchloom.core.addresses import STANDARD_INPUT, is_far, local_path, shown
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreError
 from batchloom.core.files import NOT_JSON, because, printable, read_regular
 from batchloom.core.spec import from_plain, nearest, raise_problems
@@ -17,7 +18,6 @@ from batchloom.core.synthetic import SYNTHETIC, SyntheticSpec
 from batchloom.preparation.read_recipe import SourceRecipe
 from batchloom.preparation.recipe import flat_settings
 from batchloom.preparation.recipe_file import SETTINGS, Stated
-from batchloom.sources.addresses import STANDARD_INPUT, is_far, local_path, shown
 from batchloom.sources.forms import Form
 from batchloom.sources.hub import hub_name
 from batchloom.sources.kinds import kind_by_name

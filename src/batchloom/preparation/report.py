@@ -11,11 +11,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+from batchloom.core.addresses import is_url
 from batchloom.core.files import NOT_JSON, read_regular
 from batchloom.preparation.report_pairs import MOST_ROWS, DuplicatePair, Rest
 from batchloom.preparation.stopwatch import Spent
 from batchloom.preparation.unit_report import Dropped, Flow, SourceCounts, UnitReport
-from batchloom.sources.addresses import is_url
 from batchloom.sources.kinds import Kind
 from batchloom.sources.unpack import Compression
 from batchloom.store.format import MANIFEST_NAME, REPORT_NAME, WORK_NAME, of_generation

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from batchloom.core.addresses import is_far, is_url, shown
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import absolute, printable, refuse_url
 from batchloom.preparation.recipe import (
@@ -19,7 +20,6 @@ from batchloom.preparation.recipe import (
 from batchloom.preparation.report import ReportedSource, ReportFacts, read_facts
 from batchloom.preparation.units import source_hash
 from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
-from batchloom.sources.addresses import is_far, is_url, shown
 from batchloom.sources.listing import Listing, fixed_part
 from batchloom.sources.looks import Seen
 from batchloom.sources.rules import Source

@@ -34,6 +34,7 @@ from batchloom.store.manifest import ShardEntry
 from batchloom.store.mask import MaskBits
 from batchloom.store.origins import Origins
 from batchloom.store.pairs import CHOSEN, Sides, pair_numbers
+from batchloom.store.sums import sums_of_file
 from batchloom.store.writer import (
     ShardWriter,
     make_folder,
@@ -42,6 +43,7 @@ from batchloom.store.writer import (
     write_file,
     write_mask,
     write_sides,
+    write_sums,
     writing,
 )
 
@@ -186,6 +188,7 @@ def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> Sha
     mask = write_mask(stem, bits)
     pairs = write_sides(stem, _sides(taken, order.first_part))
     alike = write_bands(stem, bands)
+    sums = write_sums(stem.with_suffix(".sums"), sums_of_file(_aside(stem)))
     with writing(stem):
         _aside(stem).replace(stem.with_suffix(".bin"))
     return ShardEntry(
@@ -200,6 +203,7 @@ def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> Sha
         trained=bits.trained if mask else None,
         pairs=pairs,
         bands=alike,
+        sums=sums,
     )
 
 

@@ -3,9 +3,10 @@
 import contextlib
 import itertools
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import msgspec
 import numpy as np
@@ -58,7 +59,7 @@ def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
     with contextlib.ExitStack() as stack:
         encoder = stack.enter_context(ThreadPoolExecutor(1, "encode")) if task.overlap else None
         files = stack.enter_context(UnitFiles(folder, task.dedup))
-        run = _UnitRun(order, task, files, encoder, tell)
+        run = UnitRun(order, task, files, encoder, tell)
         parts = read_ahead(order.unit.parts, lambda part: part.source)
         for number, part in enumerate(parts):
             run.read(number, part)
@@ -72,6 +73,49 @@ def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
         return facts
     # Another attempt was first; where a record was kept aside, the two are not the same.
     return read_unit(order.folder) or facts
+
+
+class Takes(Protocol):
+    """What documents and bad records go to, as :class:`UnitFiles` has it."""
+
+    def add(
+        self,
+        tokens: NDArray[np.generic],
+        rows: NDArray[np.void],
+        codes: NDArray[np.uint8],
+        trained: NDArray[np.bool_] | None = None,
+        *,
+        added: tuple[int, int] = (0, 0),
+        plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
+    ) -> None:
+        """Take documents."""
+
+    def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
+        """Take bad records."""
+
+    def checksums(self) -> dict[str, str]:
+        """The XXH3-128 of each file of tokens; nothing where there are none."""
+
+
+class Reads(Protocol):
+    """What gives the records of a part, as :class:`PartReader` does."""
+
+    @property
+    def consumed(self) -> int:
+        """Bytes read so far."""
+
+    @property
+    def start(self) -> int:
+        """The part's first byte."""
+
+    @property
+    def stop(self) -> int:
+        """One after its last byte."""
+
+    def __iter__(self) -> Iterator[Records]: ...
+
+    def finish(self) -> bytes:
+        """Read what is left; the hash of the part's bytes."""
 
 
 @dataclass(slots=True)
@@ -111,15 +155,15 @@ class _PartRun:
 
 
 @final
-class _UnitRun:
-    """The state of one unit while it is read.
+class UnitRun:
+    """The state of one unit, or of a stretch of one, while it is read.
 
     Encoding lets go of the interpreter: with an encoder, one batch is encoded on a thread while
     the next is parsed and the one before is written.
     """
 
     def __init__(
-        self, order: UnitOrder, task: Task, files: UnitFiles, encoder: Executor | None, tell: Tell
+        self, order: UnitOrder, task: Task, files: Takes, encoder: Executor | None, tell: Tell
     ) -> None:
         self._unit, self._task, self._files = order.unit, task, files
         self._encoder, self._tell = encoder, tell
@@ -144,22 +188,29 @@ class _UnitRun:
 
     def read(self, number: int, part: Part) -> None:
         """Read one part to its end."""
+        rules = self._task.readings.of(part.source).rules
+        with PartReader(part, rules, self._task.bounds) as reader:
+            for _ in self.steps(number, part, reader):
+                pass
+
+    def steps(self, number: int, part: Part, reader: Reads) -> Iterator[None]:
+        """Read one part to its end, a stretch of records between two that are given."""
         counts = self._parts[number]
         reading = self._task.readings.of(part.source)
         if not self._batch.fits(reading):
             self.flush()
         consumed = 0
-        with PartReader(part, reading.rules, self._task.bounds) as reader:
-            for found in self._watch.each("read", reader):
-                now = reader.consumed
-                counts.records += found.seen
-                self._hear(size=now - consumed, records=found.seen)
-                self._tally.flow(Flow(step="read", bytes_in=now - consumed))
-                consumed = now
-                for piece, careful in self._suspects.pieces(number, found):
-                    self._take(number, piece, reading, careful=careful)
-            counts.hash = reader.finish().hex()
-            counts.start, counts.stop = reader.start, reader.stop
+        for found in self._watch.each("read", reader):
+            now = reader.consumed
+            counts.records += found.seen
+            self._hear(size=now - consumed, records=found.seen)
+            self._tally.flow(Flow(step="read", bytes_in=now - consumed))
+            consumed = now
+            for piece, careful in self._suspects.pieces(number, found):
+                self._take(number, piece, reading, careful=careful)
+            yield
+        counts.hash = reader.finish().hex()
+        counts.start, counts.stop = reader.start, reader.stop
         self._hear(size=part.stop - part.start - consumed)
 
     def _take(self, number: int, found: Records, reading: Reading, *, careful: bool) -> None:

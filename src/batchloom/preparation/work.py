@@ -267,7 +267,7 @@ class WorkFolder:
 
     def has_results(self) -> bool:
         """Whether anything in it is worth going on with."""
-        finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS}")
+        finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS}", "stretches/*")
         return self.complete or any(any(self.path.glob(one)) for one in finished)
 
     def has_learned(self) -> bool:

@@ -12,7 +12,8 @@ from batchloom.plan.plan import Plan
 from batchloom.plan.rows import Rows, reorder_rows, slice_rows
 from batchloom.questions.dealing import dealt, plan_of, world_of
 from batchloom.questions.tables import have_tables_for
-from batchloom.store.reader import Origin, Store
+from batchloom.store.origins import Origin
+from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
 from batchloom.store.whence import origins_of
 

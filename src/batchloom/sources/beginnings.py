@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from batchloom.sources.addresses import is_url, scheme_of, shown
+from batchloom.core.addresses import is_url, scheme_of, shown
 from batchloom.sources.ahead import begun
 from batchloom.sources.blocks import fetch_once
 from batchloom.sources.hub import copy_of, hub_name

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, final
 
+from batchloom.core.addresses import shown
 from batchloom.core.errors import DownloadError, InputError, MissingDependencyError
-from batchloom.sources.addresses import shown
+from batchloom.core.reach import fetch, patience
+from batchloom.core.remote_faults import Fault, fault_of, their_errors, told
 from batchloom.sources.kept import KEPT, PAGE_BYTES, Version
-from batchloom.sources.remote import fetch, patience
-from batchloom.sources.remote_faults import Fault, fault_of, their_errors, told
 
 # A reader that jumps about gets small blocks, one that reads on gets large ones, some ahead:
 # at most three of the largest are in memory.

@@ -22,11 +22,12 @@ from batchloom.core.errors import (
     MissingDependencyError,
 )
 from batchloom.core.hub_address import check_hub_address
+from batchloom.core.reach import FIRST_TRIES, patience
+from batchloom.core.remote_faults import fault_of, their_errors
 from batchloom.core.spec import nearest
 from batchloom.sources.kinds import archive_by_name, kind_by_name
 from batchloom.sources.presets import STREAMED_FROM, preset
-from batchloom.sources.remote import FIRST_TRIES, patience, status_of
-from batchloom.sources.remote_faults import fault_of, their_errors
+from batchloom.sources.remote import status_of
 
 T = TypeVar("T")
 

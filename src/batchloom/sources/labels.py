@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import final
 
+from batchloom.core.addresses import STANDARD_INPUT, is_far, label_of, local_path
 from batchloom.core.files import printable
-from batchloom.sources.addresses import STANDARD_INPUT, is_far, label_of, local_path
 
 
 def input_labels(inputs: Sequence[str]) -> list[str]:

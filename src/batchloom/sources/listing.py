@@ -9,11 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
-from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import absolute, because, nearest_path, printable
-from batchloom.core.spec import nearest
-from batchloom.core.synthetic import NAMES
-from batchloom.sources.addresses import (
+from batchloom.core.addresses import (
     STANDARD_INPUT,
     check_address,
     has_wildcard,
@@ -22,6 +18,10 @@ from batchloom.sources.addresses import (
     local_path,
     shown,
 )
+from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.files import absolute, because, nearest_path, printable
+from batchloom.core.spec import nearest
+from batchloom.core.synthetic import NAMES
 from batchloom.sources.archives import Archive
 from batchloom.sources.beginnings import files_ahead, inputs_ahead
 from batchloom.sources.forms import Asked, asked_of, disagreement, fits, retold

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import BinaryIO, final
 
+from batchloom.core.addresses import shown
 from batchloom.core.errors import InputError
-from batchloom.sources.addresses import shown
 from batchloom.sources.archives import Archive, Found, list_archive
 from batchloom.sources.forms import Form, as_said, looked_for, name_for
 from batchloom.sources.kinds import (

@@ -2,7 +2,7 @@
 
 from typing import BinaryIO
 
-from batchloom.sources.addresses import is_url
+from batchloom.core.addresses import is_url
 from batchloom.sources.blocks import open_blocks
 from batchloom.sources.hub import copy_of
 

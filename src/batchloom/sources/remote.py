@@ -5,45 +5,19 @@ modification time stands for its ETag or version: a number that is another one w
 is written anew. So listing, resuming and checking need not know where a file lies.
 """
 
-import functools
 import os
-import re
 import stat
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import xxhash
 
-from batchloom.core.errors import (
-    BatchloomError,
-    DownloadError,
-    InputError,
-    MissingDependencyError,
-)
-from batchloom.sources.addresses import scheme_of, shown
+from batchloom.core.addresses import scheme_of, shown
+from batchloom.core.reach import first_contact, info_of, is_web, reach, version_of
 from batchloom.sources.ahead import begun
-from batchloom.sources.gcs import ask_once, numbered
-from batchloom.sources.remote_faults import Fault, fault_of, no_address, their_errors, told
 
-T = TypeVar("T")
-
-# Before the first byte a person waits: what cannot be reached is told at once.
-FIRST_TRIES = 4
-_EXTRAS = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("gs", "gcs"), "gs"),
-    **dict.fromkeys(("http", "https"), "http"),
-    "hf": "hf",
-}
 # No device of this machine has this number.
 _ELSEWHERE = -1
-_SECONDS_TO_CONNECT, _SECONDS_TO_ANSWER = 15, 60
-
-
-def patience(tries: int) -> float:
-    """Seconds to wait after so many failures in a row: 0.1, 0.4, 1.6, 6.4, 20, 20, ..."""
-    return min(0.1 * 4.0 ** (tries - 1), 20.0)
 
 
 def remote_status(url: str) -> os.stat_result | None:
@@ -57,7 +31,7 @@ def remote_status(url: str) -> os.stat_result | None:
     if (known := _LOOKED_AT.pop(url, None)) is not None:
         return known
     try:
-        return _first_contact(url, lambda: status_of(url, _info(url)))
+        return first_contact(url, lambda: status_of(url, _info(url)))
     except FileNotFoundError:
         return None
 
@@ -112,7 +86,7 @@ def _described(
 ) -> list[tuple[str, os.stat_result]]:
     files = []
     try:
-        found = _first_contact(url, look)
+        found = first_contact(url, look)
     except FileNotFoundError:
         return []
     listed = lists_well(url)
@@ -141,221 +115,23 @@ def status_of(url: str, info: dict[str, Any]) -> os.stat_result:
     )
 
 
-def version_of(info: dict[str, Any]) -> str:
-    """What tells this version of a file from the next, as fsspec's description has it; empty where nothing does."""
-    return next((str(info[name]) for name in _IDENTITY if info.get(name)), "")
-
-
 def lists_well(url: str) -> bool:
     """Whether a listing tells as much of a file as a look at it, and in the same way."""
     return scheme_of(url) in _LIST_WELL
 
 
 _LIST_WELL = ("s3", "s3a", "gs", "gcs", "hf")
-# What tells one version of a file from the next, the best first, under the names libraries use.
-_IDENTITY = (
-    *("blob_id", "ETag", "etag", "md5Hash", "generation", "Content-MD5"),
-    *("Last-Modified", "LastModified", "last_modified", "mtime", "updated", "created"),
-)
-
-
-def fetch(url: str, start: int, stop: int, size: int) -> bytes:
-    """Bytes [start, stop) of a file of ``size`` bytes, perhaps fewer; raises what its library raises."""
-    fs, path = reach(url)
-    if _is_web(url):
-        data, info = _web(fs, url, start, stop)
-        if not info["ranges"]:
-            raise DownloadError(
-                f"{shown(url)} comes whole or not at all: its server gives no stretches of it; name the file by "
-                "itself, or download it first."
-            )
-    elif scheme_of(url) == "hf":
-        # Without a size and a cache of its own it asks for more than it is asked for.
-        data = fs.cat_file(path, start=start, end=stop, size=size, cache_type="none")
-    else:
-        with numbered():
-            data = fs.cat_file(path, start=start, end=stop)
-    return bytes(data)
 
 
 def has_ranges(url: str) -> bool:
     """Whether stretches of a file can be had: some web servers give whole files only."""
     if (known := _RANGES.pop(url, None)) is not None:
         return known
-    return not _is_web(url) or bool(_first_contact(url, lambda: _info(url))["ranges"])
-
-
-def reach(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the URL's path in it.
-
-    Raises:
-        MissingDependencyError: no library for such URLs is installed.
-        InputError: there are no such URLs, or this is none.
-    """
-    try:
-        import fsspec  # noqa: F401, PLC0415 - late: few inputs lie elsewhere
-        from fsspec.core import url_to_fs  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{shown(url)} needs fsspec: pip install fsspec, or name local files."
-        ) from error
-    scheme = scheme_of(url)
-    try:
-        fs, path = url_to_fs(scheme + url[len(scheme) :], **_options(scheme))
-    except ImportError:
-        extra = _EXTRAS.get(scheme)
-        wanted = (
-            f"pip install 'batchloom[{extra}]'" if extra else f"the fsspec library for {scheme}"
-        )
-        raise MissingDependencyError(
-            f"{shown(url)} needs a library that is not installed: {wanted}, or name local files."
-        ) from None
-    # dir:// takes its missing file system for a string.
-    except (ValueError, TypeError, AttributeError):
-        raise InputError(
-            f"{shown(url)} is no URL that can be read: {scheme}:// is not known to fsspec, or the address "
-            "is not complete; s3, gs, https, hf and file are known."
-        ) from None
-    if scheme in ("s3", "s3a"):
-        # What fails is tried again by us, in one place and in smaller pieces.
-        fs.retries = 1
-    elif scheme in ("gs", "gcs"):
-        ask_once(fs)
-    return fs, path
-
-
-@functools.cache
-def _options(scheme: str) -> dict[str, Any]:
-    if scheme in ("s3", "s3a"):
-        config = {
-            "retries": {"total_max_attempts": 2, "mode": "standard"},
-            "connect_timeout": _SECONDS_TO_CONNECT,
-            "read_timeout": _SECONDS_TO_ANSWER,
-        }
-        return {"config_kwargs": config, "use_listings_cache": False, "anon": _anonymous()}
-    if scheme in ("http", "https"):
-        import aiohttp  # noqa: PLC0415 - optional
-
-        seconds = aiohttp.ClientTimeout(
-            total=None, sock_connect=_SECONDS_TO_CONNECT, sock_read=_SECONDS_TO_ANSWER
-        )
-        client = {"timeout": seconds, "trust_env": True, "auto_decompress": False}
-        return {"client_kwargs": client, "headers": {"Accept-Encoding": "identity"}}
-    if scheme in ("gs", "gcs"):
-        return {"use_listings_cache": False}
-    return {}
-
-
-def _anonymous() -> bool:
-    """Whether this machine has no credentials for S3: then only public buckets can be read."""
-    from botocore.session import Session  # noqa: PLC0415 - optional
-
-    return Session().get_credentials() is None
+    return not is_web(url) or bool(first_contact(url, lambda: _info(url))["ranges"])
 
 
 def _info(url: str) -> dict[str, Any]:
-    fs, path = reach(url)
-    if _is_web(url):
-        if url.endswith("/"):
-            return {"type": "directory", "ranges": False}
-        info: dict[str, Any] = _web(fs, url, 0, 1)[1]
+    info = info_of(url)
+    if is_web(url) and "ranges" in info:
         _RANGES[url] = bool(info["ranges"])
-        return info
-    if scheme_of(url) in ("s3", "s3a", "gs", "gcs"):
-        fs.invalidate_cache()
-    found: dict[str, Any] = fs.info(path)
-    return found
-
-
-def _is_web(url: str) -> bool:
-    return scheme_of(url) in ("http", "https")
-
-
-def _web(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[str, Any]]:
-    """A stretch of a file on the web, and what the answer says of the file.
-
-    fsspec's own look at a web file takes every fault for a missing file, asks with HEAD, which
-    signed addresses refuse, and reads all of a file whose server knows no ranges.
-    """
-    from fsspec.asyn import sync  # noqa: PLC0415 - late
-
-    data, info = sync(fs.loop, _web_range, fs, url, start, stop)
-    return data, info
-
-
-async def _web_range(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[str, Any]]:
-    session = await fs.set_session()
-    headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
-    async with session.get(fs.encode_url(url), headers=headers) as answer:
-        facts = {
-            name: answer.headers[name]
-            for name in ("ETag", "Content-MD5", "Last-Modified")
-            if name in answer.headers
-        }
-        place = re.fullmatch(r"bytes (\*|\d+-\d+)/(\d+)", answer.headers.get("Content-Range", ""))
-        if answer.status == 416 and place:
-            return b"", {**facts, "type": "file", "size": int(place[2]), "ranges": True}
-        answer.raise_for_status()
-        if answer.status == 206 and place and place[1].startswith(f"{start}-"):
-            data = await answer.read()
-            return data, {**facts, "type": "file", "size": int(place[2]), "ranges": True}
-        size = answer.headers.get("Content-Length")
-        answer.close()
-        return b"", {**facts, "type": "file", "size": size and int(size), "ranges": False}
-
-
-def whole(url: str) -> Iterator[bytes]:
-    """All of a file whose server gives no stretches of it, a megabyte at a time.
-
-    Raises:
-        Whatever its library raises, also where the connection breaks before the end.
-    """
-    import asyncio  # noqa: PLC0415 - late
-
-    fs, _ = reach(url)
-
-    async def opened() -> Any:
-        session = await fs.set_session()
-        answer = await session.get(fs.encode_url(url), headers={"Accept-Encoding": "identity"})
-        answer.raise_for_status()
-        return answer
-
-    def run(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, fs.loop).result()
-
-    answer = run(opened())
-    try:
-        while data := run(answer.content.read(1 << 20)):
-            yield data
-    finally:
-        answer.close()
-
-
-def _first_contact(url: str, look: Callable[[], T]) -> T:
-    """Look at a place; what passes is tried again, what does not is told at once."""
-    tries = 0
-    while isinstance(found := outcome(look), Fault):
-        tries += 1
-        if found.what == "missing":
-            raise FileNotFoundError
-        if found.what != "passing" or tries == FIRST_TRIES:
-            raise told(found, url)
-        time.sleep(patience(tries))
-    return found
-
-
-def outcome(work: Callable[[], T]) -> T | Fault:
-    """What comes of work at a distance, or what went wrong there.
-
-    Raises:
-        BatchloomError: what the work itself raises of ours.
-    """
-    try:
-        with numbered():
-            return work()
-    except BatchloomError:
-        raise
-    except their_errors() as error:
-        return fault_of(error)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        return no_address(error)
+    return info

@@ -17,12 +17,12 @@ from typing import Self, final
 
 import xxhash
 
+from batchloom.core.addresses import shown
 from batchloom.core.errors import InputError, OutputError
 from batchloom.core.files import because
-from batchloom.sources.addresses import shown
+from batchloom.core.reach import patience, whole
+from batchloom.core.remote_faults import fault_of, their_errors, told
 from batchloom.sources.kept import KEPT
-from batchloom.sources.remote import patience, whole
-from batchloom.sources.remote_faults import fault_of, their_errors, told
 
 _CHUNK = 1 << 20
 _WEB_TRIES = 3

@@ -5,9 +5,9 @@ from typing import BinaryIO, Self, final
 
 import xxhash
 
+from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import because
-from batchloom.sources.addresses import is_url
 from batchloom.sources.archives import BOMB_BYTES, BOMB_MEMBER_BYTES, BOMB_RATIO, open_member
 from batchloom.sources.opening import open_place
 from batchloom.sources.remote import remote_status

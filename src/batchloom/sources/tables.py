@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from batchloom.core.addresses import is_url
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
 from batchloom.core.values import BYTES_REMEDY
-from batchloom.sources.addresses import is_url
 from batchloom.sources.archives import BOMB_BYTES, BOMB_RATIO
 from batchloom.sources.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, Message, messages
 from batchloom.sources.faults import SNIPPET_BYTES, around, missing_field, snippet, too_large

@@ -190,7 +190,7 @@ def _subset(store: Store, shards: list[ShardEntry], generation: int) -> SubsetEn
     try:
         for shard in range(store.shards):
             writer.append(_kept_lengths(store, shard))
-        lengths = writer.finish()
+        lengths, sums = writer.finish()
     finally:
         writer.abandon()
     sync_folder(folder)
@@ -200,7 +200,8 @@ def _subset(store: Store, shards: list[ShardEntry], generation: int) -> SubsetEn
         tokens=sum(shard.tokens for shard in shards),
         lengths=lengths,
         shards=tuple(shards),
-        layers=(LayerEntry(generation, documents, lengths),),
+        layers=(LayerEntry(generation, documents, lengths, sums),),
+        sums=sums,
     )
 
 

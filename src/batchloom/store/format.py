@@ -12,6 +12,7 @@ QUARANTINE_NAME = "quarantine.jsonl"
 REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"
 LENGTHS_NAME = "lengths.u32"
+LENGTHS_SUMS_NAME = "lengths.sums"
 # The manifests of older generations.
 GENERATIONS_NAME = "generations"
 # A folder with it is a store that is not finished, or that is being appended to.

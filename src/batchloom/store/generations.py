@@ -136,7 +136,7 @@ def _joined(old: SubsetEntry | None, new: SubsetEntry | None, generation: int) -
         if old is None:
             raise AssertionError("a subset is listed where it has documents")
         return old
-    layer = LayerEntry(generation, new.documents, new.lengths)
+    layer = LayerEntry(generation, new.documents, new.lengths, new.sums)
     if old is None:
         return replace(new, layers=(layer,))
     return replace(
@@ -164,6 +164,8 @@ def files_of(manifest: Manifest) -> set[str]:
     found = set()
     for name, subset in manifest.subsets.items():
         found |= {f"{name}/{file}" for file in subset.length_files}
+        sums = zip(subset.length_sums_files, subset.all_layers, strict=True)
+        found |= {f"{name}/{file}" for file, layer in sums if layer.sums}
         if subset.removed_file:
             found.add(f"{name}/{subset.removed_file}")
         for shard in subset.shards:
@@ -171,6 +173,7 @@ def files_of(manifest: Manifest) -> set[str]:
             endings += ["mask"] if shard.mask else []
             endings += ["pairs"] if shard.pairs else []
             endings += ["bands"] if shard.bands else []
+            endings += ["sums"] if shard.sums else []
             found |= {f"{name}/{shard.name}.{ending}" for ending in endings}
     return found
 

@@ -18,6 +18,11 @@ def map_headed(path: Path, magic: bytes) -> tuple[memoryview, int, int]:
         StoreError: the file is missing, cut short, of another kind or version.
     """
     view = map_file(path)
+    return view, *read_header(view, path, magic)
+
+
+def read_header(view: memoryview, path: Path, magic: bytes) -> tuple[int, int]:
+    """The count and the last number in the header of a file, wherever it lies; ``path`` for the words of errors."""
     if len(view) < HEADER.size:
         raise StoreError(
             f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}. {CHECK}"
@@ -25,7 +30,7 @@ def map_headed(path: Path, magic: bytes) -> tuple[memoryview, int, int]:
     found, version, count, last = HEADER.unpack_from(view)
     if found != magic or version != 1:
         raise unlike(path)
-    return view, count, last
+    return count, last
 
 
 def unlike(path: Path) -> StoreError:

@@ -9,12 +9,16 @@ Made = Literal["prepared", "appended", "removed", "compacted"]
 MADE: tuple[str, ...] = get_args(Made)
 
 
-class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The documents that one generation added to a subset: how many, and the XXH3-128 of their lengths."""
+class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The documents that one generation added to a subset: how many, and the XXH3-128 of their lengths.
+
+    ``sums`` is that of the head of the ``.sums`` of their lengths, and not in older stores.
+    """
 
     generation: int
     documents: int
     lengths: str
+    sums: str | None = None
 
 
 class RemovedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,6 +17,21 @@ _LARGE = 1 << 22
 _MANY, _MOST, _MOST_PAGES = 1024, 1 << 17, 1 << 13
 
 
+def beyond(place: object, document: int, tokens: int, stop: int) -> StoreError:
+    """The error of a span that ends behind its document.
+
+    Args:
+        place: the store.
+        document: its number.
+        tokens: it has.
+        stop: where the span ends.
+    """
+    return StoreError(
+        f"Document {document} of {place} has {tokens} tokens, and a span of it ends at {stop}: the plan belongs to "
+        "another store, or the store was changed. Open it anew."
+    )
+
+
 @final
 class StoreLengths:
     """The lengths of a subset's documents: one aligned array a generation, mapped where it is a file.

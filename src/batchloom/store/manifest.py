@@ -4,6 +4,8 @@ It holds what follows from inputs and recipe alone: no times, speeds, absolute p
 worker counts, so that the same job writes the same bytes anywhere.
 """
 
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format import (
     FORMAT_VERSION,
     LENGTHS_NAME,
+    LENGTHS_SUMS_NAME,
     MANIFEST_NAME,
     SHARD_NAME,
     SUBSETS,
@@ -46,7 +49,8 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """One shard: its name without ending, its counts and the XXH3-128 of each of its files.
 
     ``mask`` and ``trained`` (tokens) are there only where some token is not trained, ``pairs`` only
-    in stores of preferences, ``bands`` only where documents that are alike were looked for.
+    in stores of preferences, ``bands`` only where documents that are alike were looked for, ``sums`` (the
+    checksum of the head of the ``.sums``) not in older stores.
     """
 
     name: str
@@ -60,13 +64,15 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     trained: int | None = None
     pairs: str | None = None
     bands: str | None = None
+    sums: str | None = None
 
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One subset (``train``, ``val``, ``test``): counts, checksum of its lengths, its shards.
 
     ``layers`` are left out where all documents are of generation 1; else ``lengths`` is the checksum
-    of the first of them. ``removed`` is there where documents are: they count among the others.
+    of the first of them. ``sums`` is the checksum of the head of the ``.sums`` of these lengths, and not in
+    older stores. ``removed`` is there where documents are: they count among the others.
     """
 
     documents: int
@@ -75,16 +81,24 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     shards: tuple[ShardEntry, ...]
     layers: tuple[LayerEntry, ...] = ()
     removed: RemovedEntry | None = None
+    sums: str | None = None
 
     @property
     def all_layers(self) -> tuple[LayerEntry, ...]:
         """The layers, also where there is but one."""
-        return self.layers or (LayerEntry(1, self.documents, self.lengths),)
+        return self.layers or (LayerEntry(1, self.documents, self.lengths, self.sums),)
 
     @property
     def length_files(self) -> tuple[str, ...]:
         """Name of the file of lengths of each layer."""
         return tuple(of_generation(LENGTHS_NAME, layer.generation) for layer in self.all_layers)
+
+    @property
+    def length_sums_files(self) -> tuple[str, ...]:
+        """Name of the file of checksums of each layer's lengths, which older stores do not have."""
+        return tuple(
+            of_generation(LENGTHS_SUMS_NAME, layer.generation) for layer in self.all_layers
+        )
 
     @property
     def removed_file(self) -> str | None:
@@ -291,35 +305,47 @@ def read_manifest(folder: Path, generation: int | None = None) -> Manifest:
         StoreError: not JSON, another format version, unknown or missing fields, names that
             leave the folder, counts that contradict each other.
     """
-    try:
-        data = _read(folder / MANIFEST_NAME)
-    except FileNotFoundError as error:
-        raise no_store(folder) from error
-    newest = decode_manifest(data, folder / MANIFEST_NAME)
+    return manifest_of_generation(partial(_read, folder), folder, generation)
+
+
+def manifest_of_generation(
+    read: Callable[[str], bytes], place: Path | str, generation: int | None
+) -> Manifest:
+    """As :func:`read_manifest`, of a store that lies anywhere.
+
+    Args:
+        read: gives the content of a file of the store; raises FileNotFoundError where an older manifest is missing.
+        place: the store, for the words of errors.
+        generation: an older one; None for the newest.
+    """
+    newest = decode_manifest(read(MANIFEST_NAME), f"{place}/{MANIFEST_NAME}")
     if generation is None or generation == newest.generation:
         return newest
     if generation not in newest.readable:
-        raise GenerationError(_no_generation(folder, newest, generation))
-    path = folder / generation_name(generation)
+        raise GenerationError(_no_generation(place, newest, generation))
+    name = generation_name(generation)
     try:
-        data = _read(path)
+        data = read(name)
     except FileNotFoundError as error:
-        raise StoreError(f"{path} is missing; {_RESTORE}.") from error
+        raise StoreError(f"{place}/{name} is missing; {_RESTORE}.") from error
     if checksum(data) != newest.history[generation - 1].manifest:
-        raise StoreError(f"{path} is not the manifest that generation had; {_RESTORE}.")
-    return decode_manifest(data, path)
+        raise StoreError(f"{place}/{name} is not the manifest that generation had; {_RESTORE}.")
+    return decode_manifest(data, f"{place}/{name}")
 
 
-def _read(path: Path) -> bytes:
+def _read(folder: Path, name: str) -> bytes:
+    path = folder / name
     try:
         return read_regular(path)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if name == MANIFEST_NAME:
+            raise no_store(folder) from error
         raise
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {because(error)}.") from error
 
 
-def _no_generation(folder: Path, newest: Manifest, generation: int) -> str:
+def _no_generation(folder: Path | str, newest: Manifest, generation: int) -> str:
     have = ", ".join(map(str, newest.readable))
     if 1 <= generation < newest.generation:
         last = newest.readable[0]
@@ -426,3 +452,14 @@ def _mixed(manifest: Manifest) -> list[str]:
         for shard in subset.shards
         if (shard.pairs is not None) != wanted
     ]
+
+
+def recorded_weights(manifest: Manifest | None) -> tuple[tuple[str, float], ...]:
+    """The inputs that were given weights, each with its weight."""
+    sources = manifest.sources if manifest else ()
+    found = {
+        (source.dataset or source.name): source.weight
+        for source in sources
+        if source.weight is not None
+    }
+    return tuple(found.items())

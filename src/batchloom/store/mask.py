@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.headed import CHECK, HEADER, map_headed
+from batchloom.store.headed import CHECK, HEADER, read_header
+from batchloom.store.index import map_file
 
 MAGIC = b"BLMMASK\x00"
 
@@ -100,7 +101,12 @@ def map_mask(path: Path, tokens: int) -> Mask:
     Raises:
         StoreError: the file is missing, of another kind or version, or not of so many tokens.
     """
-    view, stated, trained = map_headed(path, MAGIC)
+    return mask_of(map_file(path), path, tokens)
+
+
+def mask_of(view: memoryview, path: Path, tokens: int) -> Mask:
+    """The mask in the content of a ``.mask`` file, wherever it lies; else as :func:`map_mask`."""
+    stated, trained = read_header(view, path, MAGIC)
     if stated != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
         raise StoreError(
             f"{path} says {stated:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK}"

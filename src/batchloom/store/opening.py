@@ -3,14 +3,25 @@
 import os
 from pathlib import Path
 
+from batchloom.core.addresses import is_url, local_path
+from batchloom.core.addresses import shown as address
 from batchloom.core.errors import InputError, SettingsError, StoreError
 from batchloom.core.files import because, refuse_url
 from batchloom.core.spec import shown, whole
 from batchloom.core.synthetic import parse_synthetic
+from batchloom.store.far_store import (
+    CACHE_LIMIT,
+    VERIFY,
+    FarSettings,
+    FarSubset,
+    Verify,
+    read_far_manifest,
+)
+from batchloom.store.first_read import FirstRead
 from batchloom.store.format import SUBSETS, TOKEN_DTYPES
 from batchloom.store.lengths import StoreLengths, map_lengths
 from batchloom.store.lone import refuse_lone_shard
-from batchloom.store.manifest import read_manifest
+from batchloom.store.manifest import Manifest, SubsetEntry, read_manifest
 from batchloom.store.missing import no_store
 from batchloom.store.reader import Store
 from batchloom.store.shards import Place, map_prefix
@@ -18,31 +29,59 @@ from batchloom.store.synthetic import SUBSET, Generated
 
 
 def open_store(
-    path: str | os.PathLike[str], split: str = "train", *, generation: int | None = None
+    path: str | os.PathLike[str],
+    split: str = "train",
+    *,
+    generation: int | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | None = None,
+    verify: Verify | None = None,
 ) -> Store:
     """Open one subset of a store, a bare Megatron prefix, or synthetic data that is asked for by name.
 
     Args:
-        path: a store's folder; or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's, of
-            any integer dtype), also given with one of the two endings. A ``name.mask`` beside it
-            says which tokens are trained. Where there is nothing of that name, ``dummy`` and
-            ``distributed_dummy``, also with settings (``dummy:documents=1000,kind=text``): documents
-            that are made up as they are read, by docs/synthetic.md.
+        path: a store's folder, or its URL (``s3://``, ``gs://``, ``https://``, anything fsspec reads:
+            docs/remote.md); or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's, of any integer
+            dtype), also given with one of the two endings. A ``name.mask`` beside it says which tokens are
+            trained. Where there is nothing of that name, ``dummy`` and ``distributed_dummy``, also with settings
+            (``dummy:documents=1000,kind=text``): documents made up as they are read, by docs/synthetic.md.
         split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
         generation: of a store that was appended to or taken from, which of its generations; None
             for the newest.
+        cache: of a store behind a URL, the folder of what is kept, for all processes of a node; None:
+            ``batchloom/blocks`` in the user's cache folder.
+        cache_limit: bytes kept there at most; None: 50 GB.
+        verify: ``first-read``: each 4 KiB of tokens is compared with its checksum when this process first
+            reads it; ``full``: every time; ``off``: not. None: ``first-read`` behind a URL, else ``off``.
 
     Raises:
         StoreMissingError: there is neither a store nor a prefix at ``path``.
         GenerationError: the generation never was, or was compacted away; names those that are there.
         StoreError: the store is damaged, of another format, or names files outside itself.
-        InputError: the subset does not exist or is empty, ``path`` is a URL, or a shard of a store of synthetic
-            documents or preferences.
-        SettingsError: settings of synthetic data that are none, or a generation of what has none.
+        InputError: the subset does not exist or is empty; ``path`` is a shard of a store of synthetic documents or
+            preferences; a URL cannot be reached.
+        SettingsError: settings that are none, a generation of what has none, or a cache of what lies here.
     """
     if generation is not None and whole(generation) is None:
         raise SettingsError([f"generation: {shown(generation)} is no number of a generation"])
+    place = os.fspath(path)
+    if is_url(place):
+        settings = FarSettings(
+            cache=None if cache is None else Path(cache).absolute(),
+            limit=CACHE_LIMIT if cache_limit is None else cache_limit,
+            verify=verify or "first-read",
+        )
+        return _open_far(place, split, generation, settings)
     refuse_url(path, "The store")
+    path = local_path(place)
+    if cache is not None or cache_limit is not None:
+        raise SettingsError([f"cache: only what lies behind a URL is kept, and {path} is none"])
+    if verify is not None and verify not in VERIFY:
+        raise SettingsError([f"verify: {shown(verify)} is none of {', '.join(VERIFY)}"])
+    return _open_here(path, split, generation, verify or "off")
+
+
+def _open_here(path: str, split: str, generation: int | None, verify: Verify) -> Store:
     # Files are mapped when they are first read, perhaps after the process has changed its folder.
     folder = Path(path).absolute()
     stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder
@@ -53,10 +92,12 @@ def open_store(
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {because(error)}.") from error
     if is_folder:
-        return _open_folder(folder, split, generation)
-    spec = None if is_prefix or is_there else parse_synthetic(os.fspath(path))
+        return _open_folder(folder, split, generation, verify)
+    spec = None if is_prefix or is_there else parse_synthetic(path)
     if generation is not None and (is_prefix or spec):
         raise SettingsError([f"generation: only stores have generations, and {path} is none"])
+    if verify != "off" and (is_prefix or spec):
+        raise SettingsError([f"verify: only stores have checksums, and {path} is none"])
     if is_prefix:
         return _open_prefix(stem)
     if spec:
@@ -64,8 +105,30 @@ def open_store(
     raise no_store(Path(path))
 
 
-def _open_folder(folder: Path, split: str, generation: int | None) -> Store:
+def _open_folder(folder: Path, split: str, generation: int | None, verify: Verify) -> Store:
     manifest = read_manifest(folder, generation)
+    entry = _subset(manifest, split, folder)
+    checks = None if verify == "off" else FirstRead(folder / split, entry, always=verify == "full")
+    return Store(
+        folder,
+        split,
+        manifest,
+        map_lengths(folder / split, entry),
+        _places(folder / split, entry),
+        TOKEN_DTYPES[manifest.dtype],
+        checks,
+    )
+
+
+def _open_far(url: str, split: str, generation: int | None, settings: FarSettings) -> Store:
+    manifest = read_far_manifest(url, generation)
+    entry = _subset(manifest, split, address(url))
+    far, path = FarSubset(url, split, manifest, settings), Path(address(url))
+    places = _places(path / split, entry)
+    return Store(path, split, manifest, far.lengths, places, TOKEN_DTYPES[manifest.dtype], far)
+
+
+def _subset(manifest: Manifest, split: str, place: Path | str) -> SubsetEntry:
     if split not in manifest.subsets or not manifest.subsets[split].documents:
         have = [
             name
@@ -73,20 +136,13 @@ def _open_folder(folder: Path, split: str, generation: int | None) -> Store:
             if name in manifest.subsets and manifest.subsets[name].documents
         ]
         raise InputError(
-            f"{folder} has no documents in subset {split!r}; it has: {', '.join(have) or 'none'}."
+            f"{place} has no documents in subset {split!r}; it has: {', '.join(have) or 'none'}."
         )
-    entry = manifest.subsets[split]
-    return Store(
-        folder,
-        split,
-        manifest,
-        map_lengths(folder / split, entry),
-        [
-            Place(folder / split / shard.name, shard.documents, shard.bytes)
-            for shard in entry.shards
-        ],
-        TOKEN_DTYPES[manifest.dtype],
-    )
+    return manifest.subsets[split]
+
+
+def _places(folder: Path, entry: SubsetEntry) -> list[Place]:
+    return [Place(folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards]
 
 
 def _open_synthetic(made: Generated, split: str) -> Store:

@@ -14,10 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.headed import HEADER, map_headed, unlike
+from batchloom.store.headed import HEADER, read_header, unlike
+from batchloom.store.index import map_file
 
 MAGIC = b"BLMDOCS\x00"
 ROW_BYTES = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a document came from.
+
+    Attributes:
+        source: name of the input file under the inputs.
+        record: 0-based number of the record in that file.
+        offset: byte offset of the record in that file, after decompression.
+        line: 1-based line, for files whose records are lines; else None.
+        hash: XXH3-128 of the document's UTF-8 text, 32 hex digits.
+    """
+
+    source: str
+    record: int
+    offset: int
+    line: int | None
+    hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +91,12 @@ def map_origins(path: Path) -> Origins:
         StoreError: the file is missing, of another kind or version, or its count does not
             fit its size.
     """
-    view, count, zero = map_headed(path, MAGIC)
+    return origins_of(map_file(path), path)
+
+
+def origins_of(view: memoryview, path: Path) -> Origins:
+    """The columns in the content of a ``.docs`` file, wherever it lies; else as :func:`map_origins`."""
+    count, zero = read_header(view, path, MAGIC)
     if zero:
         raise unlike(path)
     if len(view) != HEADER.size + ROW_BYTES * count:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.store.headed import HEADER, map_headed, unlike
+from batchloom.store.headed import HEADER, read_header, unlike
+from batchloom.store.index import map_file
 
 Preferences = Literal["", "pairs", "labels"]
 PREFERENCES: tuple[str, ...] = get_args(Preferences)
@@ -23,6 +24,7 @@ PREFERENCES: tuple[str, ...] = get_args(Preferences)
 CHOSEN, REJECTED, GOOD, BAD = 1, 2, 3, 4
 SIDE_NAMES = ("", "chosen", "rejected", "good", "bad")
 
+ROW_BYTES = 9
 MAGIC = b"BLMPAIR\x00"
 _RECORD_BITS = 40
 _MOST_PARTS = 1 << 23
@@ -101,10 +103,15 @@ def map_sides(path: Path, documents: int, preferences: Preferences) -> Sides:
         StoreError: the file is missing, of another kind or version, not of so many documents, or a
             document lacks its other side.
     """
-    view, count, zero = map_headed(path, MAGIC)
+    return sides_of(map_file(path), path, documents, preferences)
+
+
+def sides_of(view: memoryview, path: Path, documents: int, preferences: Preferences) -> Sides:
+    """The columns in the content of a ``.pairs`` file, wherever it lies; else as :func:`map_sides`."""
+    count, zero = read_header(view, path, MAGIC)
     if zero:
         raise unlike(path)
-    if count != documents or len(view) != HEADER.size + 9 * documents:
+    if count != documents or len(view) != HEADER.size + ROW_BYTES * documents:
         raise StoreError(
             f"{path} says {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {_REMEDY}"
         )

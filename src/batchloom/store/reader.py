@@ -1,56 +1,48 @@
 """Reading what a plan names: the documents of an open store, a bare Megatron prefix or synthetic data."""
 
-import json
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NoReturn, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import StoreError, TokenizerError
-from batchloom.core.files import because, read_regular
-from batchloom.core.fingerprint import fingerprint
+from batchloom.core.addresses import shown as address
+from batchloom.core.errors import InputError, StoreError
+from batchloom.core.files import read_regular
 from batchloom.core.spec import shown, whole
-from batchloom.store.format import (
-    TOKENIZER_NAME,
-    checksum,
+from batchloom.store.far_lengths import FarLengths
+from batchloom.store.far_store import FarSubset, read_far_manifest
+from batchloom.store.first_read import FirstRead
+from batchloom.store.format import checksum
+from batchloom.store.lengths import StoreLengths, beyond
+from batchloom.store.manifest import (
+    Manifest,
+    SourceEntry,
+    generation_with,
+    read_manifest,
+    recorded_weights,
+    subset_fingerprint,
 )
-from batchloom.store.index import map_file
-from batchloom.store.lengths import StoreLengths
-from batchloom.store.manifest import Manifest, SourceEntry, generation_with, subset_fingerprint
 from batchloom.store.mask import Mask, map_mask
-from batchloom.store.origins import Origins, map_origins
+from batchloom.store.origins import Origin, Origins, map_origins
 from batchloom.store.pairs import Preferences, Sides, map_sides
 from batchloom.store.removed import are_removed, map_removed
-from batchloom.store.shards import Place, Shard, map_shard, mapped_limit
+from batchloom.store.shards import (
+    Place,
+    Shard,
+    map_shard,
+    mapped_limit,
+    masked_shards,
+    prefix_fingerprint,
+)
+from batchloom.store.stored_tokenizer import stored_tokenizer
 from batchloom.store.synthetic import Generated, SyntheticLengths, is_synthetic
-from batchloom.tokens import Tokenizer, tokenizer_from_state
-
-_EDGE = 1 << 20
-_RESTORE = "restore it from where the store was made"
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a document came from.
-
-    Attributes:
-        source: name of the input file under the inputs.
-        record: 0-based number of the record in that file.
-        offset: byte offset of the record in that file, after decompression.
-        line: 1-based line, for files whose records are lines; else None.
-        hash: XXH3-128 of the document's UTF-8 text, 32 hex digits.
-    """
-
-    source: str
-    record: int
-    offset: int
-    line: int | None
-    hash: str
+from batchloom.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +72,15 @@ class Store:
     Safe to share between threads and to use after a fork.
 
     Attributes:
-        path: the store's folder, or the prefix; of synthetic data its name, which is no place.
+        path: the store's folder, or the prefix; of synthetic data and of a store elsewhere their name, which is no
+            place of this machine.
         split: name of the subset; ``""`` for a bare prefix.
         manifest: the store's manifest; None for a bare prefix.
         dtype: dtype of a token on disk.
         lengths: lengths of the subset's documents.
         fingerprint: 32 hex digits that name the content.
         tokens: tokens in the subset.
+        place: the folder, prefix or URL (without credentials), or the name of synthetic data.
         removed: numbers of the documents that were removed, ascending, int64: they read as end tokens
             that are not trained, so that lengths and plans survive.
     """
@@ -96,14 +90,19 @@ class Store:
         path: Path,
         split: str,
         manifest: Manifest | None,
-        lengths: StoreLengths | SyntheticLengths,
+        lengths: StoreLengths | SyntheticLengths | FarLengths,
         places: list[Place],
         dtype: np.dtype[np.generic],
-        generated: Generated | None = None,
+        way: Generated | FarSubset | FirstRead | None = None,
     ) -> None:
         self.path, self.split, self.manifest = path, split, manifest
         self.dtype, self.lengths = dtype, lengths
-        self._places, self._generated = places, generated
+        # Made up, from elsewhere, or checked as it is read; else files are mapped as they are.
+        generated = self._generated = way if isinstance(way, Generated) else None
+        far = self._far = way if isinstance(way, FarSubset) else None
+        self._checks = way if isinstance(way, FirstRead) else None
+        self._places = places
+        self.place = str(path) if far is None else address(far.url)
         self._firsts = [0, *np.cumsum([place.documents for place in places]).tolist()]
         self._starts = np.array(self._firsts[:-1], np.int64)
         self._bounds = self._starts[1:]
@@ -113,8 +112,12 @@ class Store:
         self._open = [place.mapped for place in places]
         self._mapped: deque[int] = deque()
         entry = manifest.subsets.get(split) if manifest else None
-        self.removed = map_removed(path / split, entry) if entry else np.empty(0, np.int64)
-        self._masked = _masked_shards(manifest, split, places)
+        self.removed = (
+            (far.removed() if far else map_removed(path / split, entry))
+            if entry
+            else np.empty(0, np.int64)
+        )
+        self._masked = masked_shards(manifest, split, places)
         self._masks: dict[int, Mask] = {}
         self._most = mapped_limit(len(places), 3 if self._masked else 2)
         self._opens = 0
@@ -122,20 +125,50 @@ class Store:
     def __len__(self) -> int:
         return self.lengths.size
 
-    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         # Opening makes stores; this is the one way back. What is open stays of its generation.
         from batchloom.store.opening import open_store  # noqa: PLC0415
 
-        opened = (
-            open_store
-            if self.generation is None
-            else partial(open_store, generation=self.generation)
-        )
-        return opened, (str(self.path), self.split)
+        return partial(open_store, **self.opened_with), (self.address, self.split)
+
+    @property
+    def address(self) -> str:
+        """What ``open_store`` was given: the folder or prefix, or the URL with all it holds, credentials too."""
+        return str(self.path) if self._far is None else self._far.url
+
+    @property
+    def opened_with(self) -> dict[str, Any]:
+        """What to give ``open_store`` beside place and subset to open the same: plain JSON values."""
+        found: dict[str, Any] = {}
+        if self.generation is not None:
+            found["generation"] = self.generation
+        if self._far is not None:
+            settings = self._far.settings
+            cache = None if settings.cache is None else str(settings.cache)
+            found |= {"cache": cache, "cache_limit": settings.limit, "verify": settings.verify}
+        elif self._checks is not None:
+            found["verify"] = "full" if self._checks.always else "first-read"
+        return found
+
+    def subset(self, split: str) -> "Store":
+        """Another subset of the same generation.
+
+        Raises:
+            InputError: there is none of that name, or it is empty.
+        """
+        found: Store = self.__reduce__()[0](self.address, split)
+        return found
+
+    def manifest_of(self, generation: int | None = None) -> Manifest:
+        """The manifest of a generation as it lies there now, None for the newest; raises as ``open_store``."""
+        if self._far is not None:
+            return read_far_manifest(self._far.url, generation)
+        return read_manifest(self.path, generation)
 
     def __repr__(self) -> str:
         split = f", split={self.split!r}" if self.split else ""
-        return f"open_store({str(self.path)!r}{split})  # {len(self):,} documents, {self.tokens:,} tokens"
+        counts = f"{len(self):,} documents, {self.tokens:,} tokens"
+        return f"open_store({self.place!r}{split})  # {counts}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -143,7 +176,7 @@ class Store:
         if self._generated is not None:
             return self._generated.fingerprint
         if self.manifest is None:
-            return _prefix_fingerprint(self._places[0].stem, self.dtype, masked=self.masked)
+            return prefix_fingerprint(self._places[0].stem, self.dtype, masked=self.masked)
         return subset_fingerprint(self.manifest, self.split)
 
     @property
@@ -166,8 +199,31 @@ class Store:
         return len(self._places)
 
     @property
+    def is_far(self) -> bool:
+        """Whether the store lies elsewhere."""
+        return self._far is not None
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes that this process fetched of a store that lies elsewhere; 0 of any other."""
+        return 0 if self._far is None else self._far.fetched_bytes
+
+    @property
+    def cache_limit(self) -> int:
+        """Bytes that are kept at most of what lies elsewhere; 0 where nothing is."""
+        return 0 if self._far is None else self._far.settings.limit
+
+    @property
     def stems(self) -> tuple[Path, ...]:
-        """Path of each shard without ending."""
+        """Path of each shard without ending.
+
+        Raises:
+            InputError: the store lies elsewhere.
+        """
+        if self._far is not None:
+            raise InputError(
+                f"{self.place} lies elsewhere, and its shards are no files here: copy it here first."
+            )
         return tuple(place.stem for place in self._places)
 
     @property
@@ -206,13 +262,7 @@ class Store:
     @property
     def weights(self) -> tuple[tuple[str, float], ...]:
         """The inputs that were given weights, each with its weight; recorded, and applied by nothing."""
-        sources = self.manifest.sources if self.manifest else ()
-        found = {
-            (source.dataset or source.name): source.weight
-            for source in sources
-            if source.weight is not None
-        }
-        return tuple(found.items())
+        return recorded_weights(self.manifest)
 
     @property
     def preferences(self) -> Preferences:
@@ -249,10 +299,8 @@ class Store:
         """Documents and tokens of the subset without what is removed."""
         entry = self.manifest.subsets.get(self.split) if self.manifest else None
         gone = entry.removed if entry else None
-        return (
-            len(self) - (gone.documents if gone else 0),
-            self.tokens - (gone.tokens if gone else 0),
-        )
+        documents, tokens = (gone.documents, gone.tokens) if gone else (0, 0)
+        return len(self) - documents, self.tokens - tokens
 
     def first(self, count: int) -> list[int]:
         """Numbers of the first ``count`` documents that are not removed."""
@@ -284,40 +332,19 @@ class Store:
             raise StoreError(
                 f"{self.path} is a bare Megatron prefix: it does not say which tokenizer made it."
             )
-        path = self.path / TOKENIZER_NAME
-        try:
-            state = json.loads(read_regular(path))
-        except OSError as error:
-            raise StoreError(f"{path} cannot be read: {because(error)}; {_RESTORE}.") from error
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"{path} cannot be read: {error}; {_RESTORE}.") from error
-        try:
-            tokenizer = tokenizer_from_state(state)
-        except TokenizerError as error:
-            raise TokenizerError(f"{path}: {error}") from error
-        entry = self.manifest.tokenizer
-        if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (
-            entry.vocab_size,
-            entry.end_id,
-            entry.bos_id,
-        ):
-            raise StoreError(
-                f"{path} has {tokenizer.vocab_size} ids, end {tokenizer.end_id} and BOS {tokenizer.bos_id}; the "
-                f"manifest says {entry.vocab_size}, {entry.end_id} and {entry.bos_id}: it is another tokenizer."
-            )
-        if tokenizer.fingerprint != self.manifest.tokenizer.fingerprint:
-            raise StoreError(
-                f"{path} has fingerprint {tokenizer.fingerprint}, the manifest says "
-                f"{self.manifest.tokenizer.fingerprint}: it is another tokenizer."
-            )
-        return tokenizer
+        if self._far is not None:
+            return stored_tokenizer(self._far.file, self.place, self.manifest.tokenizer)
+        return stored_tokenizer(self._file, self.place, self.manifest.tokenizer)
+
+    def _file(self, name: str) -> bytes:
+        return read_regular(self.path / name)
 
     def __getitem__(self, number: int) -> StoredDocument:
         number = self._checked(number)
         length = int(self.lengths.slice(number, number + 1)[0])
-        if self._generated is not None:
+        if self._generated is not None or self._far is not None or self._checks is not None:
             span = (np.array([number]), np.zeros(1, np.int64), np.array([length]))
-            return StoredDocument(number, self._generated.read(*span)[0], self)
+            return StoredDocument(number, self.read(*span)[0], self)
         shard, local = self._place(number)
         pointers, tokens = self._open[shard] or self._shard(shard)
         begin = pointers[local] >> self._shift
@@ -342,18 +369,23 @@ class Store:
         Raises:
             StoreError: a shard is missing, damaged, or contradicts the lengths; or a span does
                 not lie in its document.
+            InputError: a store elsewhere cannot be reached.
         """
+        if self._far is not None:
+            return self._without_removed(documents, self._far.read(documents, starts, lengths))
         stops = starts + lengths
-        beyond = stops > self.lengths.take(documents)
-        if beyond.any():
-            self._refuse(int(documents[beyond][0]), int(stops[beyond][0]))
+        over = stops > self.lengths.take(documents)
+        if over.any():
+            at = int(over.argmax())
+            tokens = int(self.lengths.take(documents[at : at + 1])[0])
+            raise beyond(self.path, int(documents[at]), tokens, int(stops[at]))
         if self._generated is not None:
             return self._generated.read(documents, starts, lengths)
         opened, shift = self._open, self._shift
         shards = self._bounds.searchsorted(documents, side="right")
         locals_ = documents - self._starts[shards]
         views: list[NDArray[np.generic]] = []
-        mapped = self._opens
+        mapped, checks = self._opens, self._checks
         for shard, local, start, stop in zip(
             shards.tolist(), locals_.tolist(), starts.tolist(), stops.tolist(), strict=True
         ):
@@ -365,7 +397,27 @@ class Store:
                 found = self._shard(shard)
             pointers, tokens = found
             begin = pointers[local] >> shift
+            if checks is not None:
+                checks.span(shard, tokens, begin + start, begin + stop)
             views.append(tokens[begin + start : begin + stop])
+        return self._without_removed(documents, views)
+
+    def fetch(self, documents: NDArray[np.int64], block: int = 1) -> None:
+        """Have documents of a store elsewhere here, in few requests; of any other there is nothing to do.
+
+        Args:
+            documents: their numbers, ascending [N].
+            block: how many neighbours are used together: all of a block are fetched.
+
+        Raises:
+            StoreError, InputError: as :meth:`read`.
+        """
+        if self._far is not None:
+            self._far.fetch(documents, block)
+
+    def _without_removed(
+        self, documents: NDArray[np.int64], views: list[NDArray[np.generic]]
+    ) -> list[NDArray[np.generic]]:
         for gone in self._removed_among(documents):
             views[gone] = np.full(views[gone].size, self.end_id, self.dtype)
         return views
@@ -376,7 +428,8 @@ class Store:
 
         None where spans are not as they lie in the shards: then :meth:`read` gives them.
         """
-        return None if self._generated is not None or self.removed.size else self._open
+        apart = self._generated is not None or self._far is not None or self._checks is not None
+        return None if apart or self.removed.size else self._open
 
     def shard(self, number: int) -> Shard:
         """A mapped shard.
@@ -404,20 +457,38 @@ class Store:
         if not self.masked:
             return [np.ones(length, bool) for length in lengths.tolist()]
         shards = self._bounds.searchsorted(documents, side="right")
-        locals_ = documents - self._starts[shards]
         found: list[NDArray[np.bool_]] = []
-        for shard, local, start, length in zip(
-            shards.tolist(), locals_.tolist(), starts.tolist(), lengths.tolist(), strict=True
+        for shard, begin, length in zip(
+            shards.tolist(),
+            (self._begins(documents, shards) + starts).tolist(),
+            lengths.tolist(),
+            strict=True,
         ):
             if shard not in self._masked:
                 found.append(np.ones(length, bool))
                 continue
-            pointers, _ = self._open[shard] or self._shard(shard)
-            begin = (pointers[local] >> self._shift) + start
             found.append(self._mask_of(shard).slice(begin, begin + length))
         for gone in self._removed_among(documents):
             found[gone] = np.zeros(found[gone].size, bool)
         return found
+
+    def _begins(self, documents: NDArray[np.int64], shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where documents begin in their shards, in tokens; 0 in shards whose tokens are all trained."""
+        if self._far is not None:
+            return self._far.begins(documents)
+        found = np.zeros(len(documents), np.int64)
+        locals_ = documents - self._starts[shards]
+        for at, (shard, local) in enumerate(zip(shards.tolist(), locals_.tolist(), strict=True)):
+            if shard in self._masked:
+                pointers, _ = self._open[shard] or self._shard(shard)
+                found[at] = pointers[local] >> self._shift
+        return found
+
+    def shard_of(self, document: int) -> str:
+        """The shard that holds a document, as errors name it."""
+        if not self._places:
+            return self.place
+        return f"{self.place}/{self.split}/{self._places[self._place(document)[0]].stem.name}.bin"
 
     def _removed_among(self, documents: NDArray[np.int64]) -> list[int]:
         """Places of the removed documents among these."""
@@ -432,15 +503,12 @@ class Store:
                 self._masks.clear()
             place = self._places[shard]
             path = place.stem.with_name(place.stem.name + ".mask")
-            mask = map_mask(path, place.bytes // self.dtype.itemsize)
+            if self._checks is not None:
+                self._checks.mask(shard)
+            tokens = place.bytes // self.dtype.itemsize
+            mask = map_mask(path, tokens) if self._far is None else self._far.mask(shard)
             self._masks[shard] = mask
         return mask
-
-    def _refuse(self, document: int, stop: int) -> NoReturn:
-        raise StoreError(
-            f"Document {document} of {self.path} has {self.lengths.slice(document, document + 1)[0]} tokens, and a "
-            f"span of it ends at {stop}: the plan belongs to another store, or the store was changed. Open it anew."
-        )
 
     def origin(self, number: int) -> Origin:
         """Where a document came from.
@@ -470,13 +538,10 @@ class Store:
         )
 
     def shard_origins(self, shard: int) -> Origins:
-        """The ``.docs`` of a shard: its documents' hashes, records, offsets and parts.
-
-        Raises:
-            StoreError: it is missing or damaged.
-        """
+        """The ``.docs`` of a shard: hashes, records, offsets and parts; StoreError where it is missing or damaged."""
         stem, documents = self._places[shard][:2]
-        origins = map_origins(stem.with_name(stem.name + ".docs"))
+        path = stem.with_name(stem.name + ".docs")
+        origins = map_origins(path) if self._far is None else self._far.origins(shard)
         if len(origins) != documents:
             raise StoreError(
                 f"{stem}.docs has {len(origins)} documents, the manifest says {documents}. The store is damaged: "
@@ -485,12 +550,10 @@ class Store:
         return origins
 
     def shard_sides(self, shard: int) -> Sides:
-        """The ``.pairs`` of a shard of a store of preferences: pair and side of its documents.
-
-        Raises:
-            StoreError: it is missing or damaged.
-        """
+        """The ``.pairs`` of a shard of preferences; StoreError where it is missing or damaged."""
         stem, documents = self._places[shard][:2]
+        if self._far is not None:
+            return self._far.sides(shard)
         return map_sides(stem.with_name(stem.name + ".pairs"), documents, self.preferences)
 
     def _part(self, number: int) -> tuple[SourceEntry, int]:
@@ -534,21 +597,3 @@ class Store:
             if len(self._mapped) > self._most:
                 self._open[self._mapped.popleft()] = None
         return opened
-
-
-def _prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:
-    """Sizes, counts and the first and last MiB of each file."""
-    edges = {}
-    for suffix in (".bin", ".idx", *([".mask"] if masked else [])):
-        view = map_file(stem.with_name(stem.name + suffix))
-        edges[suffix] = [len(view), checksum(view[:_EDGE]), checksum(view[-_EDGE:])]
-    return fingerprint({"prefix": edges, "dtype": dtype.name})
-
-
-def _masked_shards(manifest: Manifest | None, split: str, places: list[Place]) -> frozenset[int]:
-    """Numbers of the shards with a ``.mask``."""
-    if manifest is None:
-        stem = places[0].stem
-        return frozenset([0] if stem.with_name(stem.name + ".mask").is_file() else [])
-    shards = manifest.subsets[split].shards
-    return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.headed import CHECK, HEADER, map_headed, unlike
+from batchloom.store.headed import CHECK, HEADER, read_header, unlike
+from batchloom.store.index import map_file
 from batchloom.store.manifest import SubsetEntry
 
 MAGIC = b"BLMGONE\x00"
@@ -34,7 +35,14 @@ def map_removed(folder: Path, subset: SubsetEntry) -> NDArray[np.int64]:
     if subset.removed is None or subset.removed_file is None:
         return np.empty(0, np.int64)
     path = folder / subset.removed_file
-    view, count, zero = map_headed(path, MAGIC)
+    return removed_of(map_file(path), path, subset)
+
+
+def removed_of(view: memoryview, path: Path, subset: SubsetEntry) -> NDArray[np.int64]:
+    """The numbers in the content of such a file, wherever it lies; else as :func:`map_removed`."""
+    if subset.removed is None:
+        return np.empty(0, np.int64)
+    count, zero = read_header(view, path, MAGIC)
     if zero:
         raise unlike(path)
     stated = subset.removed.documents

@@ -9,11 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.store.format import checksum
 from batchloom.store.index import Index, map_file, map_index
+from batchloom.store.manifest import Manifest
 
 _STRETCH = 1 << 20
 _MOST_MAPPED = 2048
 _SPARE_FILES = 256
+_EDGE = 1 << 20
 
 
 @final
@@ -189,6 +193,15 @@ def _summed_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
     return np.diff(sums[index.documents]).astype(np.uint32)
 
 
+def prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:
+    """Names a bare prefix: sizes, counts and the first and last MiB of each file."""
+    edges = {}
+    for suffix in (".bin", ".idx", *([".mask"] if masked else [])):
+        view = map_file(stem.with_name(stem.name + suffix))
+        edges[suffix] = [len(view), checksum(view[:_EDGE]), checksum(view[-_EDGE:])]
+    return fingerprint({"prefix": edges, "dtype": dtype.name})
+
+
 def mapped_limit(shards: int, files: int) -> int:
     """Shards kept mapped: each costs ``files`` descriptors of what the process may open.
 
@@ -205,3 +218,12 @@ def mapped_limit(shards: int, files: int) -> int:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = (soft - _SPARE_FILES) // files if soft > 0 else _MOST_MAPPED
     return min(max(16, room), _MOST_MAPPED)
+
+
+def masked_shards(manifest: Manifest | None, split: str, places: list[Place]) -> frozenset[int]:
+    """Numbers of the shards with a ``.mask``."""
+    if manifest is None:
+        stem = places[0].stem
+        return frozenset([0] if stem.with_name(stem.name + ".mask").is_file() else [])
+    shards = manifest.subsets[split].shards
+    return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)

@@ -23,6 +23,7 @@ from batchloom.store.origins import map_origins
 from batchloom.store.pairs import map_sides, pair_numbers
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
+from batchloom.store.sums import COUNTED, BlockSums
 from batchloom.store.synthetic import is_synthetic
 from batchloom.store.verify_generations import older_faults, removed_faults
 
@@ -203,9 +204,13 @@ def _subset_faults(
     faults = []
     dtype = TOKEN_DTYPES[manifest.dtype]
     try:
-        for file, layer in zip(subset.length_files, subset.all_layers, strict=True):
-            if xxhash.xxh3_128_hexdigest(map_file(folder / file)) != layer.lengths:
+        names = zip(subset.length_files, subset.length_sums_files, subset.all_layers, strict=True)
+        for file, sums, layer in names:
+            view = map_file(folder / file)
+            if xxhash.xxh3_128_hexdigest(view) != layer.lengths:
                 faults.append(f"{folder / file}: checksum differs from the manifest's.")
+            else:
+                faults += _length_sums_faults(folder / sums, view, layer.sums)
         lengths = map_lengths(folder, subset)
     except StoreError as error:
         return [*faults, str(error)]
@@ -252,20 +257,28 @@ def _shard_faults(
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
-    lowest, highest, digest = _scan(view, dtype, tick)
+    sums = BlockSums()
+    lowest, highest, digest = _scan(view, dtype, tick, sums)
     if digest != shard.bin:
         faults.append(f"{stem}.bin: checksum differs from the manifest's.")
+    else:
+        faults += _sums_faults(stem.with_suffix(".sums"), shard.sums, sums)
     return faults + _range_faults(f"{stem}.bin", lowest, highest, vocabulary)
 
 
 def _scan(
-    view: memoryview, dtype: np.dtype[np.generic], tick: Callable[[int], None] | None = None
+    view: memoryview,
+    dtype: np.dtype[np.generic],
+    tick: Callable[[int], None] | None = None,
+    sums: BlockSums | None = None,
 ) -> tuple[int, int, str]:
-    """Lowest and highest id of a ``.bin`` (0 where it is empty), and its checksum."""
+    """Lowest and highest id of a ``.bin`` (0 where it is empty), and its checksum; its blocks' go into ``sums``."""
     digest, ranges = xxhash.xxh3_128(), []
     for begin in range(0, len(view), _BLOCK):
         block = view[begin : begin + _BLOCK]
         digest.update(block)
+        if sums:
+            sums.append(block)
         ids = np.frombuffer(block, dtype)
         ranges.append((int(ids.min()), int(ids.max())))
         if tick:
@@ -307,6 +320,22 @@ def _bands_faults(stem: Path, shard: ShardEntry) -> list[str]:
     if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.bands:
         return [f"{path}: checksum differs from the manifest's."]
     return []
+
+
+def _length_sums_faults(path: Path, view: memoryview, stated: str | None) -> list[str]:
+    sums = BlockSums(COUNTED)
+    sums.append(view)
+    return _sums_faults(path, stated, sums)
+
+
+def _sums_faults(path: Path, stated: str | None, found: BlockSums) -> list[str]:
+    """What is wrong with a ``.sums`` file: it is the one that its file gives, or older stores have none."""
+    if stated is None:
+        return [f"{path}: the manifest knows of no sums."] if path.exists() else []
+    data, head = found.to_bytes()
+    if map_file(path) == data and head == stated:
+        return []
+    return [f"{path}: it is not that of its file, or not the manifest's."]
 
 
 def _side_faults(

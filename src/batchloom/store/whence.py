@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError
 from batchloom.core.spec import nearest, shown
 from batchloom.store.manifest import SourceEntry
-from batchloom.store.reader import Origin, Store
+from batchloom.store.origins import Origin
+from batchloom.store.reader import Store
 from batchloom.store.walk import known_parts
 
 _BLOCK = 1 << 22

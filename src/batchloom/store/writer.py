@@ -15,12 +15,13 @@ from batchloom.core.aside import ASIDE, refused
 from batchloom.core.files import refuse_url
 from batchloom.core.locks import lock_alone
 from batchloom.store.bands import Bands
-from batchloom.store.format import LENGTHS_NAME, of_generation
+from batchloom.store.format import LENGTHS_NAME, LENGTHS_SUMS_NAME, of_generation
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.mask import MaskBits
 from batchloom.store.origins import Origins
 from batchloom.store.pairs import Sides
+from batchloom.store.sums import COUNTED, BlockSums
 
 
 def writing(path: Path) -> contextlib.AbstractContextManager[None]:
@@ -172,6 +173,13 @@ def write_bands(stem: Path, bands: Bands | None) -> str | None:
     return None if bands is None else write_pieces(stem.with_suffix(".bands"), bands.pieces())
 
 
+def write_sums(path: Path, sums: BlockSums) -> str:
+    """Write a ``.sums`` file; the checksum of its head."""
+    data, head = sums.to_bytes()
+    write_file(path, data)
+    return head
+
+
 class ShardWriter:
     """Writes one shard: tokens as they come, index and origins at the end.
 
@@ -183,7 +191,7 @@ class ShardWriter:
     def __init__(self, stem: Path, dtype: np.dtype[np.generic]) -> None:
         self._stem, self._dtype = stem, dtype
         self._aside = stem.with_name(stem.name + ".bin" + ASIDE)
-        self._hash = xxhash.xxh3_128()
+        self._hash, self._sums = xxhash.xxh3_128(), BlockSums()
         self._tokens = 0
         self._mask: MaskBits | None = None
         with writing(self._aside):
@@ -198,6 +206,7 @@ class ShardWriter:
         with writing(self._aside):
             self._file.write(data.data)
         self._hash.update(data.data)
+        self._sums.append(data.data)
         if trained is not None and self._mask is None:
             self._mask = MaskBits()
             self._mask.append(np.ones(self._tokens, bool))
@@ -231,6 +240,7 @@ class ShardWriter:
         mask = write_mask(self._stem, self._mask) if self._mask else None
         pairs = write_sides(self._stem, sides)
         alike = write_bands(self._stem, bands)
+        sums = write_sums(self._stem.with_suffix(".sums"), self._sums)
         with writing(self._stem):
             self._aside.replace(self._stem.with_suffix(".bin"))
         return ShardEntry(
@@ -245,6 +255,7 @@ class ShardWriter:
             trained=self._mask.trained if mask and self._mask else None,
             pairs=pairs,
             bands=alike,
+            sums=sums,
         )
 
     def abandon(self) -> None:
@@ -262,8 +273,9 @@ class LengthsWriter:
 
     def __init__(self, folder: Path, generation: int = 1) -> None:
         self._path = folder / of_generation(LENGTHS_NAME, generation)
+        self._beside = folder / of_generation(LENGTHS_SUMS_NAME, generation)
         self._aside = self._path.with_name(self._path.name + ASIDE)
-        self._hash = xxhash.xxh3_128()
+        self._hash, self._sums = xxhash.xxh3_128(), BlockSums(COUNTED)
         with writing(self._aside):
             self._file = self._aside.open("wb")
 
@@ -273,15 +285,17 @@ class LengthsWriter:
         with writing(self._aside):
             self._file.write(data.data)
         self._hash.update(data.data)
+        self._sums.append(data.data)
 
-    def finish(self) -> str:
-        """Sync and rename the file; returns its checksum."""
+    def finish(self) -> tuple[str, str]:
+        """Sync and rename the file; returns its checksum, and that of the head of its ``.sums``."""
+        sums = write_sums(self._beside, self._sums)
         with writing(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
             self._aside.replace(self._path)
-        return str(self._hash.hexdigest())
+        return str(self._hash.hexdigest()), sums
 
     def abandon(self) -> None:
         """Close the file without giving it its name (after an error)."""

@@ -151,7 +151,8 @@ def _write_subset(
         shards.append(writer.finish(sizes, _origins(chosen, first + start, where.part)))
         lengths.append(sizes)
     tokens = sum(shard.tokens for shard in shards)
-    return SubsetEntry(len(documents), tokens, lengths.finish(), tuple(shards))
+    checksum, sums = lengths.finish()
+    return SubsetEntry(len(documents), tokens, checksum, tuple(shards), sums=sums)
 
 
 def _origins(documents: list[NDArray[np.int64]], first: int, part: int) -> Origins:

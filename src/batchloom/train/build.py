@@ -16,7 +16,7 @@ from batchloom.train.model import GPT, padded_vocabulary, parameter_count
 from batchloom.train.model_folder import tokenizer_note
 from batchloom.train.pretrained import Pretrained, blueprint, check_size, load, longest_row
 from batchloom.train.ranks import Ranks
-from batchloom.train.settings import ModelSettings, PretrainedSettings, TrainSettings
+from batchloom.train.settings import ModelSettings, PretrainedSettings, TrainSettings, rank_share
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,7 +102,7 @@ def _pretrained(
     if settings.compile:
         model.compile_body()
     if settings.order.packing != "none":
-        share = settings.global_batch_size // ranks.world_size
+        share = rank_share(settings, ranks.world_size)
         distance = model.prove_isolation(store, settings.seq_len, settings.batch_size or share)
         log.say(
             f"packed documents do not see each other: their tokens' losses are those of the documents "
@@ -116,7 +116,7 @@ def _vocabulary(store: Store, shape: ModelSettings) -> int:
     known, stated = store.vocab_size, shape.vocab_size
     if known is None and stated is None:
         problem = (
-            f"missing; {store.path} does not say which tokenizer made it: set it in a "
+            f"missing; {store.place} does not say which tokenizer made it: set it in a "
             "--config-file to more than its largest id"
         )
         raise SettingsError([f"model.vocab_size: {problem}"])

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from batchloom.core.errors import StateError
-from batchloom.core.fingerprint import fingerprint
+from batchloom.core.fingerprint import broken_link, fingerprint
 from batchloom.train.plain import read_object
 
 PARTIAL = ".partial"
@@ -116,6 +116,7 @@ def read_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
         refuse_damaged(file, error)
     step, loader, checksums = (state.get(name) for name in ("step", "loader", "checksums"))
     if not (whole and isinstance(loader, dict) and isinstance(checksums, dict)):
+        _refuse_changed_edit(file, loader)
         refuse_damaged(
             file,
             "was changed after it was written: its check does not fit its fields (batchloom edit adds edits)",
@@ -123,6 +124,25 @@ def read_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     if step != step_of(path):
         refuse_damaged(file, f"says step {step!r} and lies in the folder {path.name}")
     return step_of(path), loader, checksums
+
+
+def _refuse_changed_edit(file: Path, loader: Any) -> None:
+    """Say which edit of a journal was changed by hand, where that is what was changed.
+
+    Raises:
+        StateError: names its fields.
+    """
+    edits = loader.get("edits") if isinstance(loader, dict) else None
+    if not isinstance(edits, list) or not all(isinstance(one, dict) for one in edits):
+        return
+    number = broken_link(loader.get("identity"), edits)
+    if number is not None:
+        fields = ", ".join(name for name in edits[number] if name != "fingerprint")
+        refuse_damaged(
+            file,
+            f"was changed by hand: its check does not fit, and edit {number} of the journal has another {fields} than "
+            "its fingerprint says (batchloom edit adds edits)",
+        )
 
 
 def _read_tensors(

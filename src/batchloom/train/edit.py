@@ -36,7 +36,7 @@ class Edited:
 
 def edit_run(
     place: Path,
-    data: Path | Mixture,
+    data: Path | str | Mixture,
     edit: Edit,
     *,
     generation: int | None = None,
@@ -80,7 +80,7 @@ def edit_run(
         if isinstance(data, Mixture):
             opened: Any = mixture_begun_on(data, folder, ranks)
         else:
-            number = begun_on(data, folder, ranks) if generation is None else generation
+            number = begun_on(data, folder, ranks, {}) if generation is None else generation
             opened = open_store(data, generation=number)
         loader = make_loader(opened, settings, ranks, settings.steps)
     loader.load_state_dict(state)

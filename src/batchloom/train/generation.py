@@ -1,7 +1,9 @@
 """Which generation of a store a run that goes on is to read."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from batchloom import open_store
 from batchloom.train.folder import RunFolder
@@ -10,13 +12,16 @@ from batchloom.train.ranks import Ranks
 _LOG = logging.getLogger("batchloom")
 
 
-def begun_on(data: Path, folder: RunFolder, ranks: Ranks) -> int | None:
+def begun_on(
+    data: Path | str, folder: RunFolder, ranks: Ranks, opened: Mapping[str, Any]
+) -> int | None:
     """The generation of its store that a run was begun on, told where it is not the newest.
 
     Args:
         data: a store's folder, a prefix, or a name of synthetic data.
         folder: of the run.
         ranks: the first one speaks.
+        opened: options of ``open_store``.
 
     Returns:
         None for the newest, for data without generations, and for data that the run was never on.
@@ -27,7 +32,7 @@ def begun_on(data: Path, folder: RunFolder, ranks: Ranks) -> int | None:
         GenerationError: the generation was compacted away.
     """
     before = folder.read().get("data")
-    newest = open_store(data)
+    newest = open_store(data, **opened)
     if not isinstance(before, dict) or newest.manifest is None or newest.generation is None:
         return None
     named = before.get("fingerprint")
@@ -39,12 +44,12 @@ def begun_on(data: Path, folder: RunFolder, ranks: Ranks) -> int | None:
     if number is None or number == newest.generation:
         return None
     # Where it was compacted away, this says so before anything is built.
-    open_store(data, generation=number)
+    newest.manifest_of(number)
     if ranks.first:
         _LOG.info(
             "The run was begun on generation %d of %s and goes on with it; the newest is %d.",
             number,
-            data,
+            newest.place,
             newest.generation,
         )
     return number

@@ -11,6 +11,7 @@ from batchloom.train.plain import parse_object
 Say = Callable[[str], None]
 _KINDS = ("start", "step", "val")
 _SHOWN = 8
+_LONGEST_TITLE = 160
 
 
 @final
@@ -63,11 +64,12 @@ class RunLog:
         self.write({"kind": "step", **entry})
         step = entry["step"]
         if step % self._say_every == 0 or step in (1, steps):
+            uneven = f"  imbalance {entry['imbalance']:.3f}" if "imbalance" in entry else ""
             self.say(
                 f"step {step:>{len(str(steps))}}/{steps}  loss {entry['loss']:.4f}  "
                 f"lr {entry['lr']:.2e}  {entry['tokens_per_s']:,.0f} tok/s  "
                 f"trained {entry['trained_share']:.2%}  padding {entry['padding']:.2%}  "
-                f"data wait {entry['data_wait']:.2%}"
+                f"data wait {entry['data_wait']:.2%}{uneven}"
             )
 
     def val(
@@ -157,6 +159,8 @@ def draw_curve(log: Path, png: Path, title: str) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
     # In names of folders: letters the font lacks, bytes that are no text, dollars (mathematics).
+    # Of many stores a title cannot name all.
+    title = title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 3]}..."
     plain = title.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
     axes.set(xlabel="step", ylabel="loss (nats a token)", title=plain)
     axes.grid(alpha=0.3)

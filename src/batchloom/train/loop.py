@@ -29,6 +29,7 @@ from batchloom.train.model_folder import copy_tokenizer
 from batchloom.train.pretrained import Pretrained
 from batchloom.train.run import Run, open_folder
 from batchloom.train.settings import OptimSettings, PretrainedSettings, accumulation
+from batchloom.train.streaming import end_keeping, streamed, whole_state
 
 
 class Batch(Protocol):
@@ -115,6 +116,8 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
             give_back(run)
         draw_curve(run.folder.log, run.folder.curve, run.loader.origin)
     log.say(f"Loss curve: {run.folder.curve}")
+    if (stream := streamed(run.store)) is not None and run.settings.steps == max(done, last):
+        run.ranks.patiently((lambda: end_keeping(stream, log.say)) if run.ranks.first else None)
     return Outcome(step if done < last else max(done, last), val_loss, run.model)
 
 
@@ -154,7 +157,7 @@ def check_ids(run: Run, store: Store, batch: Batch) -> None:
     else:
         remedy = f"set model.vocab_size in the --config-file to more than {highest}"
     raise TrainError(
-        f"Step {batch.step + 1} of {store.path} holds id {wrong} and the model has {rows} of them: "
+        f"Step {batch.step + 1} of {store.place} holds id {wrong} and the model has {rows} of them: "
         f"{remedy}."
     )
 
@@ -194,6 +197,8 @@ def learn(run: Run, batch: Batch, lr: float) -> Learned:
 
 def passes_at(run: Run, step: int) -> int:
     """Forward passes of a step, whose batch may be of another size by an edit."""
+    if streamed(run.store) is not None:
+        return run.passes
     size = run.loader.plan.spec_at(step).global_batch_size
     if size == run.settings.global_batch_size:
         return run.passes
@@ -271,12 +276,18 @@ def tell_step(
 ) -> None:
     """Log a step, with its speed and where its data came from."""
     plan = run.loader.plan
-    spec, (first, stop) = plan.spec_at(batch.step), plan.positions_of(batch.step)
     took = time.perf_counter() - began + waited
     # Of the same data on every rank, a step holds the first rank's share as often as there are ranks.
-    copies = run.ranks.world_size if run.loader.store.replicated else 1
-    spans = plan.rows(first, first + (stop - first) // copies)
-    tokens = copies * int(spans.lengths.sum())
+    copies = (
+        run.ranks.world_size if streamed(run.store) is None and run.loader.store.replicated else 1
+    )
+    if streamed(run.store) is not None:
+        spec = plan.spec
+        tokens = int(run.ranks.total(run.loader.tokens(batch.step))[0])
+    else:
+        spec, (first, stop) = plan.spec_at(batch.step), plan.positions_of(batch.step)
+        spans = plan.rows(first, first + (stop - first) // copies)
+        tokens = copies * int(spans.lengths.sum())
     entry = {
         "step": batch.step + 1,
         **figures,
@@ -287,6 +298,9 @@ def tell_step(
         "data_wait": waited / took,
         "origin": batch.origin,
     }
+    if run.ranks.world_size > 1 and copies == 1 and run.log.speaks and not run.loader.streamed:
+        measured = run.loader.imbalance(batch.step)
+        entry |= {"imbalance": measured.dealt, "imbalance_in_order": measured.in_order}
     run.log.step(entry, run.settings.steps)
 
 
@@ -298,8 +312,9 @@ def save(run: Run, step: int) -> None:
     """
     if not all_finite(run.model, run.optimizer):
         raise TrainError(diverged(run, step, f"Weights are not finite after step {step}"))
+    state = whole_state(run.loader, streamed(run.store), run.ranks)
     if run.ranks.first:
-        run.folder.save(step, run.model, run.optimizer, run.loader.state_dict())
+        run.folder.save(step, run.model, run.optimizer, dict(state))
         give_back(run)
     run.ranks.wait()
 

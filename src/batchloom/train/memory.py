@@ -8,7 +8,7 @@ import torch
 
 from batchloom.core.errors import TrainError
 from batchloom.train.ranks import Ranks
-from batchloom.train.settings import PretrainedSettings, TrainSettings
+from batchloom.train.settings import PretrainedSettings, TrainSettings, rank_share
 
 # Of a parameter in float32: the weight, its gradient, AdamW's two moments.
 _LEARNING = 16
@@ -32,7 +32,7 @@ def check_memory(settings: TrainSettings, parameters: int, ranks: Ranks) -> None
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = (_WEIGHT if on_gpu else _LEARNING) * parameters
     _refuse_model(settings, parameters, needed, machine, "this machine")
-    rows = settings.global_batch_size // ranks.world_size
+    rows = rank_share(settings, ranks.world_size)
     if (batch := _TOKEN * rows * settings.seq_len) > machine:
         raise TrainError(
             f"A rank's share of a step, {rows:,} sequences of {settings.seq_len:,} tokens, takes "

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from batchloom import open_store
+from batchloom.core.addresses import is_url
 from batchloom.core.errors import StoreMissingError, TrainError
 from batchloom.core.synthetic import DISTRIBUTED_DUMMY, SyntheticSpec
 from batchloom.train.pretrained import read_model_config
@@ -14,7 +15,7 @@ _LOG = logging.getLogger("batchloom")
 
 
 def stand_in(
-    data: Path | None, input_file: Path | None, settings: TrainSettings, ranks: Ranks
+    data: Path | str | None, input_file: Path | None, settings: TrainSettings, ranks: Ranks
 ) -> Path | None:
     """The name of the synthetic data to train on in place of data that is absent; None where it is there.
 
@@ -29,7 +30,7 @@ def stand_in(
     Raises:
         TrainError: some ranks have the data, and others have not.
     """
-    reason = _absent_store(data) if data is not None else ""
+    reason = _absent_store(Path(data)) if data is not None and not is_url(str(data)) else ""
     if input_file is not None and _is_absent(input_file):
         reason = f"--input-file: there is no {input_file}."
     absent = int(ranks.total(float(bool(reason)))[0])

@@ -93,12 +93,13 @@ def mixture_begun_on(mixture: Mixture, folder: RunFolder, ranks: Ranks) -> Mixtu
         number = None if named == store.fingerprint else store.generation_with(named)
         if number is None or number == store.generation:
             continue
-        stores[name] = open_store(store.path, store.split, generation=number)
+        opened = {**store.opened_with, "generation": number}
+        stores[name] = open_store(store.address, store.split, **opened)
         if ranks.first:
             _LOG.info(
                 "The run was begun on generation %d of %s and goes on with it; the newest is %d.",
                 number,
-                store.path,
+                store.place,
                 store.generation,
             )
     return replace(mixture, stores=stores)

@@ -125,7 +125,7 @@ def tokenizer_note(folder: Path, store: Store) -> str | None:
     """
     if store.manifest is None:
         return (
-            f"{store.path} names no tokenizer: whether its ids are the model's cannot be compared"
+            f"{store.place} names no tokenizer: whether its ids are the model's cannot be compared"
         )
     ours, theirs = _store_words(store), _folder_words(folder)
     if theirs is None:

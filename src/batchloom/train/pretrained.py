@@ -125,7 +125,7 @@ class Pretrained(nn.Module):
             wanted = self.logits(row, places).float()
         if not bool(wanted.isfinite().all()):
             raise TrainError(
-                f"The scores of {self.name} on the first document of {store.path} are not finite: "
+                f"The scores of {self.name} on the first document of {store.place} are not finite: "
                 "its weights are damaged. Fetch the folder again."
             )
         head = self.model.get_output_embeddings()
@@ -159,7 +159,7 @@ class Pretrained(nn.Module):
         if packed > _NOISE and packed > (_LEAK_HALF if self._half else _LEAK) * mixed:
             raise TrainError(
                 f"{type(self.model).__name__} with {self._attention} attention lets packed documents see each "
-                f"other: on the first documents of {store.path} a token's loss differs by "
+                f"other: on the first documents of {store.place} a token's loss differs by "
                 f"{packed:.2g} nats from that of the document alone. Train one document a row "
                 "(--packing none), or try another --attn-implementation (sdpa, eager, "
                 "flex_attention)."
@@ -297,12 +297,12 @@ def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: St
     rows, needed = _embedding_rows(model), store.vocab_size or 0
     if rows < needed and not store.on_disk:
         raise TrainError(
-            f"{store.path} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
+            f"{store.place} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
             f"of them: give it vocab={rows}."
         )
     if rows < needed:
         raise TrainError(
-            f"{store.path} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
+            f"{store.place} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
             f"of them: prepare the data with --tokenizer {settings.init}, or resize the model's "
             "embedding with transformers' resize_token_embeddings."
         )

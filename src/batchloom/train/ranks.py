@@ -63,6 +63,21 @@ class Ranks:
                 f"message says why ({str(error).splitlines()[0]})."
             ) from error
 
+    def gathered(self, said: bytes) -> list[bytes]:
+        """What every rank said, in the order of the ranks, the same on every rank."""
+        if self.world_size == 1:
+            return [said]
+        sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
+        sizes[self.rank] = len(said)
+        with self.talking():
+            dist.all_reduce(sizes)
+        mine = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+        mine[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        heard = [torch.zeros_like(mine, device=self.device) for _ in range(self.world_size)]
+        with self.talking():
+            dist.all_gather(heard, mine.to(self.device))
+        return [bytes(one.tolist()[:size]) for one, size in zip(heard, sizes.tolist(), strict=True)]
+
     def wait(self) -> None:
         """Return when every rank has come here."""
         self.total(0.0)

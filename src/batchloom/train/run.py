@@ -1,6 +1,7 @@
 """A run: its data, its model, its folder, opened and checked before the first step."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,14 @@ from batchloom.train.mixture import mixture_lines
 from batchloom.train.model import parameter_groups
 from batchloom.train.model_folder import folder_fingerprint
 from batchloom.train.ranks import Ranks
-from batchloom.train.settings import MOST_STEPS, PretrainedSettings, TrainSettings, accumulation
+from batchloom.train.settings import (
+    MOST_STEPS,
+    PretrainedSettings,
+    TrainSettings,
+    accumulation,
+    rank_share,
+)
+from batchloom.train.streaming import StreamData, StreamRequest, as_store, streamed, tell_stream
 
 # What a run cannot change half-way: the model, the data and their order.
 _FIXED = (
@@ -29,7 +37,9 @@ _FIXED = (
     "init.fingerprint",
     "seq_len",
     "global_batch_size",
-    "order",
+    "order.packing",
+    "order.overlong",
+    "order.shuffle",
     "seed",
     "data.fingerprint",
     "data.mixture",
@@ -78,23 +88,24 @@ class Run:
 
 
 def set_up(
-    data: Path | Mixture,
+    data: Path | str | Mixture | StreamRequest,
     settings: TrainSettings,
     folder: RunFolder,
     ranks: Ranks,
     log: RunLog,
     *,
-    generation: int | None = None,
+    opened: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open the data and build the model; nothing is written yet.
 
     Args:
-        data: a store's folder, a bare Megatron prefix, a name of synthetic data, or a mixture.
+        data: a store's folder or URL, a bare Megatron prefix, a name of synthetic data, or a mixture; or raw
+            inputs, which are streamed.
         settings: what to compute.
         folder: where to write.
         ranks: this process's place.
         log: what is told.
-        generation: of the store; None for the newest.
+        opened: options of ``open_store``, its generation among them.
 
     Raises:
         StoreError: there is no store, it is damaged, or has no such generation.
@@ -103,16 +114,21 @@ def set_up(
         TrainError: no step has anything to predict, or the memory cannot suffice.
     """
     passes = accumulation(settings, ranks.world_size)
-    opened = data if isinstance(data, Mixture) else open_store(data, generation=generation)
-    _tell_source(opened, data, log)
-    store = opened if isinstance(opened, Store) else _telling(opened)
+    found: Store | Mixture
+    if isinstance(data, StreamRequest):
+        found = as_store(StreamData(data, settings, ranks))
+    else:
+        found = data if isinstance(data, Mixture) else open_store(data, **(opened or {}))
+        _tell_source(found, data, log)
+    store = _telling(found) if isinstance(found, Mixture) else found
     outlined = outline(settings, store)
     check_memory(settings, outlined.parameters, ranks)
-    loader = make_loader(opened, settings, ranks, settings.steps)
-    if not has_targets(loader, settings.steps):
+    loader = make_loader(found, settings, ranks, settings.steps)
+    stream = streamed(store)
+    if stream is None and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if loader.store.masked else "two tokens"
         raise TrainError(
-            f"None of the {settings.steps} steps on {store.path} has anything to predict: no "
+            f"None of the {settings.steps} steps on {store.place} has anything to predict: no "
             f"sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
@@ -120,7 +136,7 @@ def set_up(
     optim = settings.optim
     groups = parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
-    val = _val_loaders(opened, settings, ranks, log)
+    val = _val_loaders(found, settings, ranks, log) if stream is None else {}
     return Run(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
 
 
@@ -130,17 +146,20 @@ def _telling(mixture: Mixture) -> Store:
     return next((store for store in stores if store.vocab_size is not None), stores[0])
 
 
-def _tell_source(opened: Store | Mixture, data: Path | Mixture, log: RunLog) -> None:
+def _tell_source(opened: Store | Mixture, data: Path | str | Mixture, log: RunLog) -> None:
     """Say that data is real, or have every line from here on say that it is not."""
-    stores = opened.stores.values() if isinstance(opened, Mixture) else (opened,)
-    if any(isinstance(store, Store) and store.synthetic for store in stores):
+    given = opened.stores.values() if isinstance(opened, Mixture) else (opened,)
+    stores = [store for store in given if isinstance(store, Store)]
+    if any(store.synthetic for store in stores):
         log.mark = "  source=synthetic"
     elif log.speaks:
-        for store in stores:
-            if isinstance(store, Store):
-                place = store.path if isinstance(data, Mixture) else data
-                _LOG.info("Loaded real indexed dataset from %s", place)
-                _LOG.info("Dataset contains %d sequences", len(store))
+        for store in stores[:_SHOWN]:
+            plain = isinstance(data, Path) and not store.is_far
+            place = data if plain else store.place
+            _LOG.info("Loaded real indexed dataset from %s", place)
+            _LOG.info("Dataset contains %d sequences", len(store))
+        if len(stores) > _SHOWN:
+            _LOG.info("Loaded %d more real indexed datasets", len(stores) - _SHOWN)
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
@@ -201,9 +220,7 @@ def _val_loader(
     store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog, whose: str
 ) -> Loader | None:
     """This rank's batches of the val subset; None, and a word why, when there is nothing to see."""
-    loader = make_loader(
-        open_store(store.path, "val", generation=store.generation), settings, ranks, None
-    )
+    loader = make_loader(store.subset("val"), settings, ranks, None)
     # Not its length: a large subset is counted beside the training, and not waited for here.
     try:
         seen = has_targets(loader, settings.eval_batches or MOST_STEPS)
@@ -223,8 +240,11 @@ def make_loader(
     data: Store | Mixture, settings: TrainSettings, ranks: Ranks, steps: int | None
 ) -> Loader:
     """This rank's batches: of a run of ``steps`` steps, or of one pass over the store, to look at it."""
+    store = _telling(data) if isinstance(data, Mixture) else data
     noise = settings.order.noise_prob if steps is not None else None
-    store = data if isinstance(data, Store) else _telling(data)
+    augment = None if noise is None else _noise(noise, store, settings)
+    if (stream := streamed(store)) is not None:
+        return stream.loader(augment)
     return Loader(
         data,
         seq_len=settings.seq_len,
@@ -236,7 +256,10 @@ def make_loader(
         steps=steps,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        augment=None if noise is None else _noise(noise, store, settings),
+        augment=augment,
+        uneven=settings.order.uneven,
+        micro_batch_size=settings.batch_size,
+        balance=settings.order.balance,
     )
 
 
@@ -361,26 +384,49 @@ def _flattened(values: dict[str, Any], path: str = "") -> dict[str, Any]:
 def _introduce(run: Run, done: int) -> None:
     """Say what is about to be trained on what."""
     settings, ranks, say = run.settings, run.ranks, run.log.say
-    share = settings.global_batch_size // ranks.world_size
+    rows = settings.batch_size or rank_share(settings, ranks.world_size)
+    stream = streamed(run.store)
     plan = run.loader.plan
-    mixed = isinstance(plan.data, Mixture)
+    mixed = stream is None and isinstance(plan.data, Mixture)
     # A plan of many pools is counted beside the training, and not waited for here.
-    known = not mixed and (plan.has_counts or plan.pools.count == 1)
+    known = stream is None and not mixed and (plan.has_counts or plan.pools.count == 1)
     sequences = plan.sequences_per_epoch if known else 0
     seen = settings.steps * settings.global_batch_size
+    parameters = sum(weight.numel() for weight in run.model.parameters())
     epochs = f", {seen / sequences:.2f} epochs" if sequences else ""
-    store = run.loader.store
+    if stream is not None:
+        tell_stream(stream, run.loader, say)
+    else:
+        _tell_store(run)
+    say(
+        f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, "
+        f"{parameters:,} parameters"
+    )
+    say(
+        f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
+        f"({counted(ranks.world_size, 'rank')} x {counted(run.passes, 'pass')} x "
+        f"{counted(rows, 'row')}) on {ranks.device.type}; "
+        f"{counted(settings.steps, 'step')}{epochs}"
+    )
+    if done:
+        say(f"resume from the checkpoint of step {done}")
+
+
+def _tell_store(run: Run) -> None:
+    """Say what is read of a store."""
+    say = run.log.say
+    store, plan = run.loader.store, run.loader.plan
     share_trained = store.trained_tokens / max(store.tokens, 1)
     trained = f", {share_trained:.1%} of them trained" if store.masked else ""
     say(f"data   {run.loader.origin}: {len(store):,} documents, {store.tokens:,} tokens{trained}")
-    for line in mixture_lines(plan, settings.steps):
+    for line in mixture_lines(plan, run.settings.steps):
         say(line)
-    if settings.order.noise_prob:
+    if run.settings.order.noise_prob:
         say(
-            f"data   {settings.order.noise_prob:.1%} of the trained input tokens are replaced by any other "
+            f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by any other "
             "(noise_prob); labels stay the true ones"
         )
-    if run.store.weights and not mixed:
+    if run.store.weights and not isinstance(plan.data, Mixture):
         weights = ", ".join(f"{name} {weight:g}" for name, weight in run.store.weights[:_SHOWN])
         more = (
             f" and {len(run.store.weights) - _SHOWN:,} more"
@@ -391,16 +437,3 @@ def _introduce(run: Run, done: int) -> None:
             f"data   the weights recorded in the store ({weights}{more}) are not applied: documents of one store are "
             "drawn in proportion to their tokens (weights are of stores: --mixture)"
         )
-    parameters = sum(weight.numel() for weight in run.model.parameters())
-    say(
-        f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, "
-        f"{parameters:,} parameters"
-    )
-    say(
-        f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
-        f"({counted(ranks.world_size, 'rank')} x {counted(run.passes, 'pass')} x "
-        f"{counted(share // run.passes, 'row')}) on {ranks.device.type}; "
-        f"{counted(settings.steps, 'step')}{epochs}"
-    )
-    if done:
-        say(f"resume from the checkpoint of step {done}")

@@ -26,7 +26,7 @@ PRETRAINED = {"init", "attn_implementation"}
 _INNER = {
     "optim": ("lr",),
     "model": PRETRAINED,
-    "order": ("packing", "overlong", "shuffle", "noise_prob"),
+    "order": ("packing", "overlong", "shuffle", "noise_prob", "uneven", "balance"),
 }
 
 Bounds = dict[str, tuple[float, float]]
@@ -141,7 +141,7 @@ class OptimSettings:
 
 @dataclass(frozen=True, slots=True)
 class OrderSettings:
-    """How documents become sequences, and in which order; see ``PlanSpec``.
+    """How documents become sequences, in which order, and how ranks share them; see ``Loader``.
 
     Attributes:
         packing: the plan's packing strategy.
@@ -149,12 +149,17 @@ class OrderSettings:
         shuffle: False gives the order of the store.
         noise_prob: input tokens that are replaced by any other, as the loader's ``augment`` has it; None
             for none. The val subset stays as it is.
+        uneven: where a step does not divide among ranks and passes, ``refuse`` or ``pad`` with rows
+            that carry no loss. It may change when a run goes on, and so may ``balance``.
+        balance: whether rows are dealt to ranks by their attention cost.
     """
 
     packing: str = "best_fit"
     overlong: Literal["split", "drop", "truncate", "error"] | None = None
     shuffle: bool = True
     noise_prob: float | None = None
+    uneven: Literal["refuse", "pad"] = "refuse"
+    balance: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +295,7 @@ def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = ""
         plain: as a configuration file holds it.
         changes: fields of TrainSettings to set, where the value is not None; ``lr`` goes to
             the optimizer's settings, ``init`` and ``attn_implementation`` to the model's,
-            ``packing``, ``overlong``, ``shuffle`` and ``noise_prob`` to those of the order.
+            those of ``OrderSettings`` to the order's.
         path: named before every problem.
 
     Raises:
@@ -306,25 +311,34 @@ def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = ""
     return from_plain(TrainSettings, {**plain, **given}, path)
 
 
+def rank_share(settings: TrainSettings, world_size: int) -> int:
+    """Sequences of a step that a rank is given."""
+    return -(-settings.global_batch_size // world_size)
+
+
 def accumulation(settings: TrainSettings, world_size: int) -> int:
     """Forward passes of one rank that make one step.
 
     Raises:
         SettingsError: the sizes do not divide; names sizes that do.
     """
-    total = settings.global_batch_size
+    total, share = settings.global_batch_size, rank_share(settings, world_size)
+    rows = settings.batch_size or share
+    if settings.order.uneven == "pad":
+        return -(-share // rows)
     if total % world_size:
         below, above = total // world_size * world_size, -(-total // world_size) * world_size
         fitting = " or ".join(str(n) for n in (below, above) if n)
-        problem = f"{total} sequences cannot be shared by {world_size} ranks; {fitting} can"
-        raise SettingsError([f"global_batch_size: {problem} (--global-batch-size)"])
-    share = total // world_size
-    rows = settings.batch_size or share
+        problem = (
+            f"{total} sequences cannot be shared by {world_size} ranks; {fitting} can "
+            "(--global-batch-size), and any number can with --uneven pad"
+        )
+        raise SettingsError([f"global_batch_size: {problem}"])
     if share % rows:
         fitting = ", ".join(str(n) for n in range(1, share + 1) if share % n == 0)
         problem = (
             f"a rank's {share} sequences a step ({total} over {counted(world_size, 'rank')}) cannot be cut "
-            f"into passes of {rows}; --batch-size {fitting} can"
+            f"into passes of {rows}; --batch-size {fitting} can, and any number can with --uneven pad"
         )
         raise SettingsError([f"batch_size: {problem}"])
     return share // rows

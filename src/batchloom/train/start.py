@@ -33,6 +33,7 @@ from batchloom.train.settings import (
     read_config,
     settings_from,
 )
+from batchloom.train.streaming import StreamRequest
 from batchloom.train.temporary import temporary_store
 
 DEFAULT_MODEL = "tiny"
@@ -44,7 +45,7 @@ class DataRequest:
     """What a run is to read; what is wrong with it is told by the request that holds it.
 
     Attributes:
-        data: a store's folder, a bare Megatron prefix, or a name of synthetic data.
+        data: a store's folder or URL, a bare Megatron prefix, or a name of synthetic data.
         mixture: several stores and their weights; excludes ``data``.
         input_file: a file or folder to prepare into a temporary store; excludes ``data``.
         dataset_config: a YAML file that names data sets, which are prepared below the run's
@@ -54,36 +55,73 @@ class DataRequest:
             stands in for it.
         generation: of the store at ``data``; None for the newest, or for the one that a run which goes on
             was begun on.
+        stream: raw inputs, read while the run goes on; excludes the others.
+        lanes: of a stream, how many parts of the input are read side by side.
+        workers: of a stream, processes of each rank that tokenize.
+        keep: of a stream, the folder where the store of its inputs grows.
+        opened: further options of ``open_store``: of a store behind a URL its cache, and how it is verified.
     """
 
-    data: Path | None = None
+    data: Path | str | None = None
     mixture: Mixture | None = None
     input_file: Path | None = None
     dataset_config: Path | None = None
     tokenizer: str | None = None
     if_missing: str = "error"
     generation: int | None = None
+    stream: tuple[str, ...] | None = None
+    lanes: int | None = None
+    workers: int | None = None
+    keep: Path | None = None
+    opened: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> StreamRequest | None:
+        """The raw inputs that are streamed; None where none are."""
+        if self.stream is None:
+            return None
+        return StreamRequest(
+            inputs=self.stream,
+            tokenizer=self.tokenizer,
+            lanes=self.lanes,
+            workers=self.workers,
+            keep=self.keep,
+        )
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
-        ways = ("data", "mixture", "input_file", "dataset_config")
+        ways = ("data", "mixture", "input_file", "dataset_config", "stream")
         problems = _exclusive(self, *combinations(ways, 2))
         if all(getattr(self, way) is None for way in ways):
             problems.append(
                 "--data: missing; the folder of a store (batchloom prepare makes one), or --mixture with several, or "
-                "--input-file with a file to prepare in memory, or --dataset-config with a YAML file"
+                "--input-file with a file to prepare in memory, --stream with inputs to read as the run goes on, or "
+                "--dataset-config with a YAML file"
             )
-        if self.tokenizer is not None and self.input_file is self.dataset_config is None:
+        if self.tokenizer is not None and self.data is not None:
             problems.append(
-                f"--tokenizer: {self.tokenizer} goes with --input-file and --dataset-config only; a store has its own"
+                f"--tokenizer: {self.tokenizer} goes with --input-file, --stream and --dataset-config only; a store "
+                "has its own"
             )
+        problems += [
+            f"--{option}: {value} goes with --stream only"
+            for option, value in (
+                *(("lanes", self.lanes), ("stream-workers", self.workers), ("keep", self.keep)),
+            )
+            if value is not None and self.stream is None
+        ]
         if self.generation is not None and self.data is None:
             problems.append(f"--generation: {self.generation} goes with --data only")
+        if self.opened and self.data is None:
+            problems.append("--cache, --cache-limit, --verify: go with --data only")
         if self.if_missing not in IF_MISSING:
             words = ", ".join(IF_MISSING)
             hint = nearest(str(self.if_missing), IF_MISSING)
             problems.append(f"--if-missing: {shown(self.if_missing)} is none of {words}{hint}")
-        elif self.if_missing != "error" and (self.dataset_config or self.mixture) is not None:
+        elif (
+            self.if_missing != "error"
+            and (self.dataset_config or self.stream or self.mixture) is not None
+        ):
             problems.append("--if-missing: goes with --data and --input-file only; leave it out")
         return problems
 
@@ -268,12 +306,13 @@ def start(request: Request, say: Say) -> Outcome:
             if dataset is not None:
                 log.say(order_line(dataset, stated, settings, goes_on=request.goes_on))
             generation = request.data.generation
-            opened = data
+            begun = data
             if request.resume and isinstance(data, Mixture):
-                opened = mixture_begun_on(data, folder, ranks)
-            elif request.resume and isinstance(data, Path) and generation is None:
-                generation = begun_on(data, folder, ranks)
-            run = set_up(opened, settings, folder, ranks, log, generation=generation)
+                begun = mixture_begun_on(data, folder, ranks)
+            elif request.resume and isinstance(data, (Path, str)) and generation is None:
+                generation = begun_on(data, folder, ranks, request.data.opened)
+            opened = {"generation": generation, **request.data.opened}
+            run = set_up(begun, settings, folder, ranks, log, opened=opened)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_stopped(request)) from error
@@ -286,7 +325,10 @@ def _data(
     dataset: DatasetConfig | None,
     ranks: Ranks,
     say: Say,
-) -> Iterator[Path | Mixture]:
+) -> Iterator[Path | str | Mixture | StreamRequest]:
+    if (streams := request.data.streams) is not None:
+        yield streams
+        return
     if request.data.mixture is not None:
         yield request.data.mixture
         return

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from batchloom.core.addresses import scheme_of, shown
 from batchloom.core.errors import (
     AccessError,
     DownloadError,
@@ -19,7 +20,6 @@ from batchloom.core.errors import (
     InputMissingError,
     OutputError,
 )
-from batchloom.sources.addresses import scheme_of, shown
 
 What = Literal["missing", "denied", "unreachable", "passing", "exists", "refused"]
 

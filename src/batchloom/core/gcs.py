@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from batchloom.sources.remote_faults import AnswerError
+from batchloom.core.remote_faults import AnswerError
 
 
 def ask_once(fs: Any) -> None:

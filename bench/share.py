@@ -1,0 +1,88 @@
+"""Sharing a step: dealing its rows by attention cost, aligning documents, slices for context ranks.
+
+python bench/share.py [--peers]
+"""
+
+import argparse
+import tempfile
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+from batchloom import Loader, Mesh, Plan, PlanSpec
+from batchloom.batches.share import Share, measured, rank_rows
+from batchloom.plan.ranks import Place
+from batchloom.testing.stores import write_store
+from corpus import lengths
+
+STEPS = 12
+
+
+def source(sizes: np.ndarray) -> SimpleNamespace:
+    """A plan's view of a store of documents of these sizes."""
+    return SimpleNamespace(
+        lengths=SimpleNamespace(size=len(sizes), take=sizes.__getitem__), fingerprint="bench"
+    )
+
+
+def dealing(seq_len: int, ranks: int, rows: int, documents: np.ndarray) -> str:
+    """Milliseconds that dealing adds to a step, and the imbalance without and with it."""
+    spec = PlanSpec(seq_len=seq_len, global_batch_size=ranks * rows, steps=STEPS)
+    share, taken = Share(Place(0, ranks), rows), {}
+    for balance in (False, True):
+        plan = Plan(source(documents), spec)
+        plan.rows(0, STEPS * ranks * rows)
+        begin = time.perf_counter()
+        for step in range(STEPS):
+            plan.rows(step * ranks * rows, (step + 1) * ranks * rows)
+            rank_rows(plan, step, share, balance=balance)
+        taken[balance] = (time.perf_counter() - begin) / STEPS * 1e3
+    found = [measured(plan, step, share, balance=True) for step in range(STEPS)]
+    plain, dealt = (np.mean([getattr(f, n) for f in found]) for n in ("in_order", "dealt"))
+    return (
+        f"balance {seq_len:6}: {ranks:5} ranks x {rows:3} rows, {plain:.3f} in order, {dealt:.3f} dealt, "
+        f"{taken[True] - taken[False]:.2f} ms a step"
+    )
+
+
+def filled(align: int, documents: np.ndarray) -> str:
+    """How full sequences of 8,192 tokens are with aligned documents."""
+    plan = Plan(source(documents), PlanSpec(seq_len=8192, global_batch_size=1, align=align))
+    rows = plan.rows(0, plan.sequences_per_epoch)
+    return f"align {align:3} 8192: filled {rows.lengths.sum() / (len(rows) * 8192):.3%}"
+
+
+def slices(folder: str, documents: np.ndarray) -> str:
+    """The seconds of a batch for one of 8 context ranks, over those of the whole rows."""
+    store = write_store(folder, [np.arange(n) % 256 for n in documents])
+    taken = []
+    for mesh in (Mesh(), Mesh(context=8, slices="zigzag")):
+        options = {"seq_len": 8192, "global_batch_size": 16, "output": "numpy", "labels": "shifted"}
+        loader = Loader(store, **options, mesh=mesh, rank=0, world_size=mesh.peers)
+        times = []
+        for step in range(30):
+            begin = time.perf_counter()
+            loader.batch(step)
+            times.append(time.perf_counter() - begin)
+        taken.append(sorted(times)[15])
+    return f"a zigzag slice of 8: {taken[1] * 1e3 / 16:.2f} ms a row, {taken[1] / taken[0]:.2f} x the whole row"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--peers", action="store_true", help="accepted for `make bench`; there is none here"
+    )
+    parser.parse_args()
+    documents = lengths(1 << 20).astype(np.int64)
+    for sizes in ((2048, 1024, 16), (8192, 128, 8), (8192, 8, 8), (32768, 32, 8)):
+        print(dealing(*sizes, documents))
+    for align in (1, 16, 64):
+        print(filled(align, documents[: 1 << 16]))
+    with tempfile.TemporaryDirectory() as folder:
+        print(slices(folder, np.minimum(documents[:6000], 8192)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Having the tokens of coming steps here before they are assembled, where a store lies elsewhere."""
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import final
+
+import numpy as np
+
+from batchloom.core.errors import BatchloomError
+from batchloom.plan.lane_plan import LanePlan
+from batchloom.plan.plan import Plan
+from batchloom.plan.rows import Rows
+from batchloom.store.reader import Store
+
+# Tokens of the steps that are looked ahead, and of those that are fetched together.
+_AHEAD, _TOGETHER = 64 << 20, 16 << 20
+# The cache holds what is coming beside what was used.
+_CACHE_SHARE = 4
+_SECONDS = 5.0
+
+
+@final
+class Fetching:
+    """A thread that has coming steps fetched while earlier ones are made.
+
+    What fails is told by whoever makes the step that needs it: that step asks for the same bytes,
+    and fails before a token of it is served.
+
+    Args:
+        stores: of each source that rows name, of which some lie elsewhere.
+        blocks: of each store, how many neighbouring documents the plan keeps together.
+        rows: the rows of a step of this rank, None behind the last; called by the thread alone.
+        first: the first step.
+        tokens: tokens of a step of this rank.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        blocks: Sequence[int],
+        rows: Callable[[int], Rows | None],
+        first: int,
+        tokens: int,
+    ) -> None:
+        self._stores, self._blocks, self._rows = stores, blocks, rows
+        room = min(
+            store.cache_limit // _CACHE_SHARE // store.dtype.itemsize
+            for store in stores
+            if store.is_far
+        )
+        self._ahead = min(_AHEAD, room) // tokens
+        self._together = max(1, min(_TOGETHER // tokens, self._ahead // 2))
+        self._at = self._needed = first
+        self._turn = threading.Condition()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
+        if self._ahead:
+            _RUNNING.add(self)
+            self._thread.start()
+
+    def reach(self, step: int) -> None:
+        """Say which step is made now."""
+        with self._turn:
+            self._needed = step
+            self._turn.notify()
+
+    def end(self) -> None:
+        """Let the thread end, behind what it is at."""
+        with self._turn:
+            self._ended = True
+            self._turn.notify()
+
+    def wait(self) -> None:
+        """Wait a little until the thread has ended."""
+        if self._thread.is_alive():
+            self._thread.join(_SECONDS)
+
+    def _run(self) -> None:
+        steps = 1
+        while (start := self._next(steps)) is not None:
+            try:
+                if not self._fetch(start, start + steps):
+                    return
+            except (BatchloomError, RuntimeError):
+                # The latter is what threads meet at the end of the interpreter.
+                return
+            # The first step is waited for, so it comes alone; the others in ever larger groups.
+            steps = min(2 * steps, self._together)
+
+    def _next(self, steps: int) -> int | None:
+        """The step to go on with, once it is near enough; None where nobody wants more."""
+        with self._turn:
+            while not self._ended and self._at + steps > self._needed + 1 + self._ahead:
+                self._turn.wait()
+            start = max(self._at, self._needed)
+            self._at = start + steps
+            return None if self._ended else start
+
+    def _fetch(self, start: int, stop: int) -> bool:
+        """Have steps fetched; whether there are more behind them."""
+        found = [self._rows(step) for step in range(start, stop)]
+        rows = [one for one in found if one is not None]
+        if rows:
+            fetch_rows(self._stores, self._blocks, *rows)
+        return len(rows) == len(found)
+
+
+def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> None:
+    """Have the documents of rows here, of those stores that lie elsewhere.
+
+    Args:
+        stores: of each source that rows name.
+        blocks: of each store, how many neighbouring documents the plan keeps together.
+        rows: whose documents.
+
+    Raises:
+        StoreError, InputError: as ``Store.read``.
+    """
+    for source, (store, block) in enumerate(zip(stores, blocks, strict=True)):
+        if store.is_far:
+            held = [one.documents[one.sources == source] for one in rows]
+            store.fetch(np.unique(np.concatenate(held)), block)
+
+
+def blocks_of(plan: Plan | LanePlan) -> list[int]:
+    """Of each source, how many neighbouring documents the plan keeps together."""
+    if not isinstance(plan, Plan):
+        return [1]
+    return [max(plan.order(number).pools.blocks) for number in range(len(plan.names))]
+
+
+# The interpreter ends a thread that runs on where it stands, and where that is C++ the process aborts.
+_RUNNING: "weakref.WeakSet[Fetching]" = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    running = list(_RUNNING)
+    for one in running:
+        one.end()
+    for one in running:
+        one.wait()
+
+
+atexit.register(_end_all)

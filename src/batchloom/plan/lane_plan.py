@@ -1,0 +1,264 @@
+"""A plan in the order of lanes: over what a stream kept it repeats the stream."""
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError, StateError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.core.spec import to_plain
+from batchloom.plan.lanes import (
+    LANE_POOL_SIZE,
+    LANES_VERSION,
+    check_lanes,
+    lane_pool_size,
+    lane_pool_start,
+    lane_rows,
+    lane_stretches,
+    no_documents,
+    rank_lanes,
+)
+from batchloom.plan.mixture import PlanStore
+from batchloom.plan.rows import Rows, join_rows, reorder_rows, slice_rows
+from batchloom.plan.source import SourceOrder
+from batchloom.plan.spec import ORDER_VERSION, PlanSpec
+from batchloom.plan.timeline import Stretch, course_of
+from batchloom.plan.windows import WHOLE
+
+_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A pool of a lane, and the sequences of the lane before it."""
+
+    epoch: int
+    number: int
+    before: int
+
+
+@final
+class _Lane:
+    """One lane: which documents its pools hold, and where its sequences are."""
+
+    def __init__(self, plan: "LanePlan", lane: int) -> None:
+        self._plan, self.lane = plan, lane
+        self._known = [_Pool(0, 0, 0)]
+        self._entered: dict[tuple[int, int], Rows] = {}
+
+    def begin(self, pool: _Pool) -> None:
+        """Know of a pool that another run has come to."""
+        at = bisect_right(self._known, pool.before, key=lambda one: one.before)
+        if pool not in self._known[max(at - 1, 0) : at]:
+            self._known.insert(at, pool)
+
+    def documents(self, epoch: int, number: int) -> NDArray[np.int64]:
+        """Numbers in the store of the documents of a pool, in the order they are read."""
+        plan, spec = self._plan, self._plan.spec
+        order = lane_stretches(len(plan.bounds) - 1, plan.lanes, spec, self.lane, epoch)
+        first = plan.bounds[:-1][order]
+        sizes = plan.bounds[1:][order] - first
+        ends = np.cumsum(sizes)
+        start = lane_pool_start(spec, epoch, number)
+        stop = min(start + lane_pool_size(spec, epoch, number), int(ends[-1]) if len(ends) else 0)
+        if start >= stop:
+            return np.empty(0, np.int64)
+        a, b = (int(one) for one in np.searchsorted(ends, [start + 1, stop]))
+        pieces = [
+            np.arange(
+                first[at] + max(start - int(ends[at] - sizes[at]), 0),
+                first[at] + min(stop - int(ends[at] - sizes[at]), int(sizes[at])),
+            )
+            for at in range(a, b + 1)
+        ]
+        return np.concatenate(pieces)
+
+    def rows(self, epoch: int, number: int) -> Rows | None:
+        """The rows of a pool; None where the epoch has ended before it."""
+        if (epoch, number) in self._entered:
+            return self._entered[epoch, number]
+        documents = self.documents(epoch, number)
+        if not len(documents):
+            return None
+        plan = self._plan
+        found = lane_rows(plan.store.lengths.take(documents), plan.spec, self.lane, epoch, number)
+        rows = Rows(
+            found.pointers,
+            found.sources,
+            documents[found.documents],
+            found.starts,
+            found.lengths,
+            found.places,
+        )
+        while len(self._entered) >= _KEPT:
+            del self._entered[next(iter(self._entered))]
+        self._entered[epoch, number] = rows
+        return rows
+
+    def locate(self, sequence: int) -> tuple[_Pool, Rows]:
+        """The pool that holds a sequence of the lane."""
+        at = bisect_right(self._known, sequence, key=lambda one: one.before)
+        pool, barren = self._known[at - 1], 0
+        while True:
+            rows = self.rows(pool.epoch, pool.number)
+            if rows is None:
+                barren += 1
+                if barren > 1:
+                    raise no_documents(self.lane, self._plan.lanes)
+                pool = _Pool(pool.epoch + 1, 0, pool.before)
+                continue
+            if len(rows):
+                barren = 0
+            if sequence < pool.before + len(rows):
+                self.begin(pool)
+                return pool, rows
+            pool = _Pool(pool.epoch, pool.number + 1, pool.before + len(rows))
+
+
+@final
+class LanePlan:
+    """The order of lanes over one store; see :mod:`batchloom.plan.lanes`.
+
+    Args:
+        store: anything with ``lengths`` and a ``fingerprint``.
+        spec: settings of the order; ``steps`` must be given, ``block`` plays no part.
+        lanes: a divisor of ``global_batch_size``.
+        bounds: number of the first document of each stretch, and of documents, int64 [stretches + 1].
+
+    Raises:
+        PlanError: lanes that do not fit, or stretches that are not those of this store.
+    """
+
+    def __init__(
+        self, store: PlanStore, spec: PlanSpec, *, lanes: int, bounds: NDArray[np.int64]
+    ) -> None:
+        check_lanes(lanes, spec.global_batch_size)
+        self.store, self.lanes, self.bounds = store, lanes, bounds
+        self.spec = replace(spec, lanes=lanes, pool_size=spec.pool_size or LANE_POOL_SIZE)
+        self.data, self.stores = store, {"data": store}
+        self.edits: tuple[()] = ()
+        first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
+        self.course = course_of({"data": 1.0}, first, (), ())
+        if spec.steps is None:
+            raise PlanError("A plan in the order of lanes has no epochs of its own: give steps.")
+        if int(bounds[-1]) != store.lengths.size or (np.diff(bounds) < 0).any():
+            raise PlanError(
+                f"The stretches end at document {int(bounds[-1])} and the subset has {store.lengths.size}: it is not "
+                "what a stream kept, or documents were appended or moved since."
+            )
+        self._lanes = [_Lane(self, lane) for lane in range(lanes)]
+
+    def twin(self) -> "LanePlan":
+        """The same plan, for after a fork."""
+        return LanePlan(self.store, self.spec, lanes=self.lanes, bounds=self.bounds)
+
+    @property
+    def has_counts(self) -> bool:
+        """Nothing is counted: every lane is walked from the nearest pool that is known."""
+        return True
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return int(self.spec.steps or 0)
+
+    def has_step(self, step: int) -> bool:
+        """Whether the run has this step."""
+        return 0 <= step < self.steps
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Every field that decides the order."""
+        plain = {
+            k: v
+            for k, v in to_plain(self.spec).items()
+            if k not in ("epochs", "steps", "last", "block")
+        }
+        return {
+            "order_version": ORDER_VERSION,
+            "lanes_version": LANES_VERSION,
+            "spec": {**plain, "order": "lanes"},
+            "sources": {
+                "data": {
+                    "store": self.store.fingerprint,
+                    "documents": self.store.lengths.size,
+                    "stretches": fingerprint(self.bounds.tolist()),
+                }
+            },
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits that name the order."""
+        return fingerprint(self.identity)
+
+    def orders(self) -> list[SourceOrder]:
+        """Sources whose pools are counted: none."""
+        return []
+
+    def spec_at(self, _step: int) -> PlanSpec:
+        """The settings that hold at a step."""
+        return self.spec
+
+    def positions_of(self, step: int) -> tuple[int, int]:
+        """First and last + 1 of the positions of a step."""
+        size = self.spec.global_batch_size
+        return step * size, (step + 1) * size
+
+    def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
+        """The positions of a part of ``start`` to ``stop - 1``: (r, R) is of those that are r modulo R."""
+        rank, ranks = part
+        return np.arange(start + (rank - start) % ranks, stop, ranks)
+
+    def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
+        """The rows of positions ``start`` to ``stop - 1``, or of a part of them."""
+        return self._rows(self.positions_in(start, stop, part))
+
+    def _rows(self, positions: NDArray[np.int64]) -> Rows:
+        pieces, places = [], []
+        for lane in np.unique(positions % self.lanes).tolist():
+            mine = np.flatnonzero(positions % self.lanes == lane)
+            sequence, last = (int(positions[at]) // self.lanes for at in (mine[0], mine[-1]))
+            while sequence <= last:
+                pool, rows = self._lanes[lane].locate(sequence)
+                end = min(pool.before + len(rows), last + 1)
+                pieces.append(slice_rows(rows, sequence - pool.before, end - pool.before))
+                sequence = end
+            places.append(mine)
+        joined = join_rows(pieces, len(positions))
+        return reorder_rows(joined, np.argsort(np.concatenate(places or [np.empty(0, np.int64)])))
+
+    def state(self, position: int) -> dict[str, Any]:
+        """A position as plain JSON values, with what it takes to go on there at once."""
+        cursors = {}
+        for lane in self._lanes:
+            pool, _ = lane.locate(-(-(position - lane.lane) // self.lanes))
+            cursors[str(lane.lane)] = [pool.epoch, pool.number, pool.before]
+        plain = {
+            "order_version": ORDER_VERSION,
+            "fingerprint": self.fingerprint,
+            "identity": self.identity,
+            "position": position,
+            "lanes": cursors,
+        }
+        return {**plain, "check": fingerprint(plain)}
+
+    def resume(self, state: dict[str, Any]) -> int:
+        """Check a state against this plan; the position to go on with.
+
+        Raises:
+            StateError: it is of another plan, or was changed.
+        """
+        rest = {name: value for name, value in state.items() if name != "check"}
+        if state.get("fingerprint") != self.fingerprint:
+            raise StateError("The state belongs to another plan; give what it was made with.")
+        if state.get("check") != fingerprint(rest):
+            raise StateError(
+                "The state was changed after it was saved. Use the one that was saved."
+            )
+        for lane in rank_lanes(self.lanes, 0, 1):
+            self._lanes[lane].begin(_Pool(*state["lanes"][str(lane)]))
+        return int(state["position"])

@@ -1,0 +1,265 @@
+"""A subset of a store that lies elsewhere: its tokens, masks and further files, as a Store reads them."""
+
+import os
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.addresses import check_address, shown
+from batchloom.core.errors import SettingsError, StoreMissingError
+from batchloom.core.ranges import Ranges
+from batchloom.core.reach import fetch, first_contact
+from batchloom.core.spec import shown as shown_value
+from batchloom.core.spec import whole
+from batchloom.store.extents import Extents, joined
+from batchloom.store.far import FarBlocks
+from batchloom.store.far_files import FarFiles
+from batchloom.store.far_lengths import WHOLE, FarLengths, WholeLengths
+from batchloom.store.format import MANIFEST_NAME, TOKEN_DTYPES
+from batchloom.store.lengths import beyond
+from batchloom.store.manifest import Manifest, manifest_of_generation
+from batchloom.store.mask import Mask, mask_of
+from batchloom.store.origins import Origins, origins_of
+from batchloom.store.pairs import Sides, sides_of
+from batchloom.store.removed import removed_of
+from batchloom.store.segments import LOG, BlockCache
+from batchloom.store.sums import BLOCK
+
+Verify = Literal["off", "first-read", "full"]
+VERIFY: tuple[str, ...] = get_args(Verify)
+CACHE_LIMIT = 50 * 10**9
+# A subset that may be fetched whole: the cache holds it, and what else there is.
+_ROOM = 2
+# Blocks that come together then: 256 KiB.
+_AROUND = 64
+# No file that is fetched as one is larger.
+_MOST_AT_ONCE = 1 << 32
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FarSettings:
+    """How a store that lies elsewhere is read.
+
+    Attributes:
+        cache: folder of the blocks that are kept, for all stores and all processes of a node; None for
+            ``batchloom/blocks`` in the user's cache folder.
+        limit: bytes that are kept there at most.
+        verify: see :func:`~batchloom.store.opening.open_store`.
+    """
+
+    cache: Path | None = None
+    limit: int = CACHE_LIMIT
+    verify: Verify = "first-read"
+
+    def __post_init__(self) -> None:
+        problems = []
+        if whole(self.limit) is None or self.limit < 1:
+            problems.append(f"cache_limit: {shown_value(self.limit)} is no number of bytes above 0")
+        if self.verify not in VERIFY:
+            problems.append(f"verify: {shown_value(self.verify)} is none of {', '.join(VERIFY)}")
+        if problems:
+            raise SettingsError(problems)
+
+    @property
+    def folder(self) -> Path:
+        """The cache."""
+        if self.cache is not None:
+            return self.cache.expanduser().absolute()
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return home / "batchloom" / "blocks"
+
+
+def read_far_manifest(url: str, generation: int | None = None) -> Manifest:
+    """Read and check the manifest of the store at a URL.
+
+    Args:
+        url: of the store's folder.
+        generation: an older one; None for the newest.
+
+    Raises:
+        StoreMissingError: there is none.
+        GenerationError, StoreError: as :func:`~batchloom.store.manifest.read_manifest`.
+        InputError: it cannot be reached, or may not be read.
+    """
+    check_address(url)
+    base = url.rstrip("/")
+    return manifest_of_generation(partial(_file, base), shown(base), generation)
+
+
+def _file(base: str, name: str) -> bytes:
+    """All of a small file; raises FileNotFoundError where there is none."""
+    url = f"{base}/{name}"
+    try:
+        return first_contact(url, lambda: fetch(url, 0, _MOST_AT_ONCE, _MOST_AT_ONCE))
+    except FileNotFoundError:
+        if name != MANIFEST_NAME:
+            raise
+        raise StoreMissingError(
+            f"There is no store at {shown(base)}: it has no {MANIFEST_NAME}, which is written last. Give the prepare "
+            "command again where it is unfinished, or check the address."
+        ) from None
+
+
+@final
+class FarSubset:
+    """One subset of a store elsewhere.
+
+    Args:
+        url: of the store's folder.
+        subset: its name.
+        manifest: of the generation that is open.
+        settings: how it is read.
+
+    Attributes:
+        url, settings: as given.
+        lengths: lengths of the documents.
+    """
+
+    def __init__(self, url: str, subset: str, manifest: Manifest, settings: FarSettings) -> None:
+        self.url, self.settings = url.rstrip("/"), settings
+        entry = self._entry = manifest.subsets[subset]
+        self._preferences = manifest.preferences
+        history = manifest.all_history
+        # Generations share what they have in common.
+        named = next(filter(None, (one.fingerprints.get(subset) for one in history)), subset)
+        self._files = FarFiles(manifest, subset)
+        cache = BlockCache(settings.folder, named, settings.limit)
+        self._blocks = FarBlocks(Ranges(self.url), self._files, cache, settings.verify)
+        self._dtype = TOKEN_DTYPES[manifest.dtype]
+        _OPEN.add(self._blocks)
+        if not all(shard.sums for shard in entry.shards):
+            LOG.warning(
+                "%s was written by an older batchloom and has no checksums of blocks: what comes of its tokens is "
+                "not checked. Prepare it anew, or copy it here and run batchloom check on it.",
+                shown(self.url),
+            )
+        layers = [layer.documents for layer in entry.all_layers]
+        small = sum(layers) <= WHOLE or not all(layer.sums for layer in entry.all_layers)
+        ends = np.cumsum([0, *(shard.documents for shard in entry.shards)])
+        tokens = np.cumsum([0, *(shard.tokens for shard in entry.shards)])
+        of_layers = np.diff(tokens[ends.searchsorted(np.cumsum([0, *layers]))]).tolist()
+        self._where: WholeLengths | FarLengths = (
+            WholeLengths(self._blocks) if small else FarLengths(self._blocks, layers, of_layers)
+        )
+        self.lengths = self._where.lengths
+        self._documents, self._tokens = ends, tokens
+        files = self._files.files
+        self._itself = sum(shard.bytes for shard in entry.shards)
+        self._bins = BLOCK * np.array([files[number].base for number in self._files.bins], np.int64)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes that this process fetched of the subset."""
+        return self._blocks.received
+
+    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[Any]]:
+        """The ids of spans of documents, as views of what is kept.
+
+        Raises:
+            StoreError: a shard is gone, or was changed.
+            InputError: it cannot be reached.
+        """
+        begins, sizes = self._bytes(documents, starts, lengths)
+        return self._blocks.read(begins, sizes, self._dtype)
+
+    def fetch(self, documents: Ids, block: int) -> None:
+        """Have documents here, and their neighbours in blocks of so many documents.
+
+        Where a plan permutes single documents and all of the subset has room in the cache, what lies around
+        them comes too: it is used later, and requests for a few KiB each are slow.
+
+        Raises:
+            StoreError, InputError: as :meth:`read`.
+        """
+        if not documents.size:
+            return
+        wanted = self._with_neighbours(documents, block)
+        if block == 1 and self._itself * _ROOM <= self.settings.limit:
+            wanted = self._files.rounded(wanted, _AROUND)
+        self._blocks.obtain(wanted)
+
+    def _with_neighbours(self, documents: Ids, block: int) -> Extents:
+        """The blocks of 4 KiB that hold documents and their neighbours; blocks of documents end with a layer."""
+        bounds = np.cumsum([0, *self.lengths.layers])
+        starts = bounds[bounds[1:].searchsorted(documents, side="right")]
+        first = np.unique(starts + (documents - starts) // block * block)
+        stops = bounds[1:][bounds[1:].searchsorted(first, side="right")]
+        last = np.minimum(first + block, stops) - 1
+        # A shard may end inside a block: then its two parts lie in two files.
+        ends = self._documents[1:]
+        own = ends.searchsorted(first, side="right")
+        parted = ends.searchsorted(last, side="right") != own
+        for at in np.flatnonzero(parted).tolist():
+            cuts = ends[(ends > first[at]) & (ends <= last[at])]
+            first = np.concatenate([first, cuts])
+            last = np.concatenate([last, [*(cuts[1:] - 1), last[at]]])
+            last[at] = cuts[0] - 1
+        zeros = np.zeros(len(first), np.int64)
+        begins, _ = self._bytes(first, zeros, zeros)
+        tail = self._where.spans(last)[1].astype(np.int64)
+        lasts, sizes = self._bytes(last, zeros, tail)
+        return joined(begins // BLOCK, -(-(lasts + sizes) // BLOCK))
+
+    def begins(self, documents: Ids) -> Ids:
+        """Where documents begin in their shards, in tokens."""
+        shards = self._documents[1:].searchsorted(documents, side="right")
+        found: Ids = self._where.spans(documents)[0] - self._tokens[shards]
+        return found
+
+    def _bytes(self, documents: Ids, starts: Ids, lengths: Ids) -> tuple[Ids, Ids]:
+        shards = self._documents[1:].searchsorted(documents, side="right")
+        begins, own = self._where.spans(documents)
+        stops = starts + lengths
+        ends = begins + np.maximum(own, stops)
+        over = (stops > own) | (ends > self._tokens[shards + 1])
+        if over.any():
+            at = int(over.argmax())
+            raise beyond(shown(self.url), int(documents[at]), int(own[at]), int(stops[at]))
+        size = self._dtype.itemsize
+        return self._bins[shards] + (begins + starts - self._tokens[shards]) * size, lengths * size
+
+    def removed(self) -> NDArray[np.int64]:
+        """Numbers of the removed documents, ascending."""
+        if self._files.removed < 0:
+            return np.empty(0, np.int64)
+        return removed_of(*self._one(self._files.removed), self._entry)
+
+    def mask(self, shard: int) -> Mask:
+        """The ``.mask`` of a shard that has one."""
+        return mask_of(*self._one(self._files.masks[shard]), self._entry.shards[shard].tokens)
+
+    def origins(self, shard: int) -> Origins:
+        """The ``.docs`` of a shard."""
+        return origins_of(*self._one(self._files.docs[shard]))
+
+    def sides(self, shard: int) -> Sides:
+        """The ``.pairs`` of a shard of a store of preferences."""
+        content = self._one(self._files.pairs[shard])
+        return sides_of(*content, self._entry.shards[shard].documents, self._preferences)
+
+    def _one(self, number: int) -> tuple[memoryview, Path]:
+        """The content of a file, and its name for the words of errors."""
+        name = f"{shown(self.url)}/{self._files.files[number].name}"
+        return self._blocks.whole([number])[0].data, Path(name)
+
+    def file(self, name: str) -> bytes:
+        """A small file of the store that no process keeps; raises FileNotFoundError."""
+        return _file(self.url, name)
+
+
+_OPEN: "weakref.WeakSet[FarBlocks]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for blocks in _OPEN:
+        blocks.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,1 @@
+"""Streams: training on raw inputs, tokenized as they are needed."""

@@ -1,0 +1,149 @@
+"""``keep``: the store of a stream's inputs, which grows while they are read."""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+from batchloom.preparation.crews import Execution
+from batchloom.preparation.job import run_recipe
+from batchloom.preparation.making import unit_decided_by
+from batchloom.preparation.reading import Readings
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.rerun import begin_or_go_on, check_apart, check_folder, job_facts
+from batchloom.preparation.result import PrepareResult
+from batchloom.preparation.run_settings import RunSettings
+from batchloom.preparation.stretched import STRETCHES, kept_stretches
+from batchloom.preparation.tally import Listener
+from batchloom.preparation.units import Unit, unit_identity
+from batchloom.preparation.work import WorkFolder
+from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.listing import Listing
+from batchloom.store.format import MANIFEST_NAME, WORK_NAME
+from batchloom.store.opening import open_store
+from batchloom.store.stretches import stretch_bounds, write_stretches
+from batchloom.store.writer import write_file
+from batchloom.streams.lane import Keep
+from batchloom.streams.stretches import Stretch, is_text
+from batchloom.tokens import Tokenizer
+
+_LOG = logging.getLogger("batchloom")
+_BEGUN = "begun"
+_WAIT_SECONDS, _LOOK_SECONDS = 30.0, 0.05
+
+
+@final
+class Keeping:
+    """A store that grows while a stream is read; ``prepare`` ends it, and reads nothing twice.
+
+    What a lane reads from a stretch's beginning to its end is kept; units all of whose stretches are
+    kept need not be read again. Of the others ``prepare`` reads the input.
+
+    Args:
+        out: the store's folder, which every rank sees.
+        recipe: of the store.
+        listing: its inputs.
+        settings: the sizes that decide units.
+        units: of the inputs.
+        tokenizer: of the store.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        recipe: Recipe,
+        listing: Listing,
+        settings: RunSettings,
+        units: Sequence[Unit],
+        tokenizer: Tokenizer,
+    ) -> None:
+        check_apart(recipe.inputs, out)
+        if not (out / MANIFEST_NAME).exists():
+            check_folder(out)
+        self.out, self._recipe, self._listing, self._settings = out, recipe, listing, settings
+        self._units, self._tokenizer = units, tokenizer
+        self._stretches = out / WORK_NAME / STRETCHES
+        decided_by = unit_decided_by(recipe, tokenizer, settings.constants)
+        self._names = tuple(unit_identity(unit, decided_by, listing.content) for unit in units)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the store is there."""
+        return (self.out / MANIFEST_NAME).exists()
+
+    def kept(self) -> int:
+        """How many units are kept whole."""
+        units = self._stretches.with_name("units")
+        return sum(
+            (units / name).exists() or kept_stretches(self._stretches / name) is not None
+            for name in self._names
+        )
+
+    def keep(self, rank: int) -> Keep | None:
+        """Where a rank's stretches are kept; the first rank begins the job. None where the store is there.
+
+        Raises:
+            StoreConflictError: the folder holds another job's work, or another run is at work in it.
+            OutputError: it cannot be written.
+        """
+        if self.finished:
+            _LOG.info("%s is a store already: nothing is kept.", self.out)
+            return None
+        if rank == 0:
+            self._begin()
+        until = time.monotonic() + _WAIT_SECONDS
+        while not (self._stretches / _BEGUN).exists() and time.monotonic() < until:
+            # What is read before the first rank has begun would not be kept.
+            time.sleep(_LOOK_SECONDS)
+        attempt = f"{time.time_ns():x}-{os.getpid()}-{rank}"
+        return Keep(self._stretches, self._names, attempt, self._stretches / _BEGUN)
+
+    def _begin(self) -> None:
+        with WorkFolder(self.out) as work:
+            content = list(self._listing.content.values())
+            job = job_facts(self._recipe, self._listing, self._settings.constants, content)
+            begin_or_go_on(work, self._recipe, job)
+            if work.tokenizer_state() is None:
+                work.keep_tokenizer(self._tokenizer.state())
+            self._stretches.mkdir(exist_ok=True)
+            write_file(self._stretches / _BEGUN, b"")
+
+    def finish(
+        self, stretches: Sequence[Stretch], listener: Listener, execution: Execution
+    ) -> PrepareResult:
+        """Make the store of what was kept; what was not is read by ``prepare``.
+
+        Raises:
+            BatchloomError: whatever ``prepare`` finds wrong.
+        """
+        settings = replace(self._settings, execution=execution)
+        result = run_recipe(self._recipe, self.out, listener, settings=settings)
+        self._write_bounds(stretches)
+        return result
+
+    def _write_bounds(self, stretches: Sequence[Stretch]) -> None:
+        """Lay beside the store where stretches begin, so that a plan can repeat the stream."""
+        store = open_store(self.out, "train")
+        if store.manifest is not None and store.manifest.subset_overrides:
+            _LOG.warning(
+                "The input is so small that prepare moved a document into a subset that would have been empty "
+                "(subset_overrides in the manifest of %s): no plan over it can repeat the stream. Stream with "
+                "val_fraction=0 and test_fraction=0 for that.",
+                self.out,
+            )
+            return
+        readings = Readings(self._recipe, self._settings.limits)
+        begins: list[tuple[int, int]] = []
+        bounds: dict[str, RecordBounds] = {}
+        for stretch in stretches:
+            piece = stretch.pieces[0]
+            source, start = piece.whole.source, piece.start
+            if start > piece.whole.start and not is_text(piece.whole, readings.rules):
+                rules = readings.of(source).rules
+                start = bounds.setdefault(source.path, RecordBounds(rules)).at(source, start)
+            whole = piece.start == piece.whole.start
+            begins.append((stretch.first_part + piece.place, 0 if whole else start))
+        write_stretches(self.out, stretch_bounds(store, begins))

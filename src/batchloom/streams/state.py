@@ -1,0 +1,125 @@
+"""The state of a stream: where each of its lanes goes on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchloom.core.errors import StateError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.plan.spec import ORDER_VERSION
+from batchloom.streams.feed import Cursors
+from batchloom.streams.lane import Place
+
+_FIELDS = 8
+
+
+def stream_state(
+    named: str, identity: Mapping[str, Any], position: int, cursors: Cursors
+) -> dict[str, Any]:
+    """A position of a stream as plain JSON values.
+
+    Args:
+        named: the stream's fingerprint.
+        identity: the fields it is made of.
+        position: the sequence to go on with.
+        cursors: of the lanes that this process reads.
+    """
+    plain = {
+        "order_version": ORDER_VERSION,
+        "fingerprint": named,
+        "identity": dict(identity),
+        "position": position,
+        "lanes": {str(lane): [*place, before] for lane, (place, before) in sorted(cursors.items())},
+    }
+    return {**plain, "check": fingerprint(plain)}
+
+
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of the states of all ranks, which any number of ranks can go on with.
+
+    Args:
+        states: what ``Loader.state_dict()`` gave on each rank of a stream, all at the same step.
+
+    Raises:
+        StateError: there are none, or they are of other streams or of other steps.
+    """
+    if not states:
+        raise StateError("There are no states to merge; gather state_dict() of every rank.")
+    lanes: dict[str, list[int]] = {}
+    for state in states:
+        lanes |= _checked(state)["lanes"]
+    first = states[0]
+    for state in states[1:]:
+        for name in ("fingerprint", "position"):
+            if state[name] != first[name]:
+                raise StateError(
+                    f"The states of the ranks do not belong together: {name} is {first[name]!r} and {state[name]!r}. "
+                    "Take all of them at the same step of the same stream."
+                )
+    cursors = {int(lane): (Place(*where[:-1]), where[-1]) for lane, where in lanes.items()}
+    return stream_state(first["fingerprint"], first["identity"], first["position"], cursors)
+
+
+def read_state(
+    state: Mapping[str, Any], named: str, identity: Mapping[str, Any], wanted: range
+) -> tuple[int, Cursors]:
+    """The position of a state, and where the lanes of a rank go on.
+
+    Raises:
+        StateError: it is no state, was changed, belongs to another stream, or lacks a lane.
+    """
+    checked = _checked(state)
+    if checked["fingerprint"] != named:
+        differ = differences(checked["identity"], identity)
+        raise StateError(
+            f"The state belongs to another stream: {'; '.join(differ) or 'its fingerprint differs'}. Give the inputs "
+            "and settings the state was made with, or start without it."
+        )
+    lanes = checked["lanes"]
+    missing = [lane for lane in wanted if str(lane) not in lanes]
+    if missing:
+        raise StateError(
+            f"The state knows of lanes {', '.join(sorted(lanes, key=int)[:8])}, and this rank needs lane {missing[0]}: "
+            "it is that of one rank. Gather the states of all ranks with batchloom.streams.state.merge_states."
+        )
+    return int(checked["position"]), {
+        lane: (Place(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in wanted
+    }
+
+
+def _checked(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        rest = {name: value for name, value in state.items() if name != "check"}
+        same = state["check"] == fingerprint(rest)
+        sound = all(
+            len(where) == _FIELDS and all(isinstance(n, int) and n >= 0 for n in where)
+            for where in state["lanes"].values()
+        )
+        version = state["order_version"]
+        sound = sound and isinstance(state["position"], int) and bool(state["identity"].items())
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise StateError(
+            f"This is not the state of a stream ({error!r}). Give what state_dict() returned."
+        ) from error
+    if version != ORDER_VERSION:
+        raise StateError(
+            f"The state has order_version {version}, this batchloom makes {ORDER_VERSION}; go on with the version that "
+            "wrote it, or start without it."
+        )
+    if not same or not sound:
+        raise StateError(
+            "The state was changed after it was saved: its check does not fit its fields. Use the one that was saved."
+        )
+    return state
+
+
+def differences(theirs: Any, ours: Any, path: str = "") -> list[str]:
+    """Each field that differs between two identities, with both values."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        return [
+            line
+            for key in sorted({*theirs, *ours})
+            for line in differences(
+                theirs.get(key), ours.get(key), f"{path}.{key}" if path else key
+            )
+        ]
+    return [] if theirs == ours else [f"{path} was {theirs!r} and is {ours!r}"]

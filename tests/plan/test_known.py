@@ -1,0 +1,113 @@
+"""What a plan has found out is kept where it stays true, and no question reads more than it must."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchloom.plan.edits import Edit
+from batchloom.plan.mixture import Mixture
+from batchloom.plan.plan import Plan
+from batchloom.plan.spec import PlanSpec
+from batchloom.plan.state import with_journal
+from plan.sources import ArrayLengths, LengthsOnly
+from plan.test_mixture import by_row, stores
+
+
+class Watched(LengthsOnly):
+    """Lengths that count how many documents were asked for."""
+
+    def __init__(self, lengths, fingerprint):
+        super().__init__(lengths, fingerprint)
+        self.asked = 0
+        of = self
+
+        class Counting(ArrayLengths):
+            def take(self, documents):
+                of.asked += len(documents)
+                return super().take(documents)
+
+        self.lengths = Counting(lengths)
+
+
+def watched(documents=4000):
+    return {name: Watched([5, 9, 13, 16] * (documents // 4), name) for name in ("a", "b")}
+
+
+SPEC = PlanSpec(seq_len=16, global_batch_size=4, pool_size=20, steps=1500)
+
+
+def test_an_edit_after_a_resume_counts_nothing_anew():
+    given_stores = watched()
+    mixture = Mixture({"a": 2, "b": 1}, stores=given_stores)
+    plan = Plan(mixture, SPEC).edited(Edit(step=700, seq_len=32))
+    plan.rows(*plan.positions_of(900))
+    state = json.loads(json.dumps(plan.state(plan.positions_of(900)[0])))
+    for store in given_stores.values():
+        store.asked = 0
+    resumed = with_journal(Plan(mixture, SPEC), state)
+    resumed.resume(state)
+    later = resumed.edited(Edit(step=905, seq_len=16)).edited(Edit(step=907, weights={"a": 1}))
+    rows = later.rows(*later.positions_of(906))
+    # A pool has 20 documents, the run before some thousands.
+    assert sum(store.asked for store in given_stores.values()) < 600
+    assert by_row(rows) == by_row(Plan(mixture, SPEC, later.edits).rows(*later.positions_of(906)))
+
+
+def test_an_edit_far_ahead_does_not_keep_the_first_step_waiting():
+    given_stores = watched()
+    plan = Plan(Mixture({"a": 2, "b": 1}, stores=given_stores), SPEC)
+    plan = plan.edited(Edit(step=1400, seq_len=32))
+    assert len(plan.orders()) == 2
+    assert not plan.has_counts
+    assert len(plan.rows(*plan.positions_of(0))) == 4
+    assert sum(store.asked for store in given_stores.values()) < 300
+    plan.count_all()
+    assert {order.spec.seq_len for order in plan.orders()} == {32}
+    assert plan.has_counts
+
+
+def test_pools_of_lanes_that_are_not_read_are_not_kept():
+    plan = Plan(
+        LengthsOnly([7] * 4000),
+        PlanSpec(seq_len=16, global_batch_size=8, pool_size=10, lanes=8, epochs=1),
+    )
+    for step in range(200):
+        plan.rows(*plan.positions_of(step), (1, 8))
+    held = [rows for lane in plan.order(0)._recent.values() for rows in lane.values()]
+    assert len(held) <= 2
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=6), min_size=3, max_size=3),
+    lanes=st.sampled_from([1, 2, 4]),
+)
+@settings(max_examples=80, deadline=None)
+def test_sources_may_run_out_at_the_same_position(lengths, lanes):
+    mixture = Mixture({"a": 1, "b": 1, "c": 1}, stores=stores(*lengths), exhausted="redistribute")
+    spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=4, lanes=lanes)
+    plan = Plan(mixture, spec)
+    rows = plan.rows(0, plan.positions)
+    for number, own in enumerate(lengths):
+        mine = rows.sources == number
+        tokens = np.bincount(rows.documents[mine], rows.lengths[mine], minlength=len(own))
+        if lanes == 1:
+            assert tokens.tolist() == own
+        assert (tokens <= np.array(own)).all()
+
+
+@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.parametrize("exhausted", ["stop", "redistribute"])
+def test_seq_len_changes_where_sources_run_out(exhausted, step):
+    lengths = ([5, 9, 13, 16] * 4, [7] * 30)
+    mixture = Mixture({"a": 1, "b": 1}, stores=stores(*lengths), exhausted=exhausted)
+    plan = Plan(mixture, PlanSpec(seq_len=16, global_batch_size=4, pool_size=4))
+    edited = plan.edited(Edit(step=step, seq_len=24))
+    found = np.zeros(2, int)
+    for number in range(edited.steps):
+        rows = edited.rows(*edited.positions_of(number))
+        found += np.bincount(rows.sources, rows.lengths, minlength=2).astype(int)
+    whole = [sum(own) for own in lengths]
+    assert found.tolist() == whole if exhausted == "redistribute" else (found <= whole).all()

@@ -1,0 +1,169 @@
+"""Whole runs: edited, resized, crashed and resumed at random, they serve what an undisturbed run serves."""
+
+import json
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from batchloom.batches.share import rank_rows, share_of
+from batchloom.batches.spec import BatchSpec
+from batchloom.plan.edits import Edit
+from batchloom.plan.mixture import Mixture, SourceSpec, Stage
+from batchloom.plan.plan import Plan
+from batchloom.plan.spec import PlanSpec
+from batchloom.plan.state import with_journal
+from plan.test_mixture import by_row, check_epochs, spans, stores
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=6, max_size=40)
+WEIGHTS = st.fixed_dictionaries(
+    {"a": st.sampled_from([1, 2, 5]), "b": st.sampled_from([0, 1, 3])},
+    optional={"c": st.sampled_from([0.5, 1])},
+)
+STEPS = 60
+
+
+class Runs(RuleBasedStateMachine):
+    """A run whose processes come and go; ``served`` is what they were given of each step."""
+
+    @initialize(
+        lengths=st.tuples(LENGTHS, LENGTHS, LENGTHS),
+        weights=WEIGHTS,
+        exhausted=st.sampled_from(["repeat", "repeat", "redistribute"]),
+        stages=st.lists(
+            st.tuples(st.integers(1, 40), WEIGHTS), max_size=2, unique_by=lambda s: s[0]
+        ),
+        lanes=st.sampled_from([1, 1, 2, 4]),
+        pool_size=st.sampled_from([2, 4, 8]),
+        packing=st.sampled_from(["best_fit", "wrap", "none"]),
+        shuffle=st.booleans(),
+        seed=st.integers(0, 99),
+    )
+    def begin(self, lengths, weights, exhausted, stages, lanes, pool_size, packing, shuffle, seed):
+        self.lengths, self.weights, self.exhausted = lengths, weights, exhausted
+        self.stages = [
+            Stage(step=step, weights=of) for step, of in sorted(stages, key=lambda s: s[0])
+        ]
+        self.spec = PlanSpec(
+            seq_len=16,
+            global_batch_size=12,
+            lanes=lanes,
+            pool_size=pool_size,
+            packing=packing,
+            shuffle=shuffle,
+            seed=seed,
+            steps=STEPS,
+        )
+        self.plan = self.made()
+        self.step, self.world, self.balance, self.served = 0, 1, False, {}
+        self.saved = self.state()
+
+    def made(self, edits=()):
+        """A plan of stores of its own, as another process has them."""
+        once = dict.fromkeys("abc", SourceSpec(epochs=3)) if self.exhausted != "repeat" else {}
+        mixture = Mixture(
+            self.weights,
+            stores=stores(*self.lengths),
+            exhausted=self.exhausted,
+            stages=self.stages,
+            sources=once,
+        )
+        return Plan(mixture, self.spec, edits)
+
+    def state(self):
+        return json.loads(json.dumps(self.plan.state(self.plan.positions_of(self.step)[0])))
+
+    @rule(steps=st.integers(1, 9))
+    def train(self, steps):
+        for step in range(self.step, min(self.step + steps, STEPS)):
+            found = {}
+            for rank in range(self.world):
+                of = BatchSpec(rank=rank, world_size=self.world, uneven="pad", balance=self.balance)
+                share = share_of(self.plan.spec_at(step), of)
+                rows, positions = rank_rows(self.plan, step, share, balance=self.balance)
+                assert len(rows) == len(positions) == share.rows
+                held = zip(positions.tolist(), by_row(rows), strict=True)
+                found.update({position: row for position, row in held if position >= 0})
+            assert sorted(found) == list(range(*self.plan.positions_of(step)))
+            assert self.served.setdefault(step, found) == found
+            self.step = step + 1
+
+    @rule(world=st.sampled_from([1, 2, 3, 4, 5, 6, 12]), balance=st.booleans())
+    def resize(self, world, balance):
+        self.world, self.balance = world, balance
+
+    @rule(late=st.booleans(), fork=st.booleans(), count=st.sampled_from([False, False, True]))
+    def crash(self, late, fork, count):
+        """Go on from the state saved last, or from one that was saved just now."""
+        decided = self.plan.edits
+        if late:
+            self.saved = self.state()
+        self.plan = with_journal(self.made(), self.saved)
+        position = self.plan.resume(self.saved)
+        self.step, inside = self.plan.course.step_at(position)
+        assert not inside
+        self.plan = self.plan.twin() if fork else self.plan
+        if count:
+            self.plan.count_all()
+        if self.plan.edits != decided:
+            # What was decided after the state was saved was never decided.
+            self.served = {step: rows for step, rows in self.served.items() if step < self.step}
+
+    @precondition(lambda self: len(self.plan.edits) < 5)
+    @rule(
+        ahead=st.sampled_from([0, 0, 1, 5]),
+        change=st.one_of(
+            WEIGHTS.map(lambda weights: {"weights": weights}),
+            st.sampled_from([8, 12, 24]).map(lambda n: {"seq_len": n}),
+            st.sampled_from([12, 16, 20]).map(lambda n: {"seq_len": n}),
+            st.sampled_from([4, 8, 12, 24]).map(lambda n: {"global_batch_size": n}),
+            st.integers(0, 5).map(lambda n: {"ban": {"a": [n]}}),
+            st.integers(1, 3).map(lambda n: {"skip": n}),
+        ),
+    )
+    def edit(self, ahead, change):
+        step = max([self.step + ahead, *(edit.step for edit in self.plan.edits)])
+        if step < STEPS and not ("seq_len" in change and self.spec.lanes > 1):
+            self.plan = self.plan.edited(Edit(step=step, **change))
+            # After a crash, steps that were served before it may be decided anew.
+            self.served = {done: rows for done, rows in self.served.items() if done < step}
+
+    def teardown(self):
+        if not hasattr(self, "plan"):
+            return
+        undisturbed = self.made(self.plan.edits)
+        assert undisturbed.fingerprint == self.plan.fingerprint
+        for step, rows in sorted(self.served.items()):
+            first, stop = undisturbed.positions_of(step)
+            assert rows == dict(enumerate(by_row(undisturbed.rows(first, stop)), first))
+        self.check_positions(undisturbed)
+
+    def check_positions(self, plan):
+        """All positions so far, those that were skipped too: shares within one, and every epoch whole."""
+        end = plan.positions_of(self.step)[0]
+        if not end:
+            return
+        plan.timeline.segment_at(end - 1)
+        found = []
+        for segment in plan.timeline.segments():
+            stop = min(plan.timeline.until(segment) or end, end)
+            if segment.position >= stop:
+                continue
+            rows = plan.rows(segment.position, stop)
+            found += spans(rows)
+            sources = rows.sources[rows.pointers[:-1]]
+            had = np.cumsum(sources[:, None] == segment.sources, axis=0)
+            counts = np.array(segment.schedule.counts)
+            share = np.arange(1, len(rows) + 1)[:, None] * counts / counts.sum()
+            assert np.abs(had - share).max() < 1
+        check_epochs(plan, found)
+
+
+Runs.TestCase.settings = settings(
+    max_examples=100,
+    stateful_step_count=14,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
+TestRuns = Runs.TestCase

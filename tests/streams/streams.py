@@ -1,0 +1,74 @@
+"""Streams over small inputs, and the sequences they give."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchloom import Loader
+from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.run_settings import RunSettings
+from batchloom.sources.rules import Limits
+from batchloom.streams.stream import Order, Stream, StreamSettings
+
+STEPS = 12
+LIMITS = Limits(
+    record_bytes=1 << 16,
+    whole_text_bytes=2048,
+    document_bytes=256,
+    reach_bytes=512,
+    chunk_bytes=1024,
+)
+
+
+def texts(count: int, seed: int = 0, words: int = 40) -> list[str]:
+    chance = random.Random(seed)
+    return [f"text {n} of {seed}: " + "word " * chance.randint(1, words) for n in range(count)]
+
+
+def write_lines(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_texts(path: Path, count: int, seed: int = 0, words: int = 40) -> Path:
+    return write_lines(path, [{"text": text} for text in texts(count, seed, words)])
+
+
+def table(rows: list[str], folder: Path) -> Path:
+    pq.write_table(pa.table({"text": rows}), folder / "rows.parquet", row_group_size=7)
+    return folder / "rows.parquet"
+
+
+def small_stream(*inputs, unit_bytes=4096, workers=0, keep=None, recipe=None, **order) -> Stream:
+    """A stream whose units are small, so that few texts make many."""
+    recipe = recipe or Recipe(inputs=("-",), tokenizer="bytes", dedup=DedupRecipe(mode="none"))
+    wanted = {
+        "seq_len": 32,
+        "global_batch_size": 8,
+        "steps": STEPS,
+        "pool_size": 16,
+        "seed": 3,
+        **order,
+    }
+    run = RunSettings(unit_bytes=unit_bytes, limits=LIMITS)
+    settings = StreamSettings(workers=workers, keep=keep, run=run)
+    return Stream(replace(recipe, inputs=tuple(map(str, inputs))), Order(**wanted), settings)
+
+
+def rows_of(stream: Stream, world: int = 1, state=None) -> dict:
+    """(step, row) to the ids, labels and positions of every row of all ranks, in the order of positions."""
+    found = {}
+    for rank in range(world):
+        loader = Loader(stream, rank=rank, world_size=world, output="numpy", prefetch=0)
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in loader:
+            for row in range(len(batch["input_ids"])):
+                place = batch.step, row * world + rank
+                found[place] = tuple(batch[key][row].tolist() for key in sorted(batch))
+    return found

@@ -1,0 +1,207 @@
+import gzip
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from batchloom import Loader, open_store
+from batchloom.core.errors import PlanError, SettingsError, StoreConflictError
+from batchloom.plan.lane_plan import LanePlan
+from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.job import run_recipe
+from batchloom.preparation.recipe import ChatRecipe, Recipe
+from batchloom.preparation.run_settings import RunSettings
+from batchloom.preparation.stretched import STRETCHES
+from batchloom.store.stretches import read_stretches
+from streams.streams import LIMITS, rows_of, small_stream, table, texts, write_lines, write_texts
+
+LONG = {"steps": 120, "seq_len": 128}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a store but those that may differ between two runs."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.parent.name != "plans" and "report" not in path.name
+    }
+
+
+def prepared(stream, out: Path) -> dict[str, bytes]:
+    run = RunSettings(unit_bytes=4096, limits=LIMITS)
+    run_recipe(stream.recipe, out, lambda _: None, settings=run)
+    return files_of(out)
+
+
+def make_inputs(folder: Path, kind: str) -> Path:
+    folder.mkdir()
+    if kind == "jsonl":
+        for number in range(3):
+            write_texts(folder / f"{number}.jsonl", 150, seed=number)
+    elif kind == "text":
+        (folder / "long.txt").write_text("\n\n".join(texts(300)))
+        (folder / "short.txt").write_text("a short text")
+    elif kind == "mixed":
+        write_texts(folder / "a.jsonl", 200)
+        (folder / "b.jsonl.gz").write_bytes(
+            gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in texts(80, 5)).encode())
+        )
+        (folder / "c.csv").write_text("text\n" + "".join(f'"{t}\n"\n' for t in texts(90, 6)))
+        table(texts(60, 7), folder)
+    elif kind == "chat":
+        rows = [
+            {
+                "messages": [
+                    {"role": "user", "content": f"question {n}"},
+                    {"role": "assistant", "content": f"answer {n} " * (n % 9 + 1)},
+                ]
+            }
+            for n in range(200)
+        ]
+        write_lines(folder / "chat.jsonl", rows)
+    elif kind == "bad":
+        rows = [json.dumps({"text": t}) for t in texts(200)]
+        rows[20:20] = ["{"]
+        rows[150:150] = ['{"text": "a']
+        (folder / "bad.jsonl").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("kind", ["jsonl", "text", "mixed", "chat", "bad"])
+def test_what_is_kept_is_what_prepare_makes(tmp_path, kind, world):
+    inputs, out = make_inputs(tmp_path / "inputs", kind), tmp_path / "kept"
+    chat = ChatRecipe(max_tokens=60, overlong="split") if kind == "chat" else ChatRecipe()
+    recipe = Recipe(
+        inputs=("x",),
+        tokenizer="bytes",
+        dedup=DedupRecipe(mode="none"),
+        val_fraction=0.1,
+        chat=chat,
+    )
+    stream = small_stream(inputs, keep=out, recipe=recipe, lanes=2, **LONG)
+    streamed = rows_of(stream, world)
+    notes = []
+    stream.finish(workers=1, progress=lambda event: notes.append(getattr(event, "text", "")))
+    adopted = [note for note in notes if "read by a stream already" in note]
+    assert adopted
+    assert files_of(out) == prepared(stream, tmp_path / "prepared")
+    assert not (out / ".work").exists()
+
+    store = open_store(out)
+    spec = replace(stream.spec)
+    plan = LanePlan(store, spec, lanes=stream.lanes, bounds=read_stretches(store))
+    repeated = {}
+    for rank in range(2):
+        for batch in Loader(plan, rank=rank, world_size=2, output="numpy"):
+            for row in range(4):
+                repeated[batch.step, 2 * row + rank] = tuple(
+                    batch[key][row].tolist() for key in sorted(batch)
+                )
+    assert repeated == streamed
+    loader = Loader(plan, rank=0, world_size=2, output="numpy")
+    assert tuple(loader[40]["input_ids"][1].tolist()) == tuple(streamed[40, 2][0])
+
+
+def test_an_epoch_that_was_read_whole_needs_no_reading(tmp_path):
+    inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
+    stream = small_stream(inputs, keep=out, lanes=2, **{**LONG, "steps": 200})
+    rows_of(stream)
+    notes = []
+    stream.finish(workers=1, progress=lambda event: notes.append(getattr(event, "text", "")))
+    assert any(
+        f"Going on: {len(stream._units)} of {len(stream._units)} units were read" in n
+        for n in notes
+    )
+
+
+def test_what_was_not_read_is_read_by_prepare(tmp_path):
+    inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
+    stream = small_stream(inputs, keep=out, lanes=2, steps=3)
+    rows_of(stream)
+    assert not stream.finish(workers=1).already_done
+    assert files_of(out) == prepared(stream, tmp_path / "prepared")
+    again = small_stream(inputs, keep=out, lanes=2, steps=3)
+    assert rows_of(again) == rows_of(small_stream(inputs, lanes=2, steps=3))
+    assert again.finish(workers=1).already_done
+
+
+def test_a_stream_goes_on_keeping_after_it_was_stopped(tmp_path):
+    inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
+    whole = rows_of(small_stream(inputs, lanes=2, **LONG))
+    loader = Loader(small_stream(inputs, keep=out, lanes=2, **LONG), output="numpy", prefetch=0)
+    for batch in loader:
+        if batch.step == 30:
+            break
+    assert list((out / ".work" / STRETCHES).rglob("stretch.json"))
+    stream = small_stream(inputs, keep=out, lanes=2, **LONG)
+    rest = rows_of(stream, state=loader.state_dict())
+    assert rest == {place: row for place, row in whole.items() if place[0] > 30}
+    stream.finish(workers=1)
+    assert files_of(out) == prepared(stream, tmp_path / "prepared")
+
+
+def test_a_worker_that_is_killed_changes_nothing(tmp_path):
+    inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
+    whole = rows_of(small_stream(inputs, lanes=2, **LONG))
+    stream = small_stream(inputs, keep=out, lanes=2, workers=2, **LONG)
+    found, killed = {}, 0
+    for batch in Loader(stream, output="numpy", prefetch=0):
+        for row in range(8):
+            found[batch.step, row] = tuple(batch[key][row].tolist() for key in sorted(batch))
+        if batch.step in (10, 50):
+            for child in psutil.Process().children():
+                os.kill(child.pid, signal.SIGKILL)
+                killed += 1
+            time.sleep(0.1)
+    assert killed
+    assert found == whole
+    stream.finish(workers=1)
+    assert files_of(out) == prepared(stream, tmp_path / "prepared")
+
+
+def test_prepare_alone_goes_on_with_what_a_stream_kept(tmp_path):
+    inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
+    stream = small_stream(inputs, keep=out, lanes=2, **LONG)
+    rows_of(stream)
+    assert prepared(stream, out) == prepared(stream, tmp_path / "prepared")
+
+
+def test_no_plan_pretends_to_repeat_where_prepare_moved_a_document(tmp_path, caplog):
+    path = write_texts(tmp_path / "few.jsonl", 40)
+    stream = small_stream(path, lanes=1, keep=tmp_path / "kept")
+    rows_of(stream)
+    stream.finish(workers=1)
+    store = open_store(tmp_path / "kept")
+    assert store.manifest.subset_overrides
+    assert "no plan over it can repeat the stream" in caplog.text
+    with pytest.raises(PlanError, match="no stretches"):
+        read_stretches(store)
+
+
+def test_folders_that_cannot_be_kept_in(tmp_path):
+    inputs = make_inputs(tmp_path / "inputs", "jsonl")
+    make_inputs(tmp_path / "other", "text")
+    with pytest.raises(SettingsError, match="keep: missing"):
+        small_stream(inputs, lanes=2).finish()
+    with pytest.raises(StoreConflictError, match="not empty"):
+        small_stream(inputs, lanes=2, keep=inputs.with_name("other"))
+    other = small_stream(inputs, lanes=2, keep=tmp_path / "kept", steps=30)
+    rows_of(other)
+    recipe = Recipe(
+        inputs=("x",), tokenizer="bytes", val_fraction=0.5, dedup=DedupRecipe(mode="none")
+    )
+    with pytest.raises(StoreConflictError, match="val_fraction"):
+        rows_of(small_stream(inputs, lanes=2, keep=tmp_path / "kept", recipe=recipe))
+    prepared(other, tmp_path / "plain")
+    store = open_store(tmp_path / "plain")
+    with pytest.raises(PlanError, match="no stretches"):
+        read_stretches(store)
+    with pytest.raises(PlanError, match="end at document"):
+        LanePlan(store, other.spec, lanes=2, bounds=np.array([0, 3]))

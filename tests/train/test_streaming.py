@@ -1,0 +1,127 @@
+"""Training on raw inputs that nobody prepared."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import batchloom
+from batchloom.core.errors import SettingsError, StateError
+from batchloom.train.folder import RunFolder
+from batchloom.train.log import RunLog
+from batchloom.train.loop import train
+from batchloom.train.ranks import joined_ranks
+from batchloom.train.run import set_up
+from batchloom.train.settings import settings_from
+from batchloom.train.start import DataRequest
+from batchloom.train.streaming import StreamRequest
+from train.folders import write_model
+from train.runs import PLAIN, steps_of
+
+COMMAND = [sys.executable, "-m", "batchloom", "train"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    path = tmp_path_factory.mktemp("inputs") / "sums.jsonl"
+    rows = [{"text": f"{n} and {n} are {2 * n}."} for n in range(600)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run_stream(lines, out, changes=None, *, resume=False, stop_at=None, **request):
+    said = []
+    asked = StreamRequest(inputs=(str(lines),), tokenizer="bytes", workers=0, **request)
+    folder = RunFolder(out)
+    with joined_ranks("cpu") as ranks:
+        settings = settings_from(PLAIN, {"steps": 20, **(changes or {})})
+        run = set_up(asked, settings, folder, ranks, RunLog(folder.log, said.append))
+        return train(run, resume=resume, stop_at=stop_at), said
+
+
+def test_a_run_on_a_stream_learns_and_goes_on_exactly(tmp_path, lines):
+    run_stream(lines, tmp_path / "whole")
+    run_stream(lines, tmp_path / "two", stop_at=9)
+    _, said = run_stream(lines, tmp_path / "two", resume=True)
+    assert steps_of(tmp_path / "two") == steps_of(tmp_path / "whole")
+    losses = [loss for _, loss, *_ in steps_of(tmp_path / "whole")]
+    assert losses[-1] < losses[0] - 1
+    assert any("stream of sums.jsonl" in line for line in said)
+    with pytest.raises(StateError, match="seed was 0 and is 5"):
+        run_stream(lines, tmp_path / "two", {"seed": 5}, resume=True)
+
+
+def test_a_run_keeps_the_store_of_what_it_read(tmp_path, lines):
+    _, said = run_stream(lines, tmp_path / "long", {"steps": 150}, keep=tmp_path / "kept")
+    assert any("is the store of the inputs" in line for line in said)
+    batchloom.prepare(lines, out=tmp_path / "made", tokenizer="bytes", dedup="none")
+    manifests = [tmp_path / name / "dataset_metadata.json" for name in ("kept", "made")]
+    assert manifests[0].read_bytes() == manifests[1].read_bytes()
+    more = tmp_path / "more.jsonl"
+    more.write_text(lines.read_text() * 10)
+    _, said = run_stream(more, tmp_path / "short", {"steps": 4}, keep=tmp_path / "part")
+    assert any("0 of 1 units of the input are kept" in line for line in said)
+
+
+def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):
+    write_model(tmp_path / "model")
+    changes = {"model": {"init": str(tmp_path / "model")}, "steps": 2}
+    plain = {key: value for key, value in PLAIN.items() if key != "model"}
+    asked = StreamRequest(inputs=(str(lines),), tokenizer="bytes", workers=0)
+    folder, said = RunFolder(tmp_path / "run"), []
+    with joined_ranks("cpu") as ranks:
+        run = set_up(
+            asked,
+            settings_from({**plain, **changes}, {}),
+            folder,
+            ranks,
+            RunLog(folder.log, said.append),
+        )
+        assert train(run).step == 2
+    assert any("do not see each other" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"stream": ("a",), "data": Path("b")}, "--data and --stream exclude each other"),
+        ({"data": Path("b"), "lanes": 4}, "--lanes: 4 goes with --stream only"),
+        ({"data": Path("b"), "keep": Path("c")}, "--keep: c goes with --stream only"),
+        ({"stream": ("a",), "if_missing": "synthetic"}, "--if-missing"),
+    ],
+)
+def test_options_that_do_not_go_together(options, problem):
+    assert any(problem in one for one in DataRequest(**options).problems())
+
+
+def test_no_lanes_for_so_many_ranks(tmp_path, lines):
+    with pytest.raises(SettingsError, match="lanes"):
+        run_stream(lines, tmp_path / "run", lanes=0)
+
+
+def test_two_ranks_gather_their_state(tmp_path, lines):
+    config = tmp_path / "small.json"
+    config.write_text(json.dumps({**PLAIN, "steps": 10}))
+    words = ["--stream", lines, "--tokenizer", "bytes", "--config-file", config, "--device", "cpu"]
+    words += ["--stream-workers", "1", "--out", tmp_path / "two", "--stop-at", "5"]
+    done = subprocess.run(
+        [*TORCHRUN, "-m", "batchloom", "train", *map(str, words)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    run_stream(lines, tmp_path / "two", {"steps": 10}, resume=True)
+    run_stream(lines, tmp_path / "one", {"steps": 10})
+    both, alone = (steps_of(tmp_path / name) for name in ("two", "one"))
+    assert [tokens for *_, tokens in both] == [tokens for *_, tokens in alone]
+    assert [loss for _, loss, *_ in both] == pytest.approx(
+        [loss for _, loss, *_ in alone], abs=1e-4
+    )
