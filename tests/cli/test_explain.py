@@ -176,6 +176,7 @@ def test_a_mixture_with_edits_answers_by_its_state(here, capsys):
     loader.edit(Edit(step=10, weights={"web": 1, "code": 2}, note="more code"))
     loader.edit(Edit(step=20, seq_len=32, ban={"web": [1]}))
     (here / "state.json").write_text(json.dumps(loader.state_dict()))
+    append_documents(here / "web", [[7] * 9] * 20)
     words = ["--mixture", "web=1,code=1", "--checkpoint", "state.json"]
     told = asked(capsys, "explain", *words, "--step", "25", "--world-size", "2", "--steps", "60")
     own = batchloom.explain(loader, 25)
@@ -213,6 +214,21 @@ def test_removed_and_masked_tokens_are_marked(here, capsys):
     text = capsys.readouterr().out
     assert "10 trained" in text
     assert "removed: served as end tokens without loss" in text
+
+
+def test_every_rank_of_replicated_data_is_told_what_it_reads(here):
+    loader = Loader(
+        open_store("dummy:documents=50"),
+        seq_len=64,
+        global_batch_size=4,
+        output="numpy",
+        rank=1,
+        world_size=2,
+    )
+    (first, _) = batchloom.explain(loader, 0, rank=1)
+    span = first.spans[0]
+    ids = loader.store[span.document].ids[span.start : span.stop]
+    assert (loader.batch(0)["input_ids"][0][: len(ids)] == ids).all()
 
 
 def test_a_lone_store_of_made_up_documents_says_so(here, capsys):

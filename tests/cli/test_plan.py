@@ -226,3 +226,19 @@ def test_the_journal_of_a_checkpoint(stores, capsys):
     state.write_text(json.dumps(changed))
     assert run(["plan", "--journal", str(state)]) == 1
     assert "edit 0 of the journal (step 4) was changed by hand" in capsys.readouterr().err
+
+
+def test_a_run_that_its_sources_end_is_told_to_its_last_sequence(stores):
+    for exhausted in ("stop", "redistribute"):
+        for steps in (None, 1000):
+            mixture = Mixture(
+                {"web": 0.5, "code": 0.5},
+                stores={"web": open_store("web"), "code": open_store("code")},
+                exhausted=exhausted,
+            )
+            plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=4, steps=steps))
+            told = forecast(plan)
+            rows = plan.rows(0, plan.positions_of(plan.steps - 1)[1])
+            assert (told.steps, told.tokens) == (plan.steps, rows.lengths.sum())
+            assert told.sequences == (np.diff(rows.pointers) > 0).sum()
+            assert told.empty == len(rows) - told.sequences

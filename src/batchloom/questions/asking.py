@@ -20,6 +20,7 @@ from batchloom.store.reader import Store
 # With a checkpoint: how long the run is, and nothing that decides its order.
 _BESIDE = {"steps"}
 _OWN_DATA = "data"
+_NO_STORE = "store: missing; give a store, --mixture or (to plan) --assume"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +54,17 @@ def plan_asked(asked: Asked) -> tuple[Plan, Checkpoint | None]:
         InputError, StoreError: there are no such stores.
         StateError: the checkpoint is of other stores; names each field that differs.
     """
-    found = read_checkpoint(asked.checkpoint) if asked.checkpoint is not None else None
-    if found and asked.store is None and asked.mixture is None:
-        # A run that prepares its data has it beside its checkpoints.
-        own = found.place.parent.parent.parent / _OWN_DATA
-        asked = replace(asked, store=str(own) if own.is_dir() else None)
     problems = _contradictions(asked)
     if problems:
         raise SettingsError(problems)
-    if found is not None:
+    if asked.checkpoint is not None:
+        found = read_checkpoint(asked.checkpoint)
+        own = found.place.parent.parent.parent / _OWN_DATA
+        if asked.store is None and asked.mixture is None:
+            # A run that prepares its data has it beside its checkpoints.
+            if not own.is_dir():
+                raise SettingsError([_NO_STORE])
+            asked = replace(asked, store=str(own))
         stores = _stores(asked, found)
         return plan_again(found, stores, asked.settings.get("steps")), found
     data = _data(asked)
@@ -82,8 +85,8 @@ def plan_asked(asked: Asked) -> tuple[Plan, Checkpoint | None]:
 def _contradictions(asked: Asked) -> list[str]:
     named = [n for n in ("store", "mixture", "assume") if getattr(asked, n) is not None]
     problems = []
-    if not named:
-        problems.append("store: missing; give a store, --mixture or --assume")
+    if not named and asked.checkpoint is None:
+        problems.append(_NO_STORE)
     if len(named) > 1 and named != ["mixture", "assume"]:
         problems.append(f"{named[1]}: {named[0]} and {named[1]} exclude each other; give one")
     if asked.checkpoint is None:
@@ -131,19 +134,27 @@ def weights_of(text: str) -> dict[str, float]:
 
 def _stores(asked: Asked, found: Checkpoint) -> dict[str, PlanStore]:
     """The stores a checkpoint is asked about with, in the generations it was made on where that can be told."""
-    if asked.mixture is not None:
-        return dict(mixture_from(asked.mixture).stores)
-    store = open_store(asked.store or "", asked.split, generation=asked.generation)
     told = found.state["identity"].get("sources", {})
-    if asked.generation is None and SOURCE in told and store.manifest is not None:
-        number = store.generation_with(str(told[SOURCE].get("store")))
-        if number is not None and number != store.generation:
-            store = open_store(store.path, asked.split, generation=number)
-    if SOURCE not in told and len(told) > 1:
+    if asked.mixture is not None:
+        stores = mixture_from(asked.mixture).stores
+        return {name: _as_begun(store, told.get(name)) for name, store in stores.items()}
+    if SOURCE not in told:
         raise InputError(
-            f"The run was on a mixture of {', '.join(told)}; one store is given. Give --mixture with the run's file."
+            f"The run was on a mixture of {', '.join(told)}; one store is given. Give --mixture with the run's file, "
+            "or the paths of its stores."
         )
-    return {SOURCE if SOURCE in told else next(iter(told), SOURCE): store}
+    store = open_store(asked.store or "", asked.split, generation=asked.generation)
+    return {SOURCE: store if asked.generation is not None else _as_begun(store, told[SOURCE])}
+
+
+def _as_begun(store: PlanStore, told: Mapping[str, Any] | None) -> PlanStore:
+    """A store in the generation a run was begun on; as it is where it never was what the run was on."""
+    if not isinstance(store, Store) or store.generation is None or told is None:
+        return store
+    number = store.generation_with(str(told.get("store")))
+    if number is None or number == store.generation:
+        return store
+    return open_store(store.path, store.split, generation=number)
 
 
 @dataclass(frozen=True, slots=True)

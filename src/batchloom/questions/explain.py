@@ -114,6 +114,9 @@ def explain(
             f"There is no step {checked:,}: the run has {plan.steps:,}, numbered from 0 to {plan.steps - 1:,}. A "
             "longer run has more: give epochs or steps."
         )
+    if number is not None and _replicated(plan):
+        # Every rank reads what rank 0 does.
+        number = 0
     of = dealt(data, checked, ranks)
     places = np.empty(len(of), np.int64)
     order = np.argsort(of, kind="stable")
@@ -139,6 +142,10 @@ def explain(
             chosen, rows.pointers[:-1].tolist(), rows.pointers[1:].tolist(), strict=True
         )
     )
+
+
+def _replicated(plan: Plan) -> bool:
+    return all(isinstance(store, Store) and store.replicated for store in plan.stores.values())
 
 
 def _checked_step(plan: Plan, asked: int) -> int:

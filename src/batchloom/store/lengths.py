@@ -13,8 +13,8 @@ from batchloom.store.manifest import SubsetEntry
 
 # Below so many documents a file of lengths is read as a whole soon enough.
 _LARGE = 1 << 22
-# Fewer lengths, or those of more pages, are read as they are touched.
-_MANY, _MOST_PAGES = 1024, 1 << 13
+# Fewer lengths than a pool has, more of them, or those of more pages are read as they are touched.
+_MANY, _MOST, _MOST_PAGES = 1024, 1 << 17, 1 << 13
 
 
 def beyond(place: object, document: int, tokens: int, stop: int) -> StoreError:
@@ -43,11 +43,14 @@ class StoreLengths:
         layers: how many documents each of them added; a plan packs no two of them together.
     """
 
-    __slots__ = ("_arrays", "_maps", "_starts", "layers", "size")
+    __slots__ = ("_arrays", "_asked", "_maps", "_starts", "_taken", "layers", "size")
 
     def __init__(self, *arrays: NDArray[np.uint32]) -> None:
         self._arrays = arrays
         self._maps = [_map_of(array) for array in arrays]
+        # By array the pages that were asked for, and the lengths taken since the first of them.
+        self._asked: dict[int, NDArray[np.bool_]] = {}
+        self._taken: dict[int, int] = {}
         self.layers = tuple(int(array.size) for array in arrays)
         self._starts = np.cumsum([0, *self.layers[:-1]])
         self.size = sum(self.layers)
@@ -72,14 +75,20 @@ class StoreLengths:
         A pool of a large store lies on a thousand pages all over the file; one after the other, and each with
         its neighbours, they are read several times as long.
         """
-        array = self._arrays[layer]
-        if array.size < _LARGE or len(documents) < _MANY or (mapped := self._maps[layer]) is None:
+        array, mapped = self._arrays[layer], self._maps[layer]
+        if array.size < _LARGE or not _MANY <= len(documents) <= _MOST or mapped is None:
             return
-        wanted = np.zeros(array.nbytes // mmap.PAGESIZE + 1, bool)
-        wanted[documents // (mmap.PAGESIZE // array.itemsize)] = True
-        pages = np.flatnonzero(wanted)
-        if len(pages) > _MOST_PAGES:
+        asked = self._asked.get(layer)
+        self._taken[layer] = self._taken.get(layer, 0) + len(documents)
+        if asked is None or self._taken[layer] > array.size:
+            # After a pass over the file what was asked for first may be gone from memory.
+            asked = np.zeros(array.nbytes // mmap.PAGESIZE + 1, bool)
+            self._asked[layer], self._taken[layer] = asked, len(documents)
+        pages = documents // (mmap.PAGESIZE // array.itemsize)
+        pages = np.unique(pages[~asked[pages]])
+        if not len(pages) or len(pages) > _MOST_PAGES:
             return
+        asked[pages] = True
         ends = np.flatnonzero(np.diff(pages) > 1)
         firsts = pages[np.concatenate([[0], ends + 1])]
         counts = pages[np.concatenate([ends, [len(pages) - 1]])] - firsts + 1
