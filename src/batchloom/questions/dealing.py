@@ -52,6 +52,20 @@ def dealt(data: Plan | Loader, step: int, world_size: int) -> Ints:
     return stretches(size, world_size)
 
 
+def in_batches(data: Plan | Loader, step: int, of: Ints) -> Ints:
+    """The rows of a step rank by rank, those of each in the order of its batch.
+
+    Args:
+        data: a plan, or a loader.
+        step: the step.
+        of: the rank of each row.
+    """
+    if isinstance(data, Loader) and data.spec.balance and of.any():
+        costs = row_costs(data.plan.rows(*data.plan.positions_of(step)))
+        return np.lexsort((-costs, of))
+    return np.argsort(of, kind="stable")
+
+
 def lanes_of(plan: Plan, start: int, stop: int) -> Ints:
     """The lane of each position, int64 [stop - start]."""
     found = np.arange(start, stop) % plan.spec.lanes

@@ -10,7 +10,7 @@ from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.spec import raise_problems, shown, whole
 from batchloom.plan.plan import Plan
 from batchloom.plan.rows import Rows, reorder_rows, slice_rows
-from batchloom.questions.dealing import dealt, plan_of, world_of
+from batchloom.questions.dealing import dealt, in_batches, plan_of, world_of
 from batchloom.questions.tables import have_tables_for
 from batchloom.store.origins import Origin
 from batchloom.store.reader import Store
@@ -119,10 +119,10 @@ def explain(
         number = 0
     of = dealt(data, checked, ranks)
     places = np.empty(len(of), np.int64)
-    order = np.argsort(of, kind="stable")
+    order = in_batches(data, checked, of)
     firsts = np.searchsorted(of[order], np.arange(ranks))
     places[order] = np.arange(len(of)) - firsts[of[order]]
-    chosen = np.arange(stop - start) if number is None else np.flatnonzero(of == number)
+    chosen = np.arange(stop - start) if number is None else order[of[order] == number]
     if row is not None:
         chosen = _one_row(chosen, row)
     rows, spec = _rows(plan, start, chosen), plan.spec_at(checked)
@@ -175,14 +175,15 @@ def _rows(plan: Plan, start: int, chosen: NDArray[np.int64]) -> Rows:
     """The rows of some of a step; only the pools between the first and the last of them are entered."""
     if not len(chosen):
         return plan.rows(start, start)
-    first, last = int(chosen[0]), int(chosen[-1])
+    first, last = int(chosen.min()), int(chosen.max())
+    whole_stretch = bool((np.diff(chosen) == 1).all())
     if plan.spec.lanes == 1:
         rows = plan.rows(start + first, start + last + 1)
-        return rows if len(rows) == len(chosen) else reorder_rows(rows, chosen - first)
+        return rows if whole_stretch else reorder_rows(rows, chosen - first)
     lanes = plan.spec.lanes
     low, high = first // lanes * lanes, -(-(last + 1) // lanes) * lanes
     rows = plan.rows(start + low, start + high)
-    if len(chosen) == last - first + 1:
+    if whole_stretch:
         return slice_rows(rows, first - low, last + 1 - low)
     return reorder_rows(rows, chosen - low)
 
