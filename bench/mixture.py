@@ -1,28 +1,30 @@
-"""Load throughput of a mixture of many sources against one source of the same tokens, in one run, cache warm.
+"""What a mixture of many sources costs a batch against one source of the same tokens, in one run, cache warm.
 
-    python bench/mixture.py [--documents 200000] [--sources 100] [--seconds 4] [--rounds 3]
+    python bench/mixture.py [--documents 400000] [--sources 100] [--rounds 7] [--skew]
 
-The same corpus lies in one store and split into as many as there are sources. Prints tokens/s of ready
-[32, 2048] batches for both and the ratio; sizes and weights of the sources are alike, or skewed (``--skew``: the
-k-th has weight 1 / k).
+The same corpus lies in one store and split into as many as there are sources. Prints milliseconds of processor time of a
+[32, 2048] batch made in this thread, in turns of 1,000 batches so that a busy machine slows both, and the ratio: of
+the medians, and in all (with the turns in which sources of equal size enter their next pools together). ``--skew``: the
+k-th source has weight 1 / k.
 """
 
 import argparse
-import itertools
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 
 import batchloom
 from corpus import make_store
-from load import BATCH, SEQ_LEN, measure
+from load import BATCH, SEQ_LEN
+
+TURN = 1000
 
 
-def batches(data, prefetch: int):
-    """Tokens of one batch after the other."""
-    loader = batchloom.Loader(
+def loader_of(data) -> batchloom.Loader:
+    return batchloom.Loader(
         data,
         seq_len=SEQ_LEN,
         global_batch_size=BATCH,
@@ -30,18 +32,23 @@ def batches(data, prefetch: int):
         rank=0,
         world_size=1,
         output="numpy",
-        prefetch=prefetch,
+        prefetch=0,
     )
-    for batch in loader:
-        yield batch["input_ids"].shape[0] * SEQ_LEN
+
+
+def turn(loader: batchloom.Loader, first: int) -> float:
+    """Milliseconds of processor time a batch, over a turn."""
+    begin = time.thread_time()
+    for step in range(first, first + TURN):
+        loader.batch(step)
+    return (time.thread_time() - begin) / TURN * 1e3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--documents", type=int, default=200_000)
+    parser.add_argument("--documents", type=int, default=400_000)
     parser.add_argument("--sources", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--skew", action="store_true")
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="batchloom-bench-"))
@@ -56,23 +63,18 @@ def main() -> None:
         mixture = batchloom.Mixture(weights, stores=stores)
         for path in work.rglob("*.bin"):
             path.read_bytes()
-        sources = {
-            "one source": lambda: batches(one, 4),
-            f"{options.sources} sources": lambda: batches(mixture, 4),
-            "one source, no thread": lambda: batches(one, 0),
-            f"{options.sources} sources, no thread": lambda: batches(mixture, 0),
-        }
-        figures = {name: [] for name in sources}
-        for _, (name, source) in itertools.product(range(options.rounds), sources.items()):
-            figures[name].append(measure(source(), options.seconds) / 1e6)
-        base = 0.0
+        loaders = {"one source": loader_of(one), f"{options.sources} sources": loader_of(mixture)}
+        figures = {name: [] for name in loaders}
+        for number in range(options.rounds + 1):
+            for name, loader in loaders.items():
+                figures[name].append(turn(loader, number * TURN))
+        # The first turn warms up.
+        figures = {name: np.array(values[1:]) for name, values in figures.items()}
+        base = figures["one source"]
         for name, values in figures.items():
-            median = float(np.median(values))
-            base = base if "sources" in name else median
             print(
-                f"{name:28} {median:8.1f} Mtok/s (of {min(values):.0f}-{max(values):.0f})   of one source "
-                f"{median / base:5.2f}",
-                flush=True,
+                f"{name:14} {np.median(values):6.3f} ms a batch (of {values.min():.2f}-{values.max():.2f})   "
+                f"of one source {np.median(base) / np.median(values):5.2f}, in all {base.sum() / values.sum():5.2f}"
             )
     finally:
         shutil.rmtree(work, ignore_errors=True)
