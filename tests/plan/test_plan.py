@@ -401,3 +401,19 @@ def test_without_shuffle_sequences_come_by_their_first_span():
         assert all(row == sorted(row) for row in by_row)
         assert by_row == sorted(by_row)
         assert [row[0][:2] for row in by_row if row[0][0] == 5][:2] == [(5, 0), (5, 10)]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("packing", ["best_fit", "wrap", "none"])
+def test_a_pool_that_comes_again_is_what_packing_it_anew_gives(shuffle, packing):
+    lengths = np.random.default_rng(1).integers(1, 40, 90)
+    spec = PlanSpec(
+        seq_len=32, global_batch_size=4, epochs=9, pool_size=60, shuffle=shuffle, packing=packing
+    )
+    plan = Plan(LengthsOnly(lengths), spec)
+    served = spans(plan.rows(0, plan.positions))
+    fresh = []
+    for epoch in range(9):
+        for pool in plan.pools.order(epoch).tolist():
+            fresh += spans(Plan(LengthsOnly(lengths), spec).pools.rows(pool, epoch))
+    assert served == fresh

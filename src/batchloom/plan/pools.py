@@ -14,7 +14,7 @@ from batchloom.core.keys import Key, shuffled
 from batchloom.plan.arrange import fitted, packed_rows
 from batchloom.plan.pack import ANY_ORDER, count_sequences
 from batchloom.plan.permute import Permutation
-from batchloom.plan.rows import Rows, aligned
+from batchloom.plan.rows import Rows, aligned, reorder_rows
 from batchloom.plan.spec import PlanSpec
 
 
@@ -235,3 +235,20 @@ class Pools:
         members = self.members(pool)
         keys = (self._pool_key("spans", pool), self._pool_key("sequences", pool, epoch))
         return packed_rows(members, np.zeros_like(members), self._fitted(members), self._spec, keys)
+
+    def rows_again(self, rows: Rows, pool: int, before: int, epoch: int) -> Rows:
+        """What :meth:`rows` gives for an epoch, from those of another one: the packs are the same.
+
+        Args:
+            rows: of the pool in the order of epoch ``before``.
+            pool: its number.
+            before: the epoch of ``rows``.
+            epoch: the one that is wanted.
+        """
+        if not self._spec.shuffle:
+            return rows
+        place = np.empty(len(rows), np.int64)
+        place[shuffled(len(rows), self._pool_key("sequences", pool, before))] = np.arange(len(rows))
+        return reorder_rows(
+            rows, place[shuffled(len(rows), self._pool_key("sequences", pool, epoch))]
+        )

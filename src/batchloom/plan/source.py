@@ -451,7 +451,12 @@ class SourceOrder:
         recent = self._recent.setdefault(pool % self.lanes, OrderedDict())
         rows = recent.pop((epoch, pool), None)
         if rows is None:
-            rows = self.pools.rows(pool, epoch)
+            # A small source comes to the same pool again and again.
+            before = next((one for one in recent if one[1] == pool), None)
+            if before is not None:
+                rows = self.pools.rows_again(recent[before], pool, before[0], epoch)
+            else:
+                rows = self.pools.rows(pool, epoch)
             if self.counts[pool] < 0:
                 self.counts[pool] = len(rows)
                 self._total_when_known()
