@@ -49,7 +49,7 @@ def begun_on(
         _LOG.info(
             "The run was begun on generation %d of %s and goes on with it; the newest is %d.",
             number,
-            newest.place,
+            newest.place if newest.is_far else data,
             newest.generation,
         )
     return number
