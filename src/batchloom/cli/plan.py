@@ -112,8 +112,8 @@ def _tell(found: Forecast, mark: str) -> None:
     if found.skipped:
         say(f"edits leave out {counted(found.skipped, 'sequence')}")
     say(
-        f"padding: {near}{found.padding:.3%} of all places; no packing of whole documents could have less than "
-        f"{about}{found.least_padding:.3%}"
+        f"padding: {near}{found.padding:.3%} of the run's places; over whole epochs no packing of whole "
+        f"documents has less than {about}{found.least_padding:.3%}"
     )
     each = (
         f", {_bytes(found.rank_bytes)} by each of {found.world_size:,} ranks"
