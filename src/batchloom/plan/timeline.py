@@ -108,10 +108,9 @@ def course_of(
         after = Stretch(
             edit.step, position, edit.global_batch_size or now.size, edit.seq_len or now.seq_len
         )
-        if after != now._replace(step=edit.step, position=position) or edit.skip:
-            if after.step == now.step:
-                stretches.pop()
-            stretches.append(after)
+        if after.step == now.step:
+            stretches.pop()
+        stretches.append(after)
         if edit.seq_len and edit.seq_len != now.seq_len:
             cuts.append((position, edit.seq_len))
         if edit.weights is not None:
@@ -292,6 +291,8 @@ class Timeline:
     def adopt(self, exhausted: Mapping[int, int], position: int) -> None:
         """Take over which sources were exhausted up to a position, and where."""
         for where, number in sorted((where, number) for number, where in exhausted.items()):
+            if number in self.exhausted:
+                continue
             self._pass_marks(where)
             self.exhausted[number] = where
             self.sure = max(self.sure, where)
