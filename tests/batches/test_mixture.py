@@ -1,5 +1,6 @@
 """Loaders of mixtures: the same batches for every topology, and everything a single store can do."""
 
+import contextlib
 import json
 import logging
 import os
@@ -187,6 +188,27 @@ def test_an_edit_in_mid_run_changes_what_was_not_made_and_nothing_before(stores)
     assert all((batch["input_ids"][batch["labels"] >= 0] >= 80).all() for batch in rest[9:])
     with pytest.raises(SettingsError, match=r"ban\.a: there is no document 120; there are 120"):
         loader.edit(Edit(step=60, ban={"a": [120]}))
+
+
+def test_an_edit_of_the_next_step_that_can_change_is_in_it(stores):
+    """Whoever edits takes turns with the thread that makes batches ahead."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for attempt in range(40):
+            loader = make(mixed(stores), prefetch=3)
+            batches = iter(loader)
+            served = [next(batches) for _ in range(1 + attempt % 4)]
+            for step in range(40):
+                with contextlib.suppress(PlanError):
+                    loader.edit(Edit(step=step, ban={"a": range(120), "b": range(60)}))
+                    break
+            served += list(batches)
+            fresh = make(mixed(stores))
+            fresh.load_state_dict({**loader.plan.state(0)})
+            assert all(same(one, other) for one, other in zip(served, fresh, strict=True))
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("form", ["rows", "varlen"])

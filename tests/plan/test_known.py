@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchloom.plan.edits import Edit
-from batchloom.plan.mixture import Mixture
+from batchloom.plan.mixture import Mixture, Stage
 from batchloom.plan.plan import Plan
 from batchloom.plan.spec import PlanSpec
 from batchloom.plan.state import with_journal
@@ -120,3 +120,62 @@ def test_a_state_past_the_end_of_a_run_that_was_to_change_is_resumed():
     state = plan.state(plan.positions_of(12)[0])
     assert plan.timeline.end is not None
     assert plan.twin().resume(state) == 24
+
+
+def exhausting():
+    """A plan of three sources, of which two are gone before its end, and its batches by step."""
+    data = Mixture(
+        {"a": 1, "b": 1, "c": 1},
+        stores={
+            name: LengthsOnly([9] * size, name) for name, size in (("a", 40), ("b", 90), ("c", 400))
+        },
+        exhausted="redistribute",
+    )
+    spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=8)
+    plan = Plan(data, spec)
+    return data, spec, [rows_of(plan, step) for step in range(plan.steps)]
+
+
+def rows_of(plan, step):
+    rows = plan.rows(*plan.positions_of(step))
+    return rows.sources.tolist(), rows.documents.tolist(), rows.starts.tolist()
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_state_loaded_into_a_plan_that_was_asked_before_changes_nothing(before):
+    data, spec, whole = exhausting()
+    used = Plan(data, spec)
+    for step in range(len(whole) * before):
+        assert rows_of(used, step) == whole[step]
+    assert len(Plan(data, spec).timeline.exhausted) == 0
+    for step in (len(whole) - 2, len(whole) // 2, len(whole) - 1):
+        state = json.loads(json.dumps(used.state(used.positions_of(step)[0])))
+        for _ in range(2):
+            assert used.resume(state) == used.positions_of(step)[0]
+        used._windows._kept.clear()
+        assert [rows_of(used, one) for one in range(len(whole))] == whole
+        assert used.steps == len(whole)
+
+
+@pytest.mark.parametrize("changes", [{"ban": {"a": [1]}}, {"global_batch_size": 4}])
+@pytest.mark.parametrize("at", [5, 15])
+def test_an_edit_moves_no_stage(changes, at):
+    data = Mixture(
+        {"a": 1, "b": 1},
+        stores={"a": LengthsOnly([9] * 400, "a"), "b": LengthsOnly([9] * 400, "b")},
+        stages=[Stage(weights={"a": 1}, tokens=20 * 4 * 16)],
+    )
+    plan = Plan(data, PlanSpec(seq_len=16, global_batch_size=4, steps=40))
+    edited = plan.edited(Edit(step=at, **changes)).edited(Edit(step=at + 1, ban={"b": [3]}))
+    assert [change.position for change in edited.course.changes] == [0, 80]
+    assert [rows_of(edited, step) for step in range(40)] == [
+        rows_of(plan, step) for step in range(40)
+    ]
+
+
+def test_a_source_that_waits_changes_no_pool():
+    many = {f"s{n}": LengthsOnly([9] * 30, f"s{n}") for n in range(17)}
+    weights = dict.fromkeys(list(many)[:16], 1)
+    spec = PlanSpec(seq_len=16, global_batch_size=4, steps=4)
+    begun = Plan(Mixture(weights, stores=dict(list(many.items())[:16])), spec)
+    assert Plan(Mixture(weights, stores=many), spec).fingerprint == begun.fingerprint

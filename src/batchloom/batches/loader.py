@@ -1,6 +1,7 @@
 """The loader: a store (or a ready plan) in, the batches of one rank out."""
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -168,6 +169,7 @@ class Loader:
         if output == "torch":
             require_torch()
         self._shares: dict[PlanSpec, Share] = {}
+        self._turn = threading.RLock()
         self._start = self._made = 0
         self._resumed = self._told = False
         # Nobody has said that conversations may be cut, and they are.
@@ -326,11 +328,13 @@ class Loader:
         """The batch of a step of this rank, whether or not the run is that long."""
         if self._stream is not None:
             raise no_step(str(step))
-        share = self._share_of(step)
-        rows, positions = rank_rows(self.plan, step, share, balance=self.spec.balance)
-        if not self.spec.prefetch and self._is_far:
-            fetch_rows(self._stores(), blocks_of(self.plan), rows)
-        return self._assembled(self.store, self._numbered(rows), positions, step)
+        # An edit waits until the batch is made: it is one plan's, and one store's.
+        with self._turn:
+            share = self._share_of(step)
+            rows, positions = rank_rows(self.plan, step, share, balance=self.spec.balance)
+            if not self.spec.prefetch and self._is_far:
+                fetch_rows(self._stores(), blocks_of(self.plan), rows)
+            return self._assembled(self.store, self._numbered(rows), positions, step)
 
     def _assembled(
         self, reader: Reader, rows: Rows, positions: NDArray[np.int64], step: int
@@ -413,13 +417,18 @@ class Loader:
             raise PlanError(
                 "A stream cannot be edited: its order is that of its input. Prepare the data for that."
             )
-        if edit.step < self._made:
-            raise PlanError(
-                f"Step {edit.step} was made already (up to {self.spec.prefetch} steps are made ahead); the first that "
-                f"can change is {self._made}."
-            )
-        plan = self.plan.edited(edit)
-        self._use(plan)
+        with self._turn:
+            if edit.step < self._made:
+                raise PlanError(
+                    f"Step {edit.step} was made already (up to {self.spec.prefetch} steps are made ahead); the first "
+                    f"that can change is {self._made}."
+                )
+            self._use(self.plan.edited(edit))
+
+    def renew(self) -> None:
+        """Have locks of its own, after a fork: what another thread held is held for ever."""
+        self._turn = threading.RLock()
+        self.plan = self.plan.twin()
 
     def _use(self, plan: Plan) -> None:
         """Go on by another plan of the same stores."""
@@ -429,10 +438,11 @@ class Loader:
         self.plan = plan
 
     def _next(self, step: int) -> Batch | None:
-        if not self.plan.has_step(step):
-            return None
-        self._made = max(self._made, step + 1)
-        return self.batch(step)
+        with self._turn:
+            if not self.plan.has_step(step):
+                return None
+            self._made = max(self._made, step + 1)
+            return self.batch(step)
 
     @property
     def next_step(self) -> int:
@@ -544,7 +554,7 @@ _LOADERS: "weakref.WeakSet[Loader]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for loader in _LOADERS:
-        loader.plan = loader.plan.twin()
+        loader.renew()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -70,7 +70,7 @@ class Plan:
             dict(sorted(data.stores.items())) if isinstance(data, Mixture) else {SOURCE: data}
         )
         self.names = tuple(self._stores)
-        self.spec = spec.with_pools_for(len(self.names))
+        self.spec = spec.with_pools_for(self._begins_with())
         self._check()
         self._lock = threading.RLock()
         self._orders: dict[tuple[int, int], SourceOrder] = {}
@@ -120,7 +120,10 @@ class Plan:
             PlanError, SettingsError: an edit cannot be.
         """
         edits = tuple(edits)
-        orders = {**self._learned.orders, **{k: order.known for k, order in self._orders.items()}}
+        orders = {
+            **self._learned.orders,
+            **{k: order.known for k, order in list(self._orders.items())},
+        }
         if edits[: len(self.edits)] == self.edits:
             learned = Learned(orders, dict(self._measured), dict(self.cuts))
         else:
@@ -136,6 +139,15 @@ class Plan:
             gone = self.timeline.exhausted.items()
             plan.timeline.adopt({n: p for n, p in gone if p <= until}, max(until, 0))
         return plan
+
+    def _begins_with(self) -> int:
+        """How many sources have a weight before any edit: what is added later changes no pool."""
+        if not isinstance(self.data, Mixture):
+            return 1
+        found = weighed_in(self.data.weights, self.names)
+        for stage in self.data.stages:
+            found |= weighed_in(stage.weights, self.names)
+        return len(found)
 
     def _check(self) -> None:
         mixture = self.data if isinstance(self.data, Mixture) else None

@@ -114,7 +114,9 @@ class SourceOrder:
     @property
     def known(self) -> Known:
         """What was found out so far, for another order of the same source and spec."""
-        return Known(self.counts.copy(), self.total, tuple(tuple(own) for own in self.anchors))
+        # The total first: it is known once all counts are, and another thread may be counting.
+        total = self.total
+        return Known(self.counts.copy(), total, tuple(tuple(own) for own in self.anchors))
 
     def learn(self, known: Known) -> None:
         """Take over what another order of the same source and spec knows."""

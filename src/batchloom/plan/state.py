@@ -190,6 +190,12 @@ def _other_plan(plan: "Plan", theirs: Any, edits: Any, name: str) -> str:
     weights = (
         isinstance(plan.data, Mixture) and differ and all(d.startswith("mixture.") for d in differ)
     )
+    added = any(d.startswith("sources.") and " was None and is " in d for d in differ)
+    if isinstance(plan.data, Mixture) and plan.data.weights == "size" and added:
+        return (
+            f"The state belongs to another plan: {told}. Weights by size are of every store that is given: give those "
+            "the run began with. A source is added to weights that are numbers."
+        )
     remedy = (
         "Give the weights the run began with, and change them from a step on by an edit (loader.edit)."
         if weights
