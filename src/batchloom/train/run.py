@@ -40,6 +40,7 @@ _FIXED = (
     "order.packing",
     "order.overlong",
     "order.shuffle",
+    "order.noise_prob",
     "seed",
     "data.fingerprint",
     "data.mixture",
