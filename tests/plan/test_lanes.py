@@ -1,3 +1,6 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -114,8 +117,39 @@ def test_a_state_goes_on_where_it_was_taken(lengths, size, at):
     )
     with pytest.raises(StateError, match="changed after"):
         fresh.resume({**state, "position": 5})
-    with pytest.raises(StateError, match="another plan"):
+    with pytest.raises(
+        StateError, match=r"another plan: spec.seed was 0 and is 9. Give the settings"
+    ):
         plan_of(lengths, cuts, seed=9).resume(state)
+
+
+@pytest.mark.parametrize("state", [[], {}, {"position": 3}, None])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(StateError, match=r"not a loader's state.*Give what state_dict"):
+        plan_of([5] * 60, range(0, 60, 4)).resume(state)
+
+
+def test_threads_walk_the_lanes_one_after_the_other():
+    plan = plan_of([5] * 120, range(0, 120, 4))
+    store, inside, most = plan.store.lengths, [], []
+    take = store.take
+
+    def slow(documents):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.002)
+        inside.pop()
+        return take(documents)
+
+    store.take = slow
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(plan.rows, 120 * n, 120 * n + 12) for n in range(3)]
+        told = pool.submit(plan.state, 240)
+        rows = [row_spans(one.result()) for one in asked]
+    assert set(most) == {1}
+    fresh = plan_of([5] * 120, range(0, 120, 4))
+    assert rows == [row_spans(fresh.rows(120 * n, 120 * n + 12)) for n in range(3)]
+    assert told.result() == fresh.state(240)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from batchloom import Loader, open_store
+from batchloom import Edit, Loader, open_store
 from batchloom.core.errors import PlanError, SettingsError, StoreConflictError
 from batchloom.plan.lane_plan import LanePlan
 from batchloom.preparation.dedup_recipe import DedupRecipe
@@ -18,6 +18,8 @@ from batchloom.preparation.job import run_recipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.stretched import STRETCHES
+from batchloom.questions.explain import explain
+from batchloom.questions.when import when
 from batchloom.store.stretches import read_stretches
 from streams.streams import LIMITS, rows_of, small_stream, table, texts, write_lines, write_texts
 
@@ -205,3 +207,30 @@ def test_folders_that_cannot_be_kept_in(tmp_path):
         read_stretches(store)
     with pytest.raises(PlanError, match="end at document"):
         LanePlan(store, other.spec, lanes=2, bounds=np.array([0, 3]))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda loader: loader.edit(Edit(step=2, skip=1)),
+        lambda loader: explain(loader, 0),
+        lambda loader: when(loader, document=0),
+        lambda loader: explain(loader.plan, 0),
+        lambda loader: pytest.importorskip("batchloom.adapters.pytorch").LoaderIterable(loader),
+        lambda loader: pytest.importorskip("batchloom.adapters.pytorch").LoaderDataset(loader),
+    ],
+)
+def test_what_a_plan_in_the_order_of_lanes_cannot_do_is_refused(kept, ask):
+    loader = Loader(kept, order="lanes", lanes=4, seq_len=32, global_batch_size=8, steps=12)
+    with pytest.raises(PlanError, match=r"in the order of lanes .* Make a plan of pools over"):
+        ask(loader)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kept")
+    lines = write_texts(folder / "a.jsonl", 200)
+    stream = small_stream(lines, lanes=4, steps=3, keep=folder / "out")
+    rows_of(stream)
+    stream.finish(workers=1)
+    return open_store(folder / "out")

@@ -21,6 +21,8 @@ from batchloom.core.errors import (
 from batchloom.plan.lanes import lane_stretches
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.recipe import Recipe
+from batchloom.questions.explain import explain
+from batchloom.questions.when import when
 from batchloom.streams.state import merge_states
 from streams.streams import STEPS, rows_of, small_stream, table, texts, write_lines, write_texts
 
@@ -327,3 +329,11 @@ def test_a_stream_goes_through_no_data_loader(lines):
     pytorch = pytest.importorskip("batchloom.adapters.pytorch")
     with pytest.raises(InputError, match="worker processes of its own"):
         pytorch.LoaderIterable(Loader(small_stream(lines)))
+
+
+@pytest.mark.parametrize("ask", [lambda of: explain(of, 0), lambda of: when(of, document=0)])
+def test_a_stream_is_asked_no_questions(lines, ask):
+    stream = small_stream(lines)
+    for asked in (stream, Loader(stream, output="numpy")):
+        with pytest.raises(PlanError, match=r"stream cannot be asked.*batchloom prepare"):
+            ask(asked)

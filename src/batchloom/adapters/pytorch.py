@@ -20,6 +20,7 @@ from batchloom.batches.left_out import announce_left_out
 from batchloom.batches.loader import Loader
 from batchloom.batches.spec import BatchSpec
 from batchloom.core.errors import InputError, StateError
+from batchloom.plan.lane_plan import refuse_lanes
 from batchloom.plan.plan import Plan
 
 
@@ -34,6 +35,7 @@ class _Twin:
                 "Iterate the Loader, or prepare the data."
             )
         plan = loader.plan
+        refuse_lanes(plan, "goes through no DataLoader")
         self._plan = (plan.data, plan.spec, plan.edits)
         self._batch_spec = loader.spec
         self._state = plan.state(plan.positions_of(loader.next_step)[0])

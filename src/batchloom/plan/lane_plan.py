@@ -1,15 +1,18 @@
 """A plan in the order of lanes: over what a stream kept it repeats the stream."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from threading import RLock
+from typing import Any, NoReturn, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import PlanError, StateError
+from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import to_plain
+from batchloom.plan.edits import Edit
 from batchloom.plan.lanes import (
     LANE_POOL_SIZE,
     LANES_VERSION,
@@ -25,6 +28,7 @@ from batchloom.plan.mixture import PlanStore
 from batchloom.plan.rows import Rows, join_rows, reorder_rows, slice_rows
 from batchloom.plan.source import SourceOrder
 from batchloom.plan.spec import ORDER_VERSION, PlanSpec
+from batchloom.plan.state import check_belongs, other_settings, refusing_no_state
 from batchloom.plan.timeline import Stretch, course_of
 from batchloom.plan.windows import WHOLE
 
@@ -120,7 +124,7 @@ class _Lane:
 
 @final
 class LanePlan:
-    """The order of lanes over one store; see :mod:`batchloom.plan.lanes`.
+    """The order of lanes over one store; see :mod:`batchloom.plan.lanes`. Threads may share it.
 
     Args:
         store: anything with ``lengths`` and a ``fingerprint``.
@@ -150,6 +154,23 @@ class LanePlan:
                 "what a stream kept, or documents were appended or moved since."
             )
         self._lanes = [_Lane(self, lane) for lane in range(lanes)]
+        self._lock = RLock()
+
+    def edited(self, edit: Edit) -> NoReturn:
+        """Refuse an edit.
+
+        Raises:
+            PlanError: always.
+        """
+        self.with_edits((edit,))
+
+    def with_edits(self, _edits: Sequence[Edit]) -> NoReturn:
+        """Refuse edits: the order repeats a stream, which has none.
+
+        Raises:
+            PlanError: always.
+        """
+        raise not_of_lanes("takes no edits")
 
     def twin(self) -> "LanePlan":
         """The same plan, for after a fork."""
@@ -215,7 +236,8 @@ class LanePlan:
 
     def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
         """The rows of positions ``start`` to ``stop - 1``, or of a part of them."""
-        return self._rows(self.positions_in(start, stop, part))
+        with self._lock:
+            return self._rows(self.positions_in(start, stop, part))
 
     def _rows(self, positions: NDArray[np.int64]) -> Rows:
         pieces, places = [], []
@@ -234,9 +256,10 @@ class LanePlan:
     def state(self, position: int) -> dict[str, Any]:
         """A position as plain JSON values, with what it takes to go on there at once."""
         cursors = {}
-        for lane in self._lanes:
-            pool, _ = lane.locate(-(-(position - lane.lane) // self.lanes))
-            cursors[str(lane.lane)] = [pool.epoch, pool.number, pool.before]
+        with self._lock:
+            for lane in self._lanes:
+                pool, _ = lane.locate(-(-(position - lane.lane) // self.lanes))
+                cursors[str(lane.lane)] = [pool.epoch, pool.number, pool.before]
         plain = {
             "order_version": ORDER_VERSION,
             "fingerprint": self.fingerprint,
@@ -250,15 +273,34 @@ class LanePlan:
         """Check a state against this plan; the position to go on with.
 
         Raises:
-            StateError: it is of another plan, or was changed.
+            StateError: it is none, of another plan (names each field that differs), or was changed.
         """
-        rest = {name: value for name, value in state.items() if name != "check"}
-        if state.get("fingerprint") != self.fingerprint:
-            raise StateError("The state belongs to another plan; give what it was made with.")
-        if state.get("check") != fingerprint(rest):
-            raise StateError(
-                "The state was changed after it was saved. Use the one that was saved."
-            )
-        for lane in rank_lanes(self.lanes, 0, 1):
-            self._lanes[lane].begin(_Pool(*state["lanes"][str(lane)]))
-        return int(state["position"])
+        with refusing_no_state():
+            theirs = state["identity"]
+            named, position = state["fingerprint"], int(state["position"])
+        ours = self.identity
+        check_belongs(state, self.fingerprint, lambda: other_settings(theirs, ours, named))
+        with refusing_no_state():
+            pools = [_Pool(*state["lanes"][str(lane)]) for lane in rank_lanes(self.lanes, 0, 1)]
+        with self._lock:
+            for lane, pool in zip(self._lanes, pools, strict=True):
+                lane.begin(pool)
+        return position
+
+
+def not_of_lanes(what: str) -> PlanError:
+    """What is said where the order of lanes cannot do what a plan of pools can."""
+    return PlanError(
+        f"A plan in the order of lanes {what}: it repeats a stream and nothing else. Make a plan of pools over the "
+        "store (order='pools', another order of the same documents)."
+    )
+
+
+def refuse_lanes(plan: object, what: str) -> None:
+    """Refuse a plan in the order of lanes.
+
+    Raises:
+        PlanError: it is one.
+    """
+    if isinstance(plan, LanePlan):
+        raise not_of_lanes(what)

@@ -1,5 +1,7 @@
 """The state of a run: one position, the plan it belongs to, and where each source stands."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from batchloom.core.errors import PlanError, SettingsError, StateError
@@ -144,11 +146,8 @@ def _checked(
     plan: "Plan", state: dict[str, Any]
 ) -> tuple[int, int | None, dict[str, list[Cursor]]]:
     """Position, end and cursors of a state that belongs to this plan."""
-    try:
-        rest = {name: value for name, value in state.items() if name != "check"}
-        theirs, check, version, edits = (
-            state[name] for name in ("identity", "check", "order_version", "edits")
-        )
+    with refusing_no_state():
+        theirs, edits, named = (state[name] for name in ("identity", "edits", "fingerprint"))
         cursors = {
             name: [
                 Cursor(one["epoch"], one["slot"], one["before"])
@@ -157,24 +156,52 @@ def _checked(
             for name, places in state["sources"].items()
         }
         position, end = state["position"], state["end"]
-        same = check == fingerprint(rest)
+    check_belongs(state, plan.fingerprint, lambda: _other_plan(plan, theirs, edits, named))
+    return int(position), end, cursors
+
+
+@contextmanager
+def refusing_no_state() -> Iterator[None]:
+    """Around what reads a state's fields.
+
+    Raises:
+        StateError: it has not the fields of one.
+    """
+    try:
+        yield
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise StateError(
             f"This is not a loader's state ({error!r}). Give what state_dict() returned."
         ) from error
+
+
+def check_belongs(state: dict[str, Any], named: str, other: Callable[[], str]) -> None:
+    """Refuse a state of another version or plan, or one that was changed.
+
+    Args:
+        state: a state.
+        named: fingerprint of the plan that is to go on.
+        other: gives what is said where the state is not of that plan.
+
+    Raises:
+        StateError: it is no state, or one of these.
+    """
+    with refusing_no_state():
+        rest = {name: value for name, value in state.items() if name != "check"}
+        version, theirs = state["order_version"], state["fingerprint"]
+        same = state["check"] == fingerprint(rest)
     if version != ORDER_VERSION:
         raise StateError(
             f"The state has order_version {version}, this batchloom makes {ORDER_VERSION}; go on with the "
             "version that wrote it, or start without it."
         )
-    if state["fingerprint"] != plan.fingerprint:
-        raise StateError(_other_plan(plan, theirs, edits, state["fingerprint"]))
+    if theirs != named:
+        raise StateError(other())
     if not same:
         raise StateError(
             "The state was changed after it was saved: its check does not fit its fields. Use the one that "
             "was saved."
         )
-    return int(position), end, cursors
 
 
 def _other_plan(plan: "Plan", theirs: Any, edits: Any, name: str) -> str:
@@ -186,22 +213,36 @@ def _other_plan(plan: "Plan", theirs: Any, edits: Any, name: str) -> str:
             f"{_first_edit(edits, plan.journal)}. A loader made without edits takes those of the state; a new edit "
             "is given to the loader that goes on."
         )
-    told = "; ".join(differ) or f"fingerprint was {name!r}"
     weights = (
         isinstance(plan.data, Mixture) and differ and all(d.startswith("mixture.") for d in differ)
     )
     added = any(d.startswith("sources.") and " was None and is " in d for d in differ)
     if isinstance(plan.data, Mixture) and plan.data.weights == "size" and added:
         return (
-            f"The state belongs to another plan: {told}. Weights by size are of every store that is given: give those "
-            "the run began with. A source is added to weights that are numbers."
+            f"The state belongs to another plan: {'; '.join(differ)}. Weights by size are of every store that is "
+            "given: give those the run began with. A source is added to weights that are numbers."
         )
-    remedy = (
-        "Give the weights the run began with, and change them from a step on by an edit (loader.edit)."
-        if weights
-        else "Give the settings and the store the state was made with, or start without it."
+    if weights:
+        return (
+            f"The state belongs to another plan: {'; '.join(differ)}. Give the weights the run began with, and change "
+            "them from a step on by an edit (loader.edit)."
+        )
+    return other_settings(theirs, plan.identity, name)
+
+
+def other_settings(theirs: Any, ours: dict[str, Any], named: str) -> str:
+    """What is said of a state whose plan was made with something else.
+
+    Args:
+        theirs: the state's identity.
+        ours: that of the plan.
+        named: the state's fingerprint.
+    """
+    told = "; ".join(differences(theirs, ours)) or f"fingerprint was {named!r}"
+    return (
+        f"The state belongs to another plan: {told}. Give the settings and the store the state was made with, or start "
+        "without it."
     )
-    return f"The state belongs to another plan: {told}. {remedy}"
 
 
 def _first_edit(theirs: Any, ours: list[dict[str, Any]]) -> str:

@@ -4,9 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.loader import Loader
+from batchloom.batches.streamed import Streamed
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.spec import shown, whole
 from batchloom.plan.deal import balanced, row_costs, stretches
+from batchloom.plan.lane_plan import refuse_lanes
 from batchloom.plan.plan import Plan
 from batchloom.plan.ranks import check_world
 
@@ -17,8 +19,16 @@ def plan_of(data: Plan | Loader) -> Plan:
     """The plan of a loader, or the one that is given.
 
     Raises:
+        PlanError: it is a stream, or repeats one.
         TypeError: it is neither.
     """
+    plan: object = data.plan if isinstance(data, Loader) else data
+    refuse_lanes(plan, "cannot be asked with explain or when")
+    if isinstance(plan, Streamed):
+        raise PlanError(
+            "A stream cannot be asked with explain or when: its steps come one after the other. Make a plan of pools "
+            "over prepared data: batchloom prepare, or the store of stream(keep=FOLDER)."
+        )
     if isinstance(data, Loader):
         return data.plan
     if not isinstance(data, Plan):

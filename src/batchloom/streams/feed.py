@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Protocol, final
 
 import numpy as np
@@ -165,6 +166,8 @@ class Share:
 class Feed:
     """The steps of one rank, one after the other.
 
+    One thread takes them; any may ask for tokens and cursors meanwhile.
+
     Args:
         share: what is served.
         pools: makes pools.
@@ -185,6 +188,8 @@ class Feed:
         self._round = share.spec.global_batch_size // share.lanes
         self._records = self._bad = 0
         self._tokens: dict[int, int] = {}
+        # Around where pools began and the tokens of steps; never held while a pool is waited for.
+        self._lock = Lock()
         for lane in self._lanes:
             pools.ask(lane.lane, lane.place)
 
@@ -205,7 +210,8 @@ class Feed:
                 pools.append(pool)
                 turns = np.arange(begin - first, begin - first + len(rows))
                 places.append(turns * len(self._lanes) + number)
-            lane.forget((step - _STEPS_KEPT) * self._round)
+            with self._lock:
+                lane.forget((step - _STEPS_KEPT) * self._round)
         reader = StepReader(pools, self._share.end_id)
         numbered = [
             Rows(
@@ -215,8 +221,9 @@ class Feed:
             for rows, base in zip(pieces, reader.bases.tolist(), strict=True)
         ]
         joined = join_rows(numbered, self._round * len(self._lanes))
-        self._tokens[step] = int(joined.lengths.sum())
-        self._tokens.pop(step - _STEPS_KEPT, None)
+        with self._lock:
+            self._tokens[step] = int(joined.lengths.sum())
+            self._tokens.pop(step - _STEPS_KEPT, None)
         return reader, reorder_rows(joined, np.argsort(np.concatenate(places)))
 
     def _sequences(self, lane: _LaneFeed, first: int, stop: int) -> list[tuple[int, Rows, _Open]]:
@@ -240,7 +247,8 @@ class Feed:
         self._pools.ask(lane.lane, made.next)
         self._count(made)
         rows = lane_rows(made.lengths, self._share.spec, lane.lane, made.epoch, made.pool)
-        lane.add(made, rows, self._share.lanes)
+        with self._lock:
+            lane.add(made, rows, self._share.lanes)
         self._progress(made)
 
     def _count(self, made: LanePool) -> None:
@@ -259,7 +267,8 @@ class Feed:
 
     def tokens(self, step: int) -> int:
         """Tokens of the rank's rows of a step that was taken."""
-        return self._tokens[step]
+        with self._lock:
+            return self._tokens[step]
 
     def cursors(self, step: int) -> dict[int, tuple[Place, int]]:
         """Where each lane of the rank goes on at a step; replay is at most a pool.
@@ -269,7 +278,8 @@ class Feed:
         """
         found = {}
         for lane in self._lanes:
-            before, place = lane.cursor(step * self._round)
+            with self._lock:
+                before, place = lane.cursor(step * self._round)
             if before > step * self._round:
                 raise PlanError(f"Step {step} lies behind this stream, which does not go back.")
             found[lane.lane] = (place, before)
