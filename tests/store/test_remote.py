@@ -139,6 +139,17 @@ def _one(asked):
     return store[number].ids.tolist()
 
 
+def test_a_fork_while_another_thread_connects_and_makes_room(opened):
+    blocks = opened._far._blocks
+    child = multiprocessing.get_context("fork").Process(target=everything, args=[opened])
+    with blocks._ranges._lock, blocks._cache._lock:
+        child.start()
+    child.join(20)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
+
+
 def test_workers_of_a_data_loader(near, opened):
     from torch.utils.data import DataLoader
 

@@ -9,6 +9,9 @@ from batchloom.cli.main import run
 from train.folders import write_model
 from train.runs import PLAIN, steps_of
 
+# What a file of data sets says nothing of.
+UNSAID = {"noise_prob": None, "uneven": "refuse", "balance": False}
+
 
 @pytest.fixture
 def home(tmp_path):
@@ -49,8 +52,8 @@ def test_from_a_file_to_a_trained_model(home, capsys):
     assert "of them trained" in out
     settings = json.loads((home / "run/run.json").read_text())
     assert settings["seq_len"] == 256
-    order = {"packing": "first_fit", "overlong": "drop", "shuffle": True, "noise_prob": None}
-    assert settings["order"] == order
+    order = {"packing": "first_fit", "overlong": "drop", "shuffle": True}
+    assert settings["order"] == {**UNSAID, **order}
     store = open_store(home / "run/data")
     assert store.tokenizer.name == "bytes"
     assert store.masked
@@ -107,7 +110,12 @@ def test_unpacked_unshuffled_and_cut(home):
         == 0
     )
     settings = json.loads((home / "run/run.json").read_text())
-    assert settings["order"] == {"packing": "none", "overlong": "split", "shuffle": False}
+    assert settings["order"] == {
+        **UNSAID,
+        "packing": "none",
+        "overlong": "split",
+        "shuffle": False,
+    }
     assert settings["seq_len"] == 48
 
 
@@ -132,7 +140,12 @@ def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, c
             name == "list"
         )
     settings = json.loads((home / "list/run.json").read_text())
-    assert settings["order"] == {"packing": "best_fit", "overlong": None, "shuffle": True}
+    assert settings["order"] == {
+        **UNSAID,
+        "packing": "best_fit",
+        "overlong": None,
+        "shuffle": True,
+    }
 
 
 def test_with_a_model_to_finetune(home, capsys):
@@ -179,7 +192,10 @@ def test_an_unfinished_preparation_goes_on(home, capsys):
             ["--input-file", "{home}/sft.yaml"],
             "is a manifest by its name; give it as --dataset-config",
         ),
-        (["--data", "s", "--tokenizer", "t"], "goes with --input-file and --dataset-config only"),
+        (
+            ["--data", "s", "--tokenizer", "t"],
+            "goes with --input-file, --stream and --dataset-config only",
+        ),
     ],
 )
 def test_what_does_not_go(home, words, said, capsys):

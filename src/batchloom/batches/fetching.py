@@ -1,6 +1,7 @@
 """Having the tokens of coming steps here before they are assembled, where a store lies elsewhere."""
 
 import atexit
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from batchloom.plan.plan import Plan
 from batchloom.plan.rows import Rows
 from batchloom.store.reader import Store
 
+LOG = logging.getLogger("batchloom")
 # Tokens of the steps that are looked ahead, and of those that are fetched together.
 _AHEAD, _TOGETHER = 64 << 20, 16 << 20
 # The cache holds what is coming beside what was used.
@@ -25,8 +27,8 @@ _SECONDS = 5.0
 class Fetching:
     """A thread that has coming steps fetched while earlier ones are made.
 
-    What fails is told by whoever makes the step that needs it: that step asks for the same bytes,
-    and fails before a token of it is served.
+    What fails is asked for again as steps go on. What fails for good is told by whoever makes the step that
+    needs it: that step asks for the same bytes, and fails before a token of it is served.
 
     Args:
         stores: of each source that rows name, of which some lie elsewhere.
@@ -54,7 +56,7 @@ class Fetching:
         self._together = max(1, min(_TOGETHER // tokens, self._ahead // 2))
         self._at = self._needed = first
         self._turn = threading.Condition()
-        self._ended = False
+        self._ended = self._told = False
         self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
         if self._ahead:
             _RUNNING.add(self)
@@ -83,8 +85,13 @@ class Fetching:
             try:
                 if not self._fetch(start, start + steps):
                     return
-            except (BatchloomError, RuntimeError):
-                # The latter is what threads meet at the end of the interpreter.
+            except BatchloomError as error:
+                self._tell(error)
+                self._wait_behind(start)
+                steps = 1
+                continue
+            except RuntimeError:
+                # What threads meet at the end of the interpreter.
                 return
             # The first step is waited for, so it comes alone; the others in ever larger groups.
             steps = min(2 * steps, self._together)
@@ -97,6 +104,23 @@ class Fetching:
             start = max(self._at, self._needed)
             self._at = start + steps
             return None if self._ended else start
+
+    def _tell(self, error: BatchloomError) -> None:
+        """Say once that steps are not fetched ahead; they are fetched as they are made."""
+        if not self._told:
+            self._told = True
+            LOG.warning(
+                "Coming steps could not be fetched ahead: %s Each is fetched as it is made, more slowly, and "
+                "fetching ahead is tried again with every step.",
+                error,
+            )
+
+    def _wait_behind(self, start: int) -> None:
+        """Wait until another step is made, and go on at ``start``, which could not be had."""
+        with self._turn:
+            needed, self._at = self._needed, start
+            while not self._ended and self._needed == needed:
+                self._turn.wait()
 
     def _fetch(self, start: int, stop: int) -> bool:
         """Have steps fetched; whether there are more behind them."""

@@ -170,6 +170,8 @@ class Loader:
             require_torch()
         self._shares: dict[PlanSpec, Share] = {}
         self._turn = threading.RLock()
+        # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
+        self._beside = self.plan
         self._start = self._made = 0
         self._resumed = self._told = False
         # Nobody has said that conversations may be cut, and they are.
@@ -274,8 +276,31 @@ class Loader:
 
     def _fetched(self, first: int) -> Iterator[Batch]:
         """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
-        # A plan of its own: who packs a pool holds the plan, and its lengths may be on their way.
-        plan, balance = self.plan.twin(), self.spec.balance
+        plan = self._beside = self.plan.twin()
+        fetching, over = self._fetching(plan, first), False
+
+        def make(step: int) -> Batch | None:
+            nonlocal plan, fetching
+            if self._beside is not plan:
+                # What was fetched ahead is of the order before an edit.
+                fetching.end()
+                plan = self._beside
+                fetching = self._fetching(plan, step)
+                if over:
+                    fetching.end()
+            fetching.reach(step)
+            return self._next(step)
+
+        try:
+            yield from Ahead(make, first, self.spec.prefetch)
+        finally:
+            # The producer is not waited for, and may begin another thread now.
+            over = True
+            fetching.end()
+
+    def _fetching(self, plan: Plan, first: int) -> Fetching:
+        """What has the steps of a plan fetched from one on."""
+        balance = self.spec.balance
 
         def rows(step: int) -> Rows | None:
             if not plan.has_step(step):
@@ -283,16 +308,7 @@ class Loader:
             return rank_rows(plan, step, self._share_of(step), balance=balance)[0]
 
         tokens = self._share_of(first).rows * self._spec_at(first).seq_len
-        fetching = Fetching(self._stores(), blocks_of(plan), rows, first, tokens)
-
-        def make(step: int) -> Batch | None:
-            fetching.reach(step)
-            return self._next(step)
-
-        try:
-            yield from Ahead(make, first, self.spec.prefetch)
-        finally:
-            fetching.end()
+        return Fetching(self._stores(), blocks_of(plan), rows, first, tokens)
 
     def __len__(self) -> int:
         if self._stream is None:
@@ -434,8 +450,11 @@ class Loader:
         """Go on by another plan of the same stores."""
         for stretch in plan.course.stretches:
             share_of(plan.spec_at(stretch.step), self.spec)
+        # Before anybody else has the plan, so that it stands still.
+        beside = plan.twin() if self._is_far else plan
         self.store = store_of(plan)
         self.plan = plan
+        self._beside = beside
 
     def _next(self, step: int) -> Batch | None:
         with self._turn:

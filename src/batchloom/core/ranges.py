@@ -52,11 +52,15 @@ class Ranges:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.received = 0
-        self._lock = threading.Lock()
+        self.after_fork()
         self._process = 0
         self._fs: Any = None
         self._turns: asyncio.Semaphore | None = None
         self._threads: ThreadPoolExecutor | None = None
+
+    def after_fork(self) -> None:
+        """A thread that was connecting does not live on in a child, but the lock it held would."""
+        self._lock = threading.Lock()
 
     def ask(self, name: str, start: int, stop: int, size: int) -> "Future[bytes]":
         """Have bytes [start, stop) of a file of ``size`` bytes fetched; its result raises RangeError.

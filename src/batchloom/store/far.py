@@ -73,10 +73,16 @@ class FarBlocks:
         self._keys = np.argsort(files.keys[:, 0], kind="stable")
         self._bases: list[int] = files.bases.tolist()
         self._refused: set[str] = set()
-        self.after_fork()
+        self._begin()
 
     def after_fork(self) -> None:
-        """Begin anew: a thread that was at it does not live on in a child, but the lock it held would."""
+        """Begin anew: a thread that was at it does not live on in a child, but the locks it held would."""
+        # Those of a process that lives on stay as they are: other subsets share them.
+        self._ranges.after_fork()
+        self._cache.after_fork()
+        self._begin()
+
+    def _begin(self) -> None:
         self._index, self._segments = EMPTY, Segments(self._cache.limit)
         self._busy: set[int] = set()
         self._lock = threading.RLock()

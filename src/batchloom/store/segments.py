@@ -75,8 +75,12 @@ class BlockCache:
         self._root, self.folder, self.limit = folder, folder / store, limit
         self._added = limit
         self._told = False
-        self._lock = threading.Lock()
+        self.after_fork()
         self._begun()
+
+    def after_fork(self) -> None:
+        """A thread that was making room does not live on in a child, but the lock it held would."""
+        self._lock = threading.Lock()
 
     def claiming(self) -> contextlib.AbstractContextManager[Claims]:
         """Claim blocks of the store for a while."""

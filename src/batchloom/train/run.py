@@ -311,7 +311,7 @@ def open_folder(run: Run, *, resume: bool) -> int:
 def _described(run: Run) -> dict[str, Any]:
     """What a run is on: the fingerprints that must stay the same, and where it lay."""
     plan = run.loader.plan
-    if not isinstance(plan.data, Mixture):
+    if run.loader.streamed or not isinstance(plan.data, Mixture):
         return {**_place(run.store), "fingerprint": run.store.fingerprint}
     # Sources that wait for an edit are not part of what the run began with.
     return {
