@@ -346,7 +346,7 @@ def _go_on(run: Run) -> int:
 def _check_edited(run: Run) -> None:
     """Refuse sizes that edits of the journal change to and this run cannot compute."""
     plan = run.loader.plan
-    for stretch in plan.course.stretches[1:]:
+    for stretch in () if run.loader.streamed else plan.course.stretches[1:]:
         edited = replace(
             run.settings, global_batch_size=stretch.size, seq_len=max(stretch.seq_len, 2)
         )
