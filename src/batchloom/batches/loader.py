@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -563,7 +563,8 @@ def _made(make: Callable[[int], Batch | None], first: int, prefetch: int) -> Ite
 def _named_by(data: Data, plan: Plan) -> Vocabulary:
     """What says which tokenizer made the ids."""
     if isinstance(data, Streamed):
-        return data
+        # Not part of that protocol: to ask whether a store is a stream would load its tokenizer.
+        return cast("Vocabulary", data)
     return stored(plan.stores)
 
 

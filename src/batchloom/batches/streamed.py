@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, Protocol, final, runtime_checkable
 
 from batchloom.batches.assemble import Reader
-from batchloom.batches.augment import TokenizerFacts
 from batchloom.batches.spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan.rows import Rows
@@ -53,16 +52,6 @@ class Streamed(Protocol):
     @property
     def origin(self) -> str:
         """Where the data comes from, as log lines say it."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Every id is below this."""
-        ...
-
-    @property
-    def tokenizer(self) -> TokenizerFacts:
-        """What makes the ids."""
         ...
 
     def begin(self, rank: int, world_size: int) -> Mapping[int, Any]:
