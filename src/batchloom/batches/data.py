@@ -20,7 +20,7 @@ Order = Literal["pools", "lanes"]
 Data = Store | Mixture | Plan | LanePlan | Streamed
 
 
-def stored(stores: Mapping[str, object]) -> Store:
+def first_store(stores: Mapping[str, object]) -> Store:
     """The first of a plan's stores, which share a tokenizer.
 
     Raises:

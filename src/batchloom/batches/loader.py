@@ -20,7 +20,14 @@ from batchloom.batches.augment import (
     with_augment,
     without_augment,
 )
-from batchloom.batches.data import Data, Order, plan_of, refuse_other_generation, store_of, stored
+from batchloom.batches.data import (
+    Data,
+    Order,
+    first_store,
+    plan_of,
+    refuse_other_generation,
+    store_of,
+)
 from batchloom.batches.device import require_torch, to_torch
 from batchloom.batches.fetching import Fetching, blocks_of, fetch_rows
 from batchloom.batches.id_range import refuse_beyond
@@ -565,7 +572,7 @@ def _named_by(data: Data, plan: Plan) -> Vocabulary:
     if isinstance(data, Streamed):
         # Not part of that protocol: to ask whether a store is a stream would load its tokenizer.
         return cast("Vocabulary", data)
-    return stored(plan.stores)
+    return first_store(plan.stores)
 
 
 # A producer thread does not live on in a forked child, but the lock it held would.

@@ -57,7 +57,7 @@ def load_tables(plan: Plan) -> None:
     """Let the sources of a plan adopt those of their tables that are cached."""
     for order in plan.orders():
         if not order.counted:
-            load_table(order, table_folders(stored(order)))
+            load_table(order, table_folders(opened_of(order)))
 
 
 def load_table(order: SourceOrder, folders: list[Path]) -> bool:
@@ -74,7 +74,7 @@ def load_table(order: SourceOrder, folders: list[Path]) -> bool:
             continue  # Not there, or a folder this user may not read: as good as not counted.
         counts = _decode(data)
         if counts is None:
-            log_of(stored(order)).warning("%s is damaged; it is counted again.", path)
+            log_of(opened_of(order)).warning("%s is damaged; it is counted again.", path)
             continue
         order.adopt(counts)
         return True
@@ -124,12 +124,12 @@ def wait_for_tables(plan: Plan) -> None:
             if order.pools.count <= IN_PLACE:
                 order.count_all()
             else:
-                wait_for_table(order, table_folders(stored(order)))
+                wait_for_table(order, table_folders(opened_of(order)))
 
 
 def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
     """Return when a source has its counts: adopted from another process, or counted here."""
-    log, told = log_of(stored(order)), time.monotonic()
+    log, told = log_of(opened_of(order)), time.monotonic()
 
     def tell(done: int, pools: int) -> None:
         nonlocal told
@@ -154,7 +154,7 @@ def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
                 time.sleep(0.05)
 
 
-def stored(order: SourceOrder) -> Store:
+def opened_of(order: SourceOrder) -> Store:
     """The open store of a source.
 
     Raises:
@@ -183,7 +183,7 @@ def lock_table(order: SourceOrder, folders: list[Path]) -> Iterator[bool]:
             return
         except OSError as error:
             # No locks on this file system: counting twice is slow, not wrong.
-            log_of(stored(order)).warning("No lock beside %s: %s.", folders[0], error.strerror)
+            log_of(opened_of(order)).warning("No lock beside %s: %s.", folders[0], error.strerror)
         yield True
     finally:
         # Closing alone would leave the lock to children forked meanwhile.
@@ -219,7 +219,7 @@ def count_beside(plan: Plan) -> None:
 
 
 def _request(order: SourceOrder) -> dict[str, object]:
-    store = stored(order)
+    store = opened_of(order)
     return {
         "name": order.name,
         "path": store.address,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from batchloom import Edit
+from batchloom.batches.mixture_file import mixture_from
 from batchloom.cli.console import plain_console
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
@@ -72,7 +73,6 @@ def edit(
             ["--data: give either --data or --mixture, what the run was started on"]
         )
     # torch takes seconds
-    from batchloom.batches.mixture_file import mixture_from  # noqa: PLC0415
     from batchloom.train.edit import edit_run  # noqa: PLC0415
 
     given: Any = data if mixture is None else mixture_from(mixture)

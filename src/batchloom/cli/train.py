@@ -13,6 +13,7 @@ from typing import Annotated, Any, final
 
 import typer
 
+from batchloom.batches.mixture_file import mixture_from
 from batchloom.core.addresses import is_url
 from batchloom.core.spec import shown
 from batchloom.core.values import byte_count
@@ -277,7 +278,6 @@ def train(
     require_packages()
     with _running():
         # torch takes seconds
-        from batchloom.batches.mixture_file import mixture_from  # noqa: PLC0415
         from batchloom.train import start as run  # noqa: PLC0415
 
         request = run.Request(

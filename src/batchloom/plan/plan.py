@@ -533,6 +533,11 @@ class Plan:
         with self._lock:
             return self._windows.positions(start, stop, part)
 
+    def lanes_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The lane of each of the positions ``start`` to ``stop - 1``, int64 [stop - start]."""
+        with self._lock:
+            return self._windows.lanes(start, stop)
+
     def state(self, position: int) -> dict[str, Any]:
         """One position as plain JSON values, with what it takes to go on there at once.
 

@@ -60,12 +60,17 @@ class Windows:
         if part == WHOLE or start == stop:
             return positions
         rank, ranks = part
-        kept = []
-        for segment, a, b in self._stretch(start, stop):
-            inside = np.arange(a, b)
-            lanes = segment.at(inside)[1] if segment else inside % self._plan.spec.lanes
-            kept.append(inside[lanes % ranks == rank])
-        return np.concatenate(kept)
+        mine = self.lanes(start, stop) % ranks == rank
+        kept: NDArray[np.int64] = positions[mine]
+        return kept
+
+    def lanes(self, start: int, stop: int) -> NDArray[np.int64]:
+        """What ``Plan.lanes_of`` gives."""
+        found = np.arange(start, stop) % self._plan.spec.lanes
+        for segment, first, last in self._stretch(start, stop):
+            if segment is not None:
+                found[first - start : last - start] = segment.at(np.arange(first, last))[1]
+        return found
 
     def _stretch(self, start: int, stop: int) -> list[tuple[Segment | None, int, int]]:
         """The segments of a range of positions; None past the end of the run."""

@@ -58,7 +58,7 @@ def dealt(data: Plan | Loader, step: int, world_size: int) -> Ints:
     if isinstance(data, Loader) and data.spec.balance and world_size > 1:
         return balanced(row_costs(plan.rows(start, stop)), world_size)
     if lanes > 1 and lanes % world_size == 0:
-        return lanes_of(plan, start, stop) % world_size
+        return plan.lanes_of(start, stop) % world_size
     return stretches(size, world_size)
 
 
@@ -74,18 +74,6 @@ def in_batches(data: Plan | Loader, step: int, of: Ints) -> Ints:
         costs = row_costs(data.plan.rows(*data.plan.positions_of(step)))
         return np.lexsort((-costs, of))
     return np.argsort(of, kind="stable")
-
-
-def lanes_of(plan: Plan, start: int, stop: int) -> Ints:
-    """The lane of each position, int64 [stop - start]."""
-    found = np.arange(start, stop) % plan.spec.lanes
-    place = start
-    while place < stop and (segment := plan.timeline.segment_at(place)) is not None:
-        plan.timeline.segment_at(stop - 1)
-        end = min(plan.timeline.until(segment) or stop, stop)
-        found[place - start : end - start] = segment.at(np.arange(place, end))[1]
-        place = end
-    return found
 
 
 def world_of(

@@ -5,7 +5,7 @@ from pathlib import Path
 from batchloom.batches.tables import (
     IN_PLACE,
     load_table,
-    stored,
+    opened_of,
     table_folders,
     table_name,
     wait_for_table,
@@ -83,7 +83,7 @@ def write_tables(plan: Plan) -> tuple[Path, ...]:
     for era in range(len(plan.course.cuts) + 1):
         for number in plan.weighed:
             order = plan.order(number, era)
-            folders = table_folders(stored(order))
+            folders = table_folders(opened_of(order))
             if not load_table(order, folders):
                 wait_for_table(order, folders)
             name = table_name(order)

@@ -6,6 +6,7 @@ from typing import Any
 from batchloom.core.errors import StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.plan.spec import ORDER_VERSION
+from batchloom.plan.state import differences
 from batchloom.streams.feed import Cursors
 from batchloom.streams.lane import Place
 
@@ -110,16 +111,3 @@ def _checked(state: Mapping[str, Any]) -> Mapping[str, Any]:
             "The state was changed after it was saved: its check does not fit its fields. Use the one that was saved."
         )
     return state
-
-
-def differences(theirs: Any, ours: Any, path: str = "") -> list[str]:
-    """Each field that differs between two identities, with both values."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        return [
-            line
-            for key in sorted({*theirs, *ours})
-            for line in differences(
-                theirs.get(key), ours.get(key), f"{path}.{key}" if path else key
-            )
-        ]
-    return [] if theirs == ours else [f"{path} was {theirs!r} and is {ours!r}"]
