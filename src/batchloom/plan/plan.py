@@ -17,7 +17,7 @@ from batchloom.plan.mixture import Mixture, PlanStore, SourceSpec, Weights, weig
 from batchloom.plan.pools import LeftOut, Pools
 from batchloom.plan.rows import Rows
 from batchloom.plan.shares import Caps, Measured, apportion, flat_weights, measure, sequence_shares
-from batchloom.plan.source import Found, Known, SourceOrder
+from batchloom.plan.source import Found, Known, SourceOrder, quotas
 from batchloom.plan.spec import PlanSpec
 from batchloom.plan.state import resume_at, state_at
 from batchloom.plan.timeline import Segment, Stretch, Timeline, course_of
@@ -137,7 +137,8 @@ class Plan:
             if new:
                 until = min(until, self.course.position_of(new[0].step) - 1)
             gone = self.timeline.exhausted.items()
-            plan.timeline.adopt({n: p for n, p in gone if p <= until}, max(until, 0))
+            tails = {n: quotas(s, self.spec.lanes) for n, s in self.timeline.tails(until).items()}
+            plan.timeline.adopt({n: p for n, p in gone if p <= until}, max(until, 0), tails)
         return plan
 
     def _begins_with(self) -> int:
@@ -233,7 +234,8 @@ class Plan:
             order = SourceOrder(name, store, spec)
         else:
             before = self.order(number, era - 1)
-            order = before.continued(spec, self.cut(number, era))
+            cut = self.cut(number, era)
+            order = before.continued(spec, cut, self._served_in(number, era - 1))
         if spec.overlong == "error":
             order.pools.refuse_overlong()
         if len(self.names) > 1:
@@ -245,14 +247,18 @@ class Plan:
     def cut(self, number: int, era: int) -> tuple[int, int, int]:
         """Where a source was left when an era began: (epoch, slot, row)."""
         if (era, number) not in self.cuts:
-            position = self.course.cuts[era - 1][0]
-            if position:
-                # Not further: whether anything is exhausted behind the cut follows from the cut.
-                self.timeline.segment_at(position - 1)
-            earlier = [s for s in self.timeline.segments() if s.era == era - 1]
-            index = int(earlier[-1].served(position)[number, 0]) if earlier else 0
+            index = self._served_in(number, era - 1)
             self.cuts[era, number] = self.order(number, era - 1).cut(index)
         return self.cuts[era, number]
+
+    def _served_in(self, number: int, era: int) -> int:
+        """Sequences of a source that are served in an era which another follows."""
+        position = self.course.cuts[era][0]
+        if position:
+            # Not further: whether anything is exhausted behind the cut follows from the cut.
+            self.timeline.segment_at(position - 1)
+        mine = [s for s in self.timeline.segments() if s.era == era]
+        return int(mine[-1].served(position)[number].sum()) if mine else 0
 
     def orders(self) -> list[SourceOrder]:
         """The orders of all sources that have a weight from somewhere on, in their last packing.
@@ -330,15 +336,15 @@ class Plan:
             return None
         return self.source_spec(number).epochs or 1
 
-    def _limit(self, number: int, era: int, lane: int, count: int) -> int | None:
+    def _limit(self, number: int, era: int, counts: NDArray[np.int64]) -> NDArray[np.int64] | None:
         epochs = self.epochs_of(number)
         if epochs is None:
             return None
         order = self.order(number, era)
-        if order.surely_has(count, epochs, lane):
+        if order.surely_has(counts, epochs):
             return None
-        limit = order.limit(epochs, lane)
-        return limit if limit < count else None
+        quotas = order.quotas(epochs)
+        return quotas if (counts > quotas).any() else None
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -426,12 +432,9 @@ class Plan:
             return self.timeline.run_out()
         last = self._last_segment()
         order = self.order(0, last.era)
-        ends = []
-        for lane in range(self.spec.lanes):
-            limit = order.limit(self.spec.epochs or 1, lane)
-            ends.append(last.place(0, lane, limit) or last.position)
+        quotas = order.quotas(self.spec.epochs or 1).tolist()
         # The first position of any lane for which nothing is left.
-        return min(ends)
+        return min(last.place(0, lane, end) or last.position for lane, end in enumerate(quotas))
 
     def _last_segment(self) -> Segment:
         marks = [change.position for change in self.course.changes]

@@ -79,6 +79,7 @@ class Schedule:
         "_lane",
         "_occurrence",
         "_share",
+        "_turn_slots",
         "_turns",
         "counts",
         "lanes",
@@ -89,6 +90,7 @@ class Schedule:
         self.counts, self.lanes, self.period = counts, lanes, sum(counts)
         self._share = np.array(counts, np.int64)
         self._lane: Ints | None = None
+        self._turn_slots: dict[int, Ints] = {}
         classes = period_of(counts).astype(np.int64)
         if lanes > 1 and len(counts) > 1:
             hashes = keyed_hashes(np.arange(self.period), _LANE_KEY).reshape(-1, lanes)
@@ -146,6 +148,26 @@ class Schedule:
         inside = self._keys.searchsorted(classes * self.period + slot) - self._begins[classes]
         served: Ints = before + inside
         return served.reshape(shape)
+
+    def turns(self, source: int, positions: Ints) -> Ints:
+        """Which turn of a source each of its positions is, counted over all lanes from 0."""
+        if len(self.counts) == 1:
+            return positions
+        period, slot = np.divmod(positions, self.period)
+        turns: Ints = period * self.counts[source] + self._slots_of(source).searchsorted(slot)
+        return turns
+
+    def turn(self, source: int, number: int) -> int:
+        """The position of a turn of a source: the way back of :meth:`turns`."""
+        if len(self.counts) == 1:
+            return number
+        period, rest = divmod(number, self.counts[source])
+        return period * self.period + int(self._slots_of(source)[rest])
+
+    def _slots_of(self, source: int) -> Ints:
+        if source not in self._turn_slots:
+            self._turn_slots[source] = np.flatnonzero(period_of(self.counts) == source)
+        return self._turn_slots[source]
 
     def place(self, source: int, lane: int, index: int) -> int:
         """The position that is number ``index`` of a source and lane: the way back of :meth:`at`."""

@@ -76,6 +76,7 @@ class SourceOrder:
         spec: settings; of these ``lanes``, what :class:`Pools` reads, and ``seq_len``.
         rest: rows that come first: what was left of pools when an edit packed anew.
         begin: the first whole pool after them (one lane only); ``before`` is ``len(rest)``.
+        spent: tokens that the sequences served before them held at most.
 
     Attributes:
         pools: the pools; lanes: how many there are.
@@ -91,11 +92,12 @@ class SourceOrder:
         *,
         rest: Rows | None = None,
         begin: Cursor | None = None,
+        spent: int = 0,
     ) -> None:
         self.name, self.spec, self.lanes = name, spec, spec.lanes
         self.store = store
         self.pools = Pools(store.lengths, spec, name)
-        self.rest, self.begin = rest, begin or Cursor(0, 0, 0)
+        self.rest, self.begin, self.spent = rest, begin or Cursor(0, 0, 0), spent
         self.kept = 4 if self.lanes == 1 else 2
         self.counts = np.full(self.pools.count, -1, np.int64)
         self.total = -1
@@ -168,23 +170,46 @@ class SourceOrder:
             self.count_all()
         return self.total
 
-    def limit(self, epochs: int, lane: int = 0) -> int:
-        """Sequences of a lane until ``epochs`` are through (counted from the run's beginning)."""
-        if self.lanes == 1:
-            return epochs * self.sequences - self._skipped()
-        return _quota(epochs * self.sequences, lane, self.lanes)
+    def quotas(self, epochs: int) -> Ints:
+        """Sequences of each lane until ``epochs`` of the run are through, int64 [lanes]; counts every pool."""
+        total = epochs * self.sequences
+        total -= self._skipped() if self.begin != (0, 0, 0) else 0
+        return quotas(total, self.lanes)
 
-    def surely_has(self, count: int, epochs: int, lane: int) -> bool:
-        """Whether a lane has so many sequences in its epochs, as far as is certain without counting.
+    def surely_has(self, counts: Ints, epochs: int) -> bool:
+        """Whether lanes have so many sequences until ``epochs`` are through; only as many pools are counted as tell.
 
-        Where nothing is left out, an epoch has at least as many sequences as its tokens fill.
+        Args:
+            counts: of each lane, int64 [lanes].
+            epochs: of the run, those before ``begin`` counted.
         """
-        if self.begin != (0, 0, 0):
-            return False
-        least = int(self.counts[self.counts > 0].sum())
-        if self.spec.overlong == "split":
-            least = max(least, -(-self.store.tokens // self.spec.seq_len))
-        return count <= _quota(epochs * least, lane, self.lanes)
+        return self._surely_has(_dealt(counts, np.arange(self.lanes), self.lanes), epochs)
+
+    def _surely_has(self, sequences: int, epochs: int) -> bool:
+        """Where nothing is left out, what is not served yet has as many sequences at least as its tokens fill."""
+        tokens = epochs * self.store.tokens - self.spent
+        if self.spec.overlong == "split" and tokens > (sequences - 1) * self.spec.seq_len:
+            return True
+        return self._counted_ahead(sequences, epochs) >= sequences
+
+    def _counted_ahead(self, wanted: int, epochs: int) -> int:
+        """Sequences until ``epochs`` are through in pools that are counted; counts more until these are so many."""
+        begin = self.begin
+        ahead = self.pools.order(begin.epoch)[begin.slot :]
+        whole = max(epochs - begin.epoch - 1, 0)
+        often = np.full(self.pools.count, whole, np.int64)
+        if epochs > begin.epoch:
+            often[ahead] += 1
+        known = self.counts > 0
+        found = begin.before + int((self.counts[known] * often[known]).sum())
+        for pool in ahead.tolist():
+            if found >= wanted or self.total >= 0:
+                break
+            if self.counts[pool] < 0:
+                found += self._count(pool) * int(often[pool])
+        if found < wanted and whole:
+            found = begin.before + int((self.count_all() * often).sum())
+        return found
 
     def cut(self, index: int) -> tuple[int, int, int]:
         """Where sequence ``index`` stands, as (epoch, slot, row); slot -1 is what an earlier cut left."""
@@ -200,10 +225,15 @@ class SourceOrder:
         found = self.find(lane, index)
         return found.cursor if found and found.cursor else self.begin
 
-    def continued(self, spec: PlanSpec, cut: tuple[int, int, int]) -> "SourceOrder":
+    def continued(self, spec: PlanSpec, cut: tuple[int, int, int], served: int) -> "SourceOrder":
         """The order that goes on from a cut under another spec.
 
         What is left of the pool comes first, packed anew, and then the next pool.
+
+        Args:
+            spec: the other spec.
+            cut: where this order was left, as :meth:`cut` tells.
+            served: sequences of this order that were served before.
 
         Raises:
             PlanError: there is no such pool or row.
@@ -231,7 +261,8 @@ class SourceOrder:
         if slot == self.pools.count:
             epoch, slot = epoch + 1, 0
         begin = Cursor(epoch, slot, len(rest) if rest else 0)
-        return SourceOrder(self.name, self.store, spec, rest=rest, begin=begin)
+        spent = self.spent + served * self.spec.seq_len
+        return SourceOrder(self.name, self.store, spec, rest=rest, begin=begin, spent=spent)
 
     @property
     def table_identity(self) -> dict[str, Any]:
@@ -340,9 +371,9 @@ class SourceOrder:
 
     def _shares(self, found: _Epoch, epoch: int) -> tuple[Ints, Ints]:
         """How many sequences of an epoch each lane is asked for, and how many it has."""
-        lanes = np.arange(self.lanes)
-        asked = _quotas((epoch + 1) * self.total, lanes, self.lanes)
-        asked -= _quotas(epoch * self.total, lanes, self.lanes)
+        asked = quotas((epoch + 1) * self.total, self.lanes) - quotas(
+            epoch * self.total, self.lanes
+        )
         has = np.array([ends[-1] if ends.size else 0 for ends in found.ends], np.int64)
         return asked, has
 
@@ -380,9 +411,8 @@ class SourceOrder:
             begins = index == cursor.before
             count = len(self.entered(pool, cursor.epoch)) if begins else self._count(pool)
             if index < cursor.before + count:
-                if self.lanes > 1 and not self.surely_has(
-                    cursor.before + count, cursor.epoch + 1, lane
-                ):
+                dealt = (cursor.before + count - 1) * self.lanes + lane + 1
+                if self.lanes > 1 and not self._surely_has(dealt, cursor.epoch + 1):
                     self.count_all()
                     continue
                 self.anchor(lane, cursor)
@@ -478,8 +508,14 @@ def _quota(sequences: int, lane: int, lanes: int) -> int:
     return max(0, -(-(sequences - lane) // lanes))
 
 
-def _quotas(sequences: int, of: Ints, lanes: int) -> Ints:
-    return np.maximum(0, -(-(sequences - of) // lanes))
+def quotas(sequences: int, lanes: int) -> Ints:
+    """How many of so many sequences, dealt to the lanes one by one, fall to each, int64 [lanes]."""
+    return np.maximum(0, -(-(sequences - np.arange(lanes)) // lanes))
+
+
+def _dealt(counts: Ints, of: Ints, lanes: int) -> int:
+    """How many sequences have to be dealt one by one so that each lane has had so many."""
+    return int(((counts - 1) * lanes + of + 1)[counts > 0].max(initial=0))
 
 
 def earlier_end(epoch: int, lane: int, lanes: int, total: int) -> int:

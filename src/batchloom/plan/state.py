@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import broken_link, fingerprint
 from batchloom.plan.edits import edit_from
 from batchloom.plan.mixture import Mixture
-from batchloom.plan.source import Cursor
+from batchloom.plan.source import Cursor, quotas
 from batchloom.plan.spec import ORDER_VERSION
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ def state_at(plan: "Plan", position: int) -> dict[str, Any]:
     gone = {plan.names[n]: where for n, where in plan.timeline.exhausted.items() if where <= known}
     if gone:
         plain["exhausted"] = gone
+    tails = plan.timeline.tails(known)
+    if tails:
+        plain["tails"] = {plan.names[n]: sequences for n, sequences in sorted(tails.items())}
     if segment and segment.era:
         numbers = [plan.names.index(name) for name in plain["sources"]]
         plain["cuts"] = {
@@ -51,6 +56,10 @@ def _cursors(plan: "Plan", segment: "Segment", position: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number in plan.weighed:
         order = plan.order(number, segment.era)
+        tail = plan.timeline.tail(number, segment, position) if number in segment.sources else None
+        if tail is not None:
+            # What lanes lend then has no place in the order of one; the last that was its own has.
+            served[number] = np.maximum(tail.begins - 1, 0)
         if plan.spec.lanes == 1:
             found[plan.names[number]] = _plain(order.stands(0, int(served[number, 0])))
         else:
@@ -69,8 +78,9 @@ def resume_at(plan: "Plan", state: dict[str, Any]) -> int:
     """What ``Plan.resume`` gives."""
     position, end, cursors = _checked(plan, state)
     names = {name: number for number, name in enumerate(plan.names)}
+    tails = {names[n]: quotas(told, plan.spec.lanes) for n, told in state.get("tails", {}).items()}
     plan.timeline.adopt(
-        {names[n]: where for n, where in state.get("exhausted", {}).items()}, position
+        {names[n]: where for n, where in state.get("exhausted", {}).items()}, position, tails
     )
     for name, cuts in state.get("cuts", {}).items():
         for era, (epoch, slot, row) in enumerate(cuts, 1):

@@ -167,6 +167,21 @@ class Segment:
         counts[self.sources] += self.schedule.count(position - self.position)
         return counts
 
+    def turns(self, source: int, positions: Ints) -> Ints:
+        """Which turn of a source in this era each of its positions is, counted over all lanes from 0."""
+        local = int(np.flatnonzero(self.sources == source)[0])
+        own = self.schedule.turns(local, positions - self.position)
+        turns: Ints = own + int(self.bases[source].sum())
+        return turns
+
+    def turn(self, source: int, number: int) -> int | None:
+        """The position of a turn of a source, if it follows in this segment and its schedule goes on."""
+        local = np.flatnonzero(self.sources == source)
+        before = int(self.bases[source].sum())
+        if not local.size or number < before:
+            return None
+        return self.position + self.schedule.turn(int(local[0]), number - before)
+
     def place(self, source: int, lane: int, index: int) -> int | None:
         """The position of a sequence of a source, if it follows in this segment and its schedule goes on."""
         local = np.flatnonzero(self.sources == source)
@@ -174,6 +189,40 @@ class Segment:
         if not local.size or index < before:
             return None
         return self.position + self.schedule.place(int(local[0]), lane, index - before)
+
+
+class Tail(NamedTuple):
+    """The last sequences of a source that is about to be exhausted, which its lanes share.
+
+    A mixture asks lanes unequally often, so one comes to its end before the others. From there on what all
+    of them have left, lane after lane, is served by the source's turns one after the other, whatever their lane.
+
+    Attributes:
+        position: the first at which a lane has nothing left.
+        begins: sequences each lane has served before, int64 [lanes].
+        ends: sequences each lane has in all, int64 [lanes].
+    """
+
+    position: int
+    begins: Ints
+    ends: Ints
+
+    def at(self, turns: Ints) -> tuple[Ints, Ints]:
+        """(lane, index) of what turns of the source serve, counted in its era; index -1 where nothing is left."""
+        left = np.cumsum(self.ends - self.begins)
+        numbers = turns - int(self.begins.sum())
+        lanes = left.searchsorted(numbers, side="right")
+        gone = lanes == len(left)
+        lanes[gone] = 0
+        indices = self.ends[lanes] + numbers - left[lanes]
+        return lanes, np.where(gone, -1, indices)
+
+    def turn(self, lane: int, index: int) -> int | None:
+        """The turn that serves a sequence: the way back of :meth:`at`; None where it lies before or is none."""
+        if not self.begins[lane] <= index < self.ends[lane]:
+            return None
+        before = int((self.ends - self.begins)[:lane].sum())
+        return int(self.begins.sum()) + before + index - int(self.begins[lane])
 
 
 @final
@@ -185,8 +234,8 @@ class Timeline:
         slots: (weights, numbers of the sources that are gone, era) -> slots of a period by the number of the
             source; empty where none is left.
         shape: number of sources, and of lanes.
-        limit: (source, era, lane, count) -> how many sequences a lane of a source has in an era, if these are
-            fewer than ``count``; else None, told without counting where that is certain.
+        limit: (source, era, counts) -> how many sequences each lane of a source has in an era, int64 [lanes], if one
+            has fewer than its count; else None, told without counting where that is certain.
         stop: whether the run ends where the first source is exhausted; else the others take its share.
 
     Attributes:
@@ -200,7 +249,7 @@ class Timeline:
         course: Course,
         slots: Callable[[Weights, frozenset[int], int], Mapping[int, int]],
         shape: tuple[int, int],
-        limit: Callable[[int, int, int, int], int | None],
+        limit: Callable[[int, int, Ints], Ints | None],
         *,
         stop: bool,
     ) -> None:
@@ -211,6 +260,9 @@ class Timeline:
         self._marks = sorted({*(c.position for c in course.changes), *(p for p, _ in course.cuts)})
         self._eras = [0, *(position for position, _ in course.cuts)]
         self._segments: list[Segment] = []
+        # By era and source, where there are several lanes: its tail, and up to where it has none for certain.
+        self._tails: dict[tuple[int, int], Tail] = {}
+        self._without: dict[tuple[int, int], int] = {}
         self.sure = 0
         self._append(0, np.zeros(shape, np.int64))
 
@@ -259,6 +311,7 @@ class Timeline:
         end = self._marks[later] if later < len(self._marks) else None
         # In strides, so that asking one position after another is not a question of its own each.
         wanted = max(position + 1, self.sure + _STRIDE)
+        wanted = -(-wanted // self._lanes) * self._lanes
         if end is not None:
             wanted = min(wanted, end)
         first = self._first_exhausted(now, wanted)
@@ -268,7 +321,6 @@ class Timeline:
                 self._append(wanted, now.served(wanted))
             return
         where, number = first
-        where = max(where // self._lanes * self._lanes, now.position)
         self.exhausted[number] = where
         if self._stop:
             self.end = where
@@ -279,17 +331,91 @@ class Timeline:
     def _first_exhausted(self, now: Segment, wanted: int) -> tuple[int, int] | None:
         """(position, source) of the first that is exhausted before ``wanted``."""
         served = now.served(wanted)
-        found = []
+        found, ending = [], {}
         for number in now.sources.tolist():
-            for lane in range(self._lanes):
-                limit = self._limit(number, now.era, lane, int(served[number, lane]))
-                if limit is not None:
-                    first = max(limit, int(now.bases[number, lane]))
-                    found.append((now.place(number, lane, first) or now.position, number))
-        return min(found, default=None)
+            ends = self._limit(number, now.era, served[number])
+            if ends is None:
+                continue
+            ending[number] = ends
+            total = int(ends.sum())
+            if int(served[number].sum()) > total:
+                # The lanes of a group of positions are of one schedule.
+                where = -(-(now.turn(number, total) or now.position) // self._lanes) * self._lanes
+                found.append((where, number))
+        first = min(found, default=None)
+        # Behind the first that is gone the schedule is another.
+        sure = first[0] if first else wanted
+        for number in now.sources.tolist() if self._lanes > 1 else []:
+            tail = self._tail_of(number, now.era, ending[number]) if number in ending else None
+            if tail is None or tail.position >= sure:
+                self._without[now.era, number] = sure
+            else:
+                self._tails[now.era, number] = tail
+        return first
 
-    def adopt(self, exhausted: Mapping[int, int], position: int) -> None:
-        """Take over which sources were exhausted up to a position, and where."""
+    def _tail_of(self, number: int, era: int, ends: Ints) -> Tail:
+        """Where a source's tail begins in an era, in which one of its lanes is asked for more than it has."""
+        for segment in self._segments:
+            if segment.era != era:
+                continue
+            until = self.until(segment)
+            places = [segment.place(number, lane, int(end)) for lane, end in enumerate(ends)]
+            first = min((place for place in places if place is not None), default=None)
+            if first is not None and (until is None or first < until):
+                return Tail(first, segment.served(first)[number], ends)
+        raise AssertionError("a lane that was asked for more than it has is in some segment")
+
+    def tail(self, number: int, segment: Segment, until: int) -> Tail | None:
+        """The tail of a source in the era of a segment, if it begins before a position of the segment."""
+        key = (segment.era, number)
+        if self._lanes == 1 or until <= self._without.get(key, 0):
+            return None
+        if key not in self._tails:
+            ends = self._limit(number, segment.era, segment.served(until)[number])
+            if ends is None:
+                self._without[key] = until
+                return None
+            self._tails[key] = self._tail_of(number, segment.era, ends)
+        tail = self._tails[key]
+        return tail if tail.position < until else None
+
+    def dealt(self, segment: Segment, positions: Ints) -> tuple[Ints, Ints, Ints, bool]:
+        """(source, lane, index in the era) of what positions of a segment hold, and whether lanes lend in a tail.
+
+        Unlike ``segment.at`` the lane is that which has the sequence; index -1 is an empty one.
+        """
+        sources, lanes, indices = segment.at(positions)
+        shared = False
+        until = int(positions[-1]) + 1 if len(positions) else 0
+        for number in segment.sources.tolist() if self._lanes > 1 else []:
+            tail = self.tail(number, segment, until)
+            if tail is not None:
+                late = (sources == number) & (positions >= tail.position)
+                lanes[late], indices[late] = tail.at(segment.turns(number, positions[late]))
+                shared = True
+        return sources, lanes, indices, shared
+
+    def tails(self, position: int) -> dict[int, int]:
+        """Sequences in the era of a position of each source whose tail begins before it and has not ended."""
+        era = bisect_right(self._eras, position) - 1
+        return {
+            number: int(tail.ends.sum())
+            for (of, number), tail in self._tails.items()
+            if of == era
+            and tail.position < position
+            and self.exhausted.get(number, position + 1) > position
+        }
+
+    def adopt(
+        self, exhausted: Mapping[int, int], position: int, tails: Mapping[int, Ints] | None = None
+    ) -> None:
+        """Take over what was found out up to a position.
+
+        Args:
+            exhausted: where each source that is exhausted by then was.
+            position: up to which no other is.
+            tails: what :meth:`tails` told there, as sequences of each lane.
+        """
         for where, number in sorted((where, number) for number, where in exhausted.items()):
             if number in self.exhausted:
                 continue
@@ -302,6 +428,20 @@ class Timeline:
                 self._append(where, self._segments[-1].served(where))
         self._pass_marks(position)
         self.sure = max(self.sure, position)
+        if self._lanes > 1:
+            self._adopt_tails(position, tails or {})
+
+    def _adopt_tails(self, position: int, tails: Mapping[int, Ints]) -> None:
+        era = bisect_right(self._eras, position) - 1
+        for segment in self._segments:
+            if segment.era != era or segment.position >= position:
+                continue
+            for number in segment.sources.tolist():
+                key = (era, number)
+                if number in tails:
+                    self._tails[key] = self._tail_of(number, era, tails[number])
+                elif key not in self._tails and number not in self.exhausted:
+                    self._without[key] = max(self._without.get(key, 0), position)
 
     def _pass_marks(self, position: int) -> None:
         """Begin the segments of all marks up to a position."""

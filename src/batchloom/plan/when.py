@@ -53,8 +53,10 @@ def _in_era(plan: Plan, segments: list[Segment], what: tuple[int, int], end: int
         for lane, index in order.rest_indices(document)
         if (one := _seen_at(plan, segments, (number, lane, index), order.begin.epoch))
     ]
-    epoch = order.begin.epoch
-    while _begins_before(plan, order, segments, number, epoch, end):
+    epoch, epochs = order.begin.epoch, plan.epochs_of(number)
+    while (epochs is None or epoch < epochs) and _begins_before(
+        plan, order, segments, number, epoch, end
+    ):
         found += [
             one
             for lane, index in order.indices(document, epoch)
@@ -73,10 +75,7 @@ def _begins_before(
     last = segments[-1]
     until = min(plan.timeline.until(last) or end, end)
     served = last.served(max(until, last.position))[number]
-    return any(
-        int(served[lane]) > (order.limit(epoch, lane) if epoch else 0)
-        for lane in range(order.lanes)
-    )
+    return bool((served > (order.quotas(epoch) if epoch else 0)).any())
 
 
 def _seen_at(
@@ -84,8 +83,13 @@ def _seen_at(
 ) -> Seen | None:
     """Where a sequence of a source is served; None if it is not, since its step was left out or the source retired."""
     number, lane, index = sequence
+    last = segments[-1]
+    tail = plan.timeline.tail(number, last, plan.timeline.until(last) or plan.timeline.sure)
+    turn = tail.turn(lane, index) if tail else None
     for segment in reversed(segments):
-        position = segment.place(number, lane, index)
+        position = (
+            segment.place(number, lane, index) if turn is None else segment.turn(number, turn)
+        )
         if position is None:
             continue
         until = plan.timeline.until(segment)

@@ -139,16 +139,25 @@ class Windows:
                 0, first, first + len(positions), epochs
             )
             return named(join_rows(pieces, len(positions)), number)
-        sources, lanes, indices = segment.at(positions)
+        sources, lanes, indices, shared = self._plan.timeline.dealt(segment, positions)
         groups = sources * self._plan.spec.lanes + lanes
-        order = np.argsort(groups, kind="stable")
-        begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        if shared:
+            # What lanes lend each other comes in any order: consecutive sequences are found anew.
+            order = np.lexsort((indices, groups))
+            changes = (np.diff(groups[order]) != 0) | (np.diff(indices[order]) != 1)
+            changes |= indices[order[:-1]] < 0
+            begins = np.flatnonzero(np.concatenate([[True], changes]))
+        else:
+            order = np.argsort(groups, kind="stable")
+            begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
         found = []
         for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True):
             at = order[begin]
             number, lane, first = int(sources[at]), int(lanes[at]), int(indices[at])
-            pieces = self._plan.order(number, segment.era).rows(
-                lane, first, first + end - begin, epochs
+            pieces = (
+                self._plan.order(number, segment.era).rows(lane, first, first + end - begin, epochs)
+                if first >= 0
+                else []
             )
             found.append(named(join_rows(pieces, end - begin), number))
         place = np.empty(len(order), np.int64)
