@@ -152,10 +152,10 @@ class Runs(RuleBasedStateMachine):
                 continue
             rows = plan.rows(segment.position, stop)
             found += spans(rows)
-            sources = rows.sources[rows.pointers[:-1]]
+            sources = segment.at(np.arange(segment.position, stop))[0]
             had = np.cumsum(sources[:, None] == segment.sources, axis=0)
             counts = np.array(segment.schedule.counts)
-            share = np.arange(1, len(rows) + 1)[:, None] * counts / counts.sum()
+            share = np.arange(1, len(sources) + 1)[:, None] * counts / counts.sum()
             assert np.abs(had - share).max() < 1
         check_epochs(plan, found)
 
