@@ -17,6 +17,13 @@ from plan.sources import LengthsOnly
 from plan.test_known import Watched
 from plan.test_mixture import by_row, stores
 
+CHANGES = [
+    {"weights": {"a": 3, "b": 1, "c": 1}},
+    {"weights": {"a": 1, "b": 1, "c": 4}},
+    {"seq_len": 16},
+    {"seq_len": 40},
+    {"seq_len": 8},
+]
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
 
 
@@ -40,7 +47,7 @@ def often(plan, found):
     overlong=st.sampled_from(["split", "drop"]),
     data=st.data(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, overlong, data):
     epochs = data.draw(st.integers(1, 2))
     weights = dict(zip("abc", data.draw(st.permutations([1, 2, 5])), strict=True))
@@ -59,9 +66,10 @@ def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, ov
     plan = made()
     for _ in range(data.draw(st.integers(0, 2))):
         step = data.draw(st.integers(plan.edits[-1].step if plan.edits else 0, plan.steps))
-        new = data.draw(st.sampled_from([{"a": 3, "b": 1, "c": 1}, {"a": 1, "b": 1, "c": 4}]))
-        plan = plan.edited(Edit(step=step, weights=new))
-    everything = by_row(plan.rows(0, plan.positions))
+        change = data.draw(st.sampled_from(CHANGES if overlong == "split" else CHANGES[:-1]))
+        plan = plan.edited(Edit(step=step, **change))
+    steps = [by_row(plan.rows(*plan.positions_of(step))) for step in range(plan.steps)]
+    everything = [row for step in steps for row in step][: plan.positions]
     counts = often(plan, [span for row in everything for span in row])
     gone = [
         n for n in range(3) if plan.timeline.exhausted.get(n, plan.positions + 1) <= plan.positions
@@ -84,8 +92,8 @@ def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, ov
     twin = resumed.twin()
     for other in (made(plan.edits), resumed, twin):
         assert by_row(other.rows(start, stop)) == by_row(plan.rows(start, stop))
-        end = min(stop + 40, plan.positions)
-        assert by_row(other.rows(stop, end)) == everything[stop:end] if stop < end else True
+        for later in range(step + 1, min(step + 6, plan.steps)):
+            assert by_row(other.rows(*other.positions_of(later))) == steps[later]
     earlier = data.draw(st.integers(0, step))
     first, last = plan.positions_of(earlier)
     assert by_row(resumed.rows(first, last)) == by_row(plan.rows(first, last))
@@ -138,3 +146,51 @@ def test_the_first_steps_count_few_pools_of_a_source_that_runs_out(overlong, edi
         plan.rows(*plan.positions_of(step))
     assert sum(store.asked for store in given_stores.values()) < 300_000
     plan.state(plan.positions_of(8)[0])
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    lanes=st.sampled_from([1, 2, 4, 8]),
+    cuts=st.lists(
+        st.tuples(st.integers(0, 30), st.sampled_from([8, 12, 16, 40])), min_size=1, max_size=3
+    ),
+    epochs=st.integers(1, 3),
+    seed=st.integers(0, 9),
+    data=st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_token_of_one_store_is_served_once_an_epoch_whatever_is_packed_anew(
+    lengths, lanes, cuts, epochs, seed, data
+):
+    spec = PlanSpec(
+        seq_len=16, global_batch_size=8, pool_size=4, lanes=lanes, epochs=epochs, seed=seed
+    )
+    edits = [Edit(step=step, seq_len=seq_len) for step, seq_len in sorted(cuts)]
+
+    def made(edits=()):
+        return Plan(LengthsOnly(lengths), spec, edits)
+
+    plan = made(edits)
+    steps = [by_row(plan.rows(*plan.positions_of(step))) for step in range(plan.steps)]
+    if plan.steps > edits[-1].step:
+        (count,) = often(plan, [span for step in steps for row in step for span in row])
+        assert (count == epochs).all()
+        assert all(row for step in steps[:-1] for row in step)
+    step = data.draw(st.integers(0, plan.steps - 1))
+    state = json.loads(json.dumps(plan.state(plan.positions_of(step)[0])))
+    resumed = with_journal(made(), state)
+    resumed.resume(state)
+    counted = made(edits)
+    counted.count_all()
+    for other in (made(edits), resumed, counted):
+        for later in range(step, min(step + 4, plan.steps)):
+            assert by_row(other.rows(*other.positions_of(later))) == steps[later]
+    document = data.draw(st.integers(0, len(lengths) - 1))
+    held = {
+        (step, row)
+        for step, rows in enumerate(steps)
+        for row, spans_ in enumerate(rows)
+        if any(of == document for _, of, *_ in spans_)
+    }
+    found = {(one.step, one.row) for one in seen(made(edits), 0, document, plan.steps)}
+    assert found == held

@@ -62,6 +62,13 @@ PLANS = {
     "a ban from step 1": lambda: mixed(edits=[{"step": 1, "ban": {"a": [4, 0]}}]),
     "batches of 3 from step 2": lambda: mixed(edits=[{"step": 2, "global_batch_size": 3}]),
     "seq_len 12 from step 2": lambda: mixed(edits=[{"step": 2, "seq_len": 12}]),
+    "seq_len 12 from step 2, 2 lanes": lambda: mixed(
+        spec=LANES, edits=[{"step": 2, "seq_len": 12}]
+    ),
+    "one store, 4 lanes, seq_len 12 and 5": lambda: alone(
+        replace(SPEC, lanes=4, global_batch_size=4, pool_size=2, steps=8),
+        edits=[{"step": 1, "seq_len": 12}, {"step": 4, "seq_len": 5}],
+    ),
     "every edit, 2 lanes": lambda: mixed(
         spec=LANES,
         edits=[
@@ -197,6 +204,14 @@ GOLDENS = {
     "seq_len 12 from step 2": (
         "62fb5fc5e59f9378bd584eb6e14c3ee5",
         "a3[0:2], a1[0:3] a5[0:4] a9[8:9] | a9[0:8], b0[0:4] | a2[0:8] a8[0:3], a4[0:7] a0[0:5] | a6[0:1] a7[0:6], b2[0:2] b3[0:8] | a6[0:1] a7[0:6], a4[0:7] a0[0:5] | a5[0:4] a3[0:2], b1[0:6]",
+    ),
+    "seq_len 12 from step 2, 2 lanes": (
+        "869f7a8e0b975794490d96a05a36fc47",
+        "a8[0:3], a3[0:2] | a1[0:3] a5[0:4] a9[8:9], b0[0:4] | a2[0:8], a9[0:8] | a6[0:1] a7[0:6], b1[0:6] | a4[0:7] a0[0:5], a5[0:4] a3[0:2] | a1[0:3] a9[0:9], b2[0:2] b1[0:6]",
+    ),
+    "one store, 4 lanes, seq_len 12 and 5": (
+        "023d770712f76a8daf4888817e4fdb78",
+        "4[0:7], 9[0:8], 2[0:8], 6[0:1] 5[0:4] | 8[0:3], 9[8:9] 7[0:6], 1[0:3], 0[0:5] 3[0:2] | 0[0:5] 3[0:2], 9[0:9], 1[0:3] 2[0:8], 6[0:1] 5[0:4] | 8[0:3] 4[0:7], 7[0:6], 1[0:3] 2[0:8], 6[0:1] 5[0:4] | 3[0:2], 7[5:6] 9[5:9], 8[0:3] 4[5:7], 9[0:5] | 0[0:5], 7[0:5], 4[0:5], 6[0:1] 5[0:4] | 8[0:3] 4[5:7], 9[0:5], 1[0:3], 3[0:2] | 4[0:5], 7[5:6] 9[5:9], 2[5:8], 2[0:5]",
     ),
     "every edit, 2 lanes": (
         "3ea0d006f231687c7d794815d4eadc96",

@@ -475,12 +475,6 @@ def test_edits_that_cannot_be(edit, sentence):
         plan.edited(Edit(**edit))
 
 
-def test_seq_len_does_not_change_under_lanes():
-    plan = Plan(LengthsOnly([5] * 30), PlanSpec(seq_len=16, global_batch_size=2, lanes=2, epochs=1))
-    with pytest.raises(PlanError, match="seq_len cannot change in a plan of 2 lanes"):
-        plan.edited(Edit(step=1, seq_len=32))
-
-
 @given(made=mixtures(lanes=(1, 2, 4)), edits=EDITS, data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_when_is_the_inverse_of_what_steps_hold(made, edits, data):
@@ -489,7 +483,7 @@ def test_when_is_the_inverse_of_what_steps_hold(made, edits, data):
     step = 0
     for name, value in edits:
         step = data.draw(st.integers(step, spec.steps - 1))
-        if name == "weights" or (name == "seq_len" and spec.lanes == 1):
+        if name in ("weights", "seq_len"):
             plan = plan.edited(Edit(step=step, skip=data.draw(st.integers(0, 2)), **{name: value}))
     number = data.draw(st.integers(0, len(plan.names) - 1))
     document = data.draw(st.integers(0, plan.stores[plan.names[number]].lengths.size - 1))

@@ -124,7 +124,7 @@ class Runs(RuleBasedStateMachine):
     )
     def edit(self, ahead, change):
         step = max([self.step + ahead, *(edit.step for edit in self.plan.edits)])
-        if step < STEPS and not ("seq_len" in change and self.spec.lanes > 1):
+        if step < STEPS:
             self.plan = self.plan.edited(Edit(step=step, **change))
             # After a crash, steps that were served before it may be decided anew.
             self.served = {done: rows for done, rows in self.served.items() if done < step}

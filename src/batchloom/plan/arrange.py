@@ -58,7 +58,7 @@ def packed_rows(
     return reorder_rows(rows, np.lexsort((rows.starts[first], rows.documents[first])))
 
 
-def repacked_rows(left: Rows, name: str, spec: PlanSpec, place: tuple[int, int]) -> Rows:
+def repacked_rows(left: Rows, name: str, spec: PlanSpec, place: tuple[int, ...]) -> Rows:
     """What is left of a pool, packed anew under another spec; neighbouring pieces of a document are one again.
 
     Nothing of it is left out as too long: what a pool once held is served.
@@ -67,7 +67,7 @@ def repacked_rows(left: Rows, name: str, spec: PlanSpec, place: tuple[int, int])
         left: rows not served yet.
         name: of the source.
         spec: the new settings.
-        place: epoch and slot of the pool they are of.
+        place: epoch and slot of the pool behind them, and of several lanes the lane.
     """
     order = np.lexsort((left.starts, left.documents))
     documents, starts, lengths = left.documents[order], left.starts[order], left.lengths[order]

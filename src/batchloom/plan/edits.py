@@ -116,7 +116,7 @@ def check_edit(
 
     Raises:
         SettingsError: every problem with its name.
-        PlanError: it lies before an earlier edit, or would pack lanes anew.
+        PlanError: it lies before an earlier edit.
     """
     problems = []
     if edit.weights is not None:
@@ -137,9 +137,4 @@ def check_edit(
         raise PlanError(
             f"An edit at step {edit.step} lies before the edit at step {last}: edits are appended. Give a step from "
             f"{last} on."
-        )
-    if edit.seq_len and lanes > 1:
-        raise PlanError(
-            f"seq_len cannot change in a plan of {lanes} lanes: lanes lend each other sequences of pools, which "
-            "would have to be packed anew together. Start a new plan with the new seq_len."
         )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.fingerprint import fingerprint
+from batchloom.plan.cut import Cut, continued, cut_at
 from batchloom.plan.edits import Edit, check_edit, edit_plain
 from batchloom.plan.identity import origin_identity, source_identity
 from batchloom.plan.mixture import Mixture, PlanStore, SourceSpec, Weights, weighed_in
@@ -20,7 +21,7 @@ from batchloom.plan.shares import Caps, Measured, apportion, flat_weights, measu
 from batchloom.plan.source import Found, Known, SourceOrder, quotas
 from batchloom.plan.spec import PlanSpec
 from batchloom.plan.state import resume_at, state_at
-from batchloom.plan.timeline import Segment, Stretch, Timeline, course_of
+from batchloom.plan.timeline import Stretch, Timeline, course_of
 from batchloom.plan.windows import WHOLE, Windows
 
 SOURCE = "data"
@@ -31,7 +32,7 @@ class Learned(NamedTuple):
 
     orders: dict[tuple[int, int], Known]
     measured: dict[tuple[int, int], Measured]
-    cuts: dict[tuple[int, int], tuple[int, int, int]]
+    cuts: dict[tuple[int, int], Cut | None]
 
 
 @final
@@ -76,7 +77,7 @@ class Plan:
         self._orders: dict[tuple[int, int], SourceOrder] = {}
         self._learned = learned or Learned({}, {}, {})
         self._measured = self._learned.measured
-        # Where an edit of seq_len left each source, as (epoch, slot, row): found, or told by a state.
+        # Where an edit of seq_len left each source: found, or told by a state.
         self.cuts = self._learned.cuts
         self._windows = Windows(self)
         mixture = data if isinstance(data, Mixture) else None
@@ -235,7 +236,8 @@ class Plan:
         else:
             before = self.order(number, era - 1)
             cut = self.cut(number, era)
-            order = before.continued(spec, cut, self._served_in(number, era - 1))
+            served = self._served_in(number, era - 1)
+            order = continued(before, spec, cut, served, self.epochs_of(number))
         if spec.overlong == "error":
             order.pools.refuse_overlong()
         if len(self.names) > 1:
@@ -244,21 +246,25 @@ class Plan:
             order.learn(self._learned.orders.pop((era, number)))
         return order
 
-    def cut(self, number: int, era: int) -> tuple[int, int, int]:
-        """Where a source was left when an era began: (epoch, slot, row)."""
+    def cut(self, number: int, era: int) -> Cut | None:
+        """Where a source was left when an era began; None where lanes lent each other."""
         if (era, number) not in self.cuts:
-            index = self._served_in(number, era - 1)
-            self.cuts[era, number] = self.order(number, era - 1).cut(index)
+            served = self._served_in(number, era - 1)
+            self.cuts[era, number] = cut_at(self.order(number, era - 1), served)
         return self.cuts[era, number]
 
-    def _served_in(self, number: int, era: int) -> int:
-        """Sequences of a source that are served in an era which another follows."""
+    def _served_in(self, number: int, era: int) -> NDArray[np.int64]:
+        """Sequences of a source that its lanes have served of their own in an era which another follows."""
         position = self.course.cuts[era][0]
         if position:
             # Not further: whether anything is exhausted behind the cut follows from the cut.
             self.timeline.segment_at(position - 1)
         mine = [s for s in self.timeline.segments() if s.era == era]
-        return int(mine[-1].served(position)[number].sum()) if mine else 0
+        if not mine:
+            return np.zeros(self.spec.lanes, np.int64)
+        tail = self.timeline.tail(number, mine[-1], position)
+        served: NDArray[np.int64] = mine[-1].served(position)[number]
+        return served if tail is None else tail.served_at(int(served.sum()))
 
     def orders(self) -> list[SourceOrder]:
         """The orders of all sources that have a weight from somewhere on, in their last packing.
@@ -267,7 +273,7 @@ class Plan:
         """
         found = [self.order(number) for number in self.weighed]
         for era in range(1, len(self._seq_lens)):
-            told = all((era, number) in self.cuts for number in self.weighed)
+            told = all(self.cuts.get((era, number)) for number in self.weighed)
             if not told and not all(order.counted for order in found):
                 break
             found = [self.order(number, era) for number in self.weighed]
@@ -430,19 +436,20 @@ class Plan:
             return self.course.position_of(self.spec.steps)
         if isinstance(self.data, Mixture):
             return self.timeline.run_out()
-        last = self._last_segment()
-        order = self.order(0, last.era)
-        quotas = order.quotas(self.spec.epochs or 1).tolist()
-        # The first position of any lane for which nothing is left.
-        return min(last.place(0, lane, end) or last.position for lane, end in enumerate(quotas))
-
-    def _last_segment(self) -> Segment:
-        marks = [change.position for change in self.course.changes]
-        marks += [position for position, _ in self.course.cuts]
-        segment = self.timeline.segment_at(max(marks))
-        if segment is None:
-            raise AssertionError("one store has no schedule that ends")
-        return segment
+        epochs = self.spec.epochs or 1
+        marks = [position for position, _ in self.course.cuts]
+        self.timeline.segment_at(max(marks, default=0))
+        for segment in self.timeline.segments():
+            order, until = self.order(0, segment.era), self.timeline.until(segment)
+            if until is not None and order.surely_has(segment.served(until)[0], epochs):
+                continue
+            quotas = order.quotas(epochs).tolist()
+            # The first position of any lane for which nothing is left.
+            places = [segment.place(0, lane, end) for lane, end in enumerate(quotas)]
+            end = min(segment.position if place is None else place for place in places)
+            if until is None or end < until:
+                return end
+        raise AssertionError("the last segment of one store has no end but that of its epochs")
 
     def spec_at(self, step: int) -> PlanSpec:
         """The settings that hold at a step: ``global_batch_size`` and ``seq_len`` may have been edited."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.core.spec import to_plain
-from batchloom.plan.arrange import repacked_rows
 from batchloom.plan.mixture import PlanStore
 from batchloom.plan.pools import Pools
 from batchloom.plan.rows import Rows, slice_rows
@@ -40,7 +39,8 @@ class Cursor(NamedTuple):
 class Found(NamedTuple):
     """Where a sequence stands: a pool of an epoch, the row in it, and how many follow it there in the lane.
 
-    ``pool`` -1 is what an edit left of older pools. ``cursor`` is None for what another lane lends.
+    ``pool`` -1 - k is what an edit left of older pools of lane k. ``cursor`` is None there, and for what another lane
+    lends.
     """
 
     pool: int
@@ -51,11 +51,19 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Epoch:
-    """One epoch: per lane its pools in order, and (once counted) the sequences up to the end of each."""
+class Epoch:
+    """One epoch: per lane its pools in order, and (once counted) the sequences up to the end of each.
+
+    ``rests`` of them are what an edit left. Pools before ``begins`` have no sequences.
+    """
 
     orders: tuple[Ints, ...]
     ends: tuple[Ints, ...]
+    rests: tuple[int, ...]
+
+    def has(self, lane: int) -> int:
+        """Sequences of a lane's own."""
+        return int(self.ends[lane][-1]) if self.ends[lane].size else self.rests[lane]
 
 
 class Known(NamedTuple):
@@ -74,13 +82,14 @@ class SourceOrder:
         name: of the source, part of every key.
         store: its documents.
         spec: settings; of these ``lanes``, what :class:`Pools` reads, and ``seq_len``.
-        rest: rows that come first: what was left of pools when an edit packed anew.
-        begin: the first whole pool after them (one lane only); ``before`` is ``len(rest)``.
+        rests: rows of each lane that come first: what was left of pools when an edit packed anew.
+        begins: the first whole pool of each lane after them; ``before`` is the length of its rest.
         spent: tokens that the sequences served before them held at most.
 
     Attributes:
         pools: the pools; lanes: how many there are.
         counts: sequences of each pool, -1 where they are not known, int64 [pools]; total: their sum, or -1.
+        first_epoch: the first of which something is left.
         kept: pools of each lane whose rows are kept once they were entered; to be set by who knows of other sources.
     """
 
@@ -90,23 +99,28 @@ class SourceOrder:
         store: PlanStore,
         spec: PlanSpec,
         *,
-        rest: Rows | None = None,
-        begin: Cursor | None = None,
+        rests: tuple[Rows | None, ...] | None = None,
+        begins: tuple[Cursor, ...] | None = None,
         spent: int = 0,
     ) -> None:
         self.name, self.spec, self.lanes = name, spec, spec.lanes
         self.store = store
         self.pools = Pools(store.lengths, spec, name)
-        self.rest, self.begin, self.spent = rest, begin or Cursor(0, 0, 0), spent
+        self.rests = rests or (None,) * self.lanes
+        self.begins = begins or (Cursor(0, 0, 0),) * self.lanes
+        self.spent = spent
+        self.first_epoch = min(begin.epoch for begin in self.begins)
+        self._last_begun = max(begin.epoch for begin in self.begins)
+        self._sums: list[int] = []
         self.kept = 4 if self.lanes == 1 else 2
         self.counts = np.full(self.pools.count, -1, np.int64)
         self.total = -1
         self._latest: dict[int, tuple[int, Found]] = {}
         # By lane: whoever reads some lanes alone keeps pools of no other.
         self._recent: dict[int, OrderedDict[tuple[int, int], Rows]] = {}
-        self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
+        self._epochs: OrderedDict[int, Epoch] = OrderedDict()
         # Pools whose place in a lane is known, by the sequences before them.
-        self.anchors = [[self.begin] for _ in range(self.lanes)]
+        self.anchors = [[begin] for begin in self.begins]
 
     @property
     def counted(self) -> bool:
@@ -172,9 +186,30 @@ class SourceOrder:
 
     def quotas(self, epochs: int) -> Ints:
         """Sequences of each lane until ``epochs`` of the run are through, int64 [lanes]; counts every pool."""
-        total = epochs * self.sequences
-        total -= self._skipped() if self.begin != (0, 0, 0) else 0
-        return quotas(total, self.lanes)
+        return quotas(self._before(epochs), self.lanes)
+
+    def _before(self, epoch: int) -> int:
+        """Sequences of all lanes in the epochs before one, from ``begins`` on; counts every pool."""
+        if not self._sums:
+            total = self.sequences
+            if not any(any(begin) for begin in self.begins):
+                self._sums = [total]
+            for one in range(self.first_epoch + len(self._sums), self._last_begun + 1):
+                found = self.epoch(one)
+                own = sum(found.has(lane) for lane in range(self.lanes))
+                self._sums.append(own + (self._sums[-1] if self._sums else 0))
+        behind = epoch - self.first_epoch
+        if behind <= len(self._sums):
+            return self._sums[behind - 1] if behind > 0 else 0
+        return self._sums[-1] + (behind - len(self._sums)) * self.total
+
+    def epoch_of(self, lane: int, index: int) -> int:
+        """The epoch of a sequence of a lane; counts every pool."""
+        # Number index of a lane is, dealt one by one, the sequence index * lanes + lane of all.
+        number, partial = index * self.lanes + lane, self._before(self._last_begun + 1)
+        if number < partial:
+            return self.first_epoch + bisect_right(self._sums, number)
+        return self._last_begun + 1 + (number - partial) // self.total
 
     def surely_has(self, counts: Ints, epochs: int) -> bool:
         """Whether lanes have so many sequences until ``epochs`` are through; only as many pools are counted as tell.
@@ -194,75 +229,25 @@ class SourceOrder:
 
     def _counted_ahead(self, wanted: int, epochs: int) -> int:
         """Sequences until ``epochs`` are through in pools that are counted; counts more until these are so many."""
-        begin = self.begin
-        ahead = self.pools.order(begin.epoch)[begin.slot :]
-        whole = max(epochs - begin.epoch - 1, 0)
-        often = np.full(self.pools.count, whole, np.int64)
-        if epochs > begin.epoch:
-            often[ahead] += 1
+        often = np.zeros(self.pools.count, np.int64)
+        found = 0
+        for lane, begin in enumerate(self.begins):
+            often[lane :: self.lanes] = max(epochs - begin.epoch - 1, 0)
+            if epochs > begin.epoch:
+                often[self.epoch(begin.epoch).orders[lane][begin.slot :]] += 1
+                found += begin.before
         known = self.counts > 0
-        found = begin.before + int((self.counts[known] * often[known]).sum())
-        for pool in ahead.tolist():
-            if found >= wanted or self.total >= 0:
+        found += int((self.counts[known] * often[known]).sum())
+        for pool in np.flatnonzero((self.counts < 0) & (often > 0)).tolist():
+            if found >= wanted:
                 break
-            if self.counts[pool] < 0:
-                found += self._count(pool) * int(often[pool])
-        if found < wanted and whole:
-            found = begin.before + int((self.count_all() * often).sum())
+            found += self._count(pool) * int(often[pool])
         return found
-
-    def cut(self, index: int) -> tuple[int, int, int]:
-        """Where sequence ``index`` stands, as (epoch, slot, row); slot -1 is what an earlier cut left."""
-        found = self.find(0, index)
-        if found is None:
-            raise AssertionError("without a bound an order has no end")
-        if found.cursor is None:
-            return found.epoch, -1, found.row
-        return found.epoch, found.cursor.slot, found.row
 
     def stands(self, lane: int, index: int) -> Cursor:
         """The pool of a lane's next sequence, as far as it is worth telling."""
         found = self.find(lane, index)
-        return found.cursor if found and found.cursor else self.begin
-
-    def continued(self, spec: PlanSpec, cut: tuple[int, int, int], served: int) -> "SourceOrder":
-        """The order that goes on from a cut under another spec.
-
-        What is left of the pool comes first, packed anew, and then the next pool.
-
-        Args:
-            spec: the other spec.
-            cut: where this order was left, as :meth:`cut` tells.
-            served: sequences of this order that were served before.
-
-        Raises:
-            PlanError: there is no such pool or row.
-        """
-        epoch, slot, row = cut
-        if slot < 0:
-            left, (epoch, slot, _) = self.rest, self.begin
-        elif not row:
-            left = None
-        else:
-            order = self._epoch(epoch).orders[0]
-            left, slot = (
-                self.entered(int(order[slot]), epoch) if slot < len(order) else None,
-                slot + 1,
-            )
-        if left is not None and row < len(left):
-            left = slice_rows(left, row, len(left))
-            rest = repacked_rows(left, self.name, spec, (epoch, slot))
-        elif row:
-            raise PlanError(
-                f"Source {self.name!r} was not cut at row {row}: its pool has fewer rows."
-            )
-        else:
-            rest = None
-        if slot == self.pools.count:
-            epoch, slot = epoch + 1, 0
-        begin = Cursor(epoch, slot, len(rest) if rest else 0)
-        spent = self.spent + served * self.spec.seq_len
-        return SourceOrder(self.name, self.store, spec, rest=rest, begin=begin, spent=spent)
+        return found.cursor if found and found.cursor else self.begins[lane]
 
     @property
     def table_identity(self) -> dict[str, Any]:
@@ -279,12 +264,6 @@ class SourceOrder:
             **{name: spec[name] for name in names},
         }
 
-    def _skipped(self) -> int:
-        """Sequences of this packing before ``begin`` that were served otherwise, less those of ``rest``."""
-        epoch, slot, before = self.begin
-        ends = self._epoch(epoch).ends[0]
-        return epoch * self.total + (int(ends[slot - 1]) if slot else 0) - before
-
     def find(self, lane: int, index: int, epochs: int | None = None) -> Found | None:
         """Where sequence ``index`` of a lane stands; None when ``epochs`` are through before it.
 
@@ -298,8 +277,6 @@ class SourceOrder:
             # Most questions are about the pool of the one before.
             if 0 <= ahead < found.run and (epochs is None or found.epoch < epochs):
                 return found._replace(row=found.row + ahead, run=found.run - ahead)
-        if self.rest is not None and index < len(self.rest):
-            return Found(-1, self.begin.epoch, index, len(self.rest) - index, None)
         counted = self.total >= 0
         found_now = (self._search if counted else self._walk)(lane, index, epochs)
         if found_now is not None:
@@ -307,96 +284,113 @@ class SourceOrder:
         return found_now
 
     def _search(self, lane: int, index: int, epochs: int | None) -> Found | None:
-        skipped = self._skipped() if self.begin != (0, 0, 0) else 0
-        if self.lanes == 1:
-            epoch, inside = divmod(index + skipped, self.total)
-            earlier = epoch * self.total
-        else:
-            epoch = _epoch_of(index, lane, self.lanes, self.total)
-            earlier = _quota(epoch * self.total, lane, self.lanes)
-            inside = index - earlier
+        epoch = self.epoch_of(lane, index)
         if epochs is not None and epoch >= epochs:
             return None
-        found = self._epoch(epoch)
-        ends, order = found.ends[lane], found.orders[lane]
-        if ends.size and inside < ends[-1]:
-            slot = int(ends.searchsorted(inside, side="right"))
-            before = int(ends[slot - 1]) if slot else 0
-            end = int(ends[slot])
-            if self.lanes > 1:
-                end = min(end, earlier_end(epoch, lane, self.lanes, self.total) - earlier)
-            cursor = Cursor(epoch, slot, earlier + before - skipped)
-            return Found(int(order[slot]), epoch, inside - before, end - inside, cursor)
-        return self._lent(found, epoch, lane, inside)
+        found = self.epoch(epoch)
+        earlier = _quota(self._before(epoch), lane, self.lanes)
+        inside = index - earlier
+        if inside >= found.has(lane):
+            return self._lent(found, epoch, lane, inside)
+        one = self.own(epoch, lane, inside)
+        asked = _quota(self._before(epoch + 1), lane, self.lanes) - earlier
+        cursor = one.cursor and one.cursor._replace(before=earlier + one.cursor.before)
+        return one._replace(run=min(one.run, asked - inside), cursor=cursor)
 
-    def _lent(self, found: _Epoch, epoch: int, lane: int, inside: int) -> Found:
+    def own(self, epoch: int, lane: int, inside: int) -> Found:
+        """A sequence of a lane's own pools by its number in an epoch, which ``before`` of its cursor counts in, too."""
+        found = self.epoch(epoch)
+        rest = found.rests[lane]
+        if inside < rest:
+            return Found(-1 - lane, epoch, inside, rest - inside, None)
+        ends = found.ends[lane]
+        slot = int(ends.searchsorted(inside, side="right"))
+        before = int(ends[slot - 1]) if slot else rest
+        cursor = Cursor(epoch, slot, before)
+        pool = int(found.orders[lane][slot])
+        return Found(pool, epoch, inside - before, int(ends[slot]) - inside, cursor)
+
+    def _lent(self, found: Epoch, epoch: int, lane: int, inside: int) -> Found:
         """A sequence of a lane that has more than it serves, for one that has fewer."""
-        asked, has = self._shares(found, epoch)
+        asked, has = self.shares(epoch)
         spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
-        number = int(short[:lane].sum()) + inside - int(has[lane])
+        number = int(short[:lane].sum()) + inside - found.has(lane)
         given = np.cumsum(spare)
         lender = int(given.searchsorted(number, side="right"))
         inside = int(asked[lender]) + number - (int(given[lender]) - int(spare[lender]))
-        ends = found.ends[lender]
-        slot = int(ends.searchsorted(inside, side="right"))
-        row = inside - (int(ends[slot - 1]) if slot else 0)
-        run = min(int(ends[slot]) - inside, int(given[lender]) - number)
+        one = self.own(epoch, lender, inside)
         left = int(short[: lane + 1].sum()) - number
-        return Found(int(found.orders[lender][slot]), epoch, row, min(run, left), None)
+        run = min(one.run, int(given[lender]) - number, left)
+        return one._replace(run=run, cursor=None)
 
     def indices(self, document: int, epoch: int) -> list[tuple[int, int]]:
-        """(lane, index) of the sequences that hold a document in an epoch; counts every pool if need be."""
+        """(lane, index) of the sequences that hold a document in an epoch; counts every pool if need be.
+
+        What an edit packed anew is told by :meth:`rest_indices`.
+        """
         if self.total < 0:
             self.count_all()
         pool = self.pools.pool_of(document)
-        rows = self.entered(pool, epoch)
-        held = np.flatnonzero(rows.documents == document)
-        numbers = np.unique(rows.pointers.searchsorted(held, side="right") - 1)
-        found, lane = self._epoch(epoch), pool % self.lanes
+        found, lane = self.epoch(epoch), pool % self.lanes
         slot = int(np.flatnonzero(found.orders[lane] == pool)[0])
-        before = int(found.ends[lane][slot - 1]) if slot else 0
-        if self.lanes == 1:
-            shift = before + epoch * self.total - self._skipped()
-            least = len(self.rest) if self.rest is not None else 0
-            return [(0, int(n) + shift) for n in numbers if n + shift >= least]
-        return [self._served_by(found, epoch, lane, before + int(n)) for n in numbers]
-
-    def rest_indices(self, document: int) -> list[tuple[int, int]]:
-        """(lane, index) of the sequences that hold a document among those that an edit packed anew."""
-        if self.rest is None:
+        if (epoch, slot) < self.begins[lane][:2]:
             return []
-        held = np.flatnonzero(self.rest.documents == document)
-        numbers = np.unique(self.rest.pointers.searchsorted(held, side="right") - 1)
-        return [(0, int(n)) for n in numbers]
+        rows = self.entered(pool, epoch)
+        before = int(found.ends[lane][slot - 1]) if slot else found.rests[lane]
+        return [self._served_by(epoch, lane, before + n) for n in _rows_with(rows, document)]
 
-    def _shares(self, found: _Epoch, epoch: int) -> tuple[Ints, Ints]:
-        """How many sequences of an epoch each lane is asked for, and how many it has."""
-        asked = quotas((epoch + 1) * self.total, self.lanes) - quotas(
-            epoch * self.total, self.lanes
-        )
-        has = np.array([ends[-1] if ends.size else 0 for ends in found.ends], np.int64)
-        return asked, has
+    def rest_indices(self, document: int) -> list[tuple[int, int, int]]:
+        """(lane, index, epoch) of the sequences that hold a document among those that an edit packed anew."""
+        if self.total < 0:
+            self.count_all()
+        return [
+            (*self._served_by(self.begins[lane].epoch, lane, n), self.begins[lane].epoch)
+            for lane, rest in enumerate(self.rests)
+            for n in (_rows_with(rest, document) if rest is not None else [])
+        ]
 
-    def _served_by(self, found: _Epoch, epoch: int, lane: int, inside: int) -> tuple[int, int]:
+    def shares(self, epoch: int) -> tuple[Ints, Ints]:
+        """How many sequences of an epoch each lane is asked for, and how many it has; counts every pool."""
+        asked = quotas(self._before(epoch + 1), self.lanes)
+        asked -= quotas(self._before(epoch), self.lanes)
+        found = self.epoch(epoch)
+        return asked, np.array([found.has(lane) for lane in range(self.lanes)], np.int64)
+
+    def earlier(self, epoch: int) -> Ints:
+        """Sequences each lane is asked for before an epoch, int64 [lanes]; counts every pool."""
+        return quotas(self._before(epoch), self.lanes)
+
+    def _served_by(self, epoch: int, lane: int, inside: int) -> tuple[int, int]:
         """The lane that serves a lane's sequence of an epoch, and its index there."""
-        asked, has = self._shares(found, epoch)
-        if inside >= asked[lane]:
-            spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
-            number = int(spare[:lane].sum()) + inside - int(asked[lane])
-            taken = np.cumsum(short)
-            lane = int(taken.searchsorted(number, side="right"))
-            inside = int(has[lane]) + number - (int(taken[lane]) - int(short[lane]))
-        return lane, inside + _quota(epoch * self.total, lane, self.lanes)
+        lanes, indices = self.servers(epoch, np.array([lane]), np.array([inside]))
+        return int(lanes[0]), int(indices[0])
+
+    def servers(self, epoch: int, owners: Ints, insides: Ints) -> tuple[Ints, Ints]:
+        """The lanes that serve sequences of lanes' own in an epoch, and their indices there; counts every pool."""
+        asked, has = self.shares(epoch)
+        spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
+        taken = np.cumsum(short)
+        numbers = (np.cumsum(spare) - spare)[owners] + insides - asked[owners]
+        lent = insides >= asked[owners]
+        lanes = np.where(lent, taken.searchsorted(numbers, side="right"), owners)
+        lanes = np.minimum(lanes, self.lanes - 1)
+        inside = np.where(lent, has[lanes] + numbers - (taken[lanes] - short[lanes]), insides)
+        return lanes, inside + self.earlier(epoch)[lanes]
 
     def _walk(self, lane: int, index: int, epochs: int | None) -> Found | None:
-        anchors = self.anchors[lane]
+        begin, anchors = self.begins[lane], self.anchors[lane]
         place = bisect_right(anchors, index, key=lambda anchor: anchor.before)
-        cursor = anchors[place - 1]
+        cursor = anchors[max(place - 1, 0)]
+        if cursor == begin and begin.epoch != self.first_epoch:
+            # What other lanes lent this one before its own follows from all counts.
+            self.count_all()
+        elif index < begin.before and self._are_own(lane, begin.before, begin.epoch):
+            return self.own(begin.epoch, lane, index)
         empty = 0
         while True:
             if self.total >= 0:
                 return self._search(lane, index, epochs)
-            order = self._epoch(cursor.epoch).orders[lane]
+            order = self.epoch(cursor.epoch).orders[lane]
             if cursor.slot >= len(order):
                 if self.lanes > 1:
                     # How many sequences other lanes lend follows from all counts.
@@ -411,9 +405,7 @@ class SourceOrder:
             begins = index == cursor.before
             count = len(self.entered(pool, cursor.epoch)) if begins else self._count(pool)
             if index < cursor.before + count:
-                dealt = (cursor.before + count - 1) * self.lanes + lane + 1
-                if self.lanes > 1 and not self._surely_has(dealt, cursor.epoch + 1):
-                    self.count_all()
+                if not self._are_own(lane, cursor.before + count, cursor.epoch):
                     continue
                 self.anchor(lane, cursor)
                 inside = index - cursor.before
@@ -422,6 +414,12 @@ class SourceOrder:
             if empty >= self.pools.count:
                 self._checked_total()
             cursor = Cursor(cursor.epoch, cursor.slot + 1, cursor.before + count)
+
+    def _are_own(self, lane: int, count: int, epoch: int) -> bool:
+        """Whether a lane is asked for so many sequences up to the end of an epoch; else all pools are counted then."""
+        if self.lanes > 1 and not self._surely_has((count - 1) * self.lanes + lane + 1, epoch + 1):
+            self.count_all()
+        return self.lanes == 1 or self.total < 0
 
     def anchor(self, lane: int, cursor: Cursor) -> None:
         """Remember where a pool begins; the origin and the latest ones are kept."""
@@ -442,20 +440,30 @@ class SourceOrder:
         if (self.counts >= 0).all():
             self.total = self._checked_total()
 
-    def _epoch(self, epoch: int) -> _Epoch:
-        known = self._epochs.pop(epoch, None)
-        if known is None or (self.total >= 0 and not known.ends):
+    def epoch(self, epoch: int) -> Epoch:
+        """Pools and sequences of an epoch."""
+        known, counted = self._epochs.pop(epoch, None), self.total >= 0
+        if known is None or (counted and not known.ends):
             order = self.pools.order(epoch)
             if self.lanes == 1:
                 orders: tuple[Ints, ...] = (order,)
             else:
                 orders = tuple(order[order % self.lanes == lane] for lane in range(self.lanes))
-            ends = tuple(np.cumsum(self.counts[o]) for o in orders) if self.total >= 0 else ()
-            known = _Epoch(orders, ends)
+            rests = tuple(one.before if one.epoch == epoch else 0 for one in self.begins)
+            ends = tuple(self._ends(epoch, *one) for one in enumerate(orders)) if counted else ()
+            known = Epoch(orders, ends, rests)
         self._epochs[epoch] = known
         while len(self._epochs) > _KEPT_EPOCHS:
             self._epochs.popitem(last=False)
         return known
+
+    def _ends(self, epoch: int, lane: int, order: Ints) -> Ints:
+        """Sequences of a lane up to the end of each of its pools of an epoch."""
+        begin, counts = self.begins[lane], self.counts[order]
+        if epoch > begin.epoch:
+            return np.cumsum(counts)
+        counts[: begin.slot if epoch == begin.epoch else None] = 0
+        return np.cumsum(counts) + (begin.before if epoch == begin.epoch else 0)
 
     def rows(self, lane: int, start: int, stop: int, epochs: int | None = None) -> list[Rows]:
         """The rows of sequences ``start`` to ``stop - 1`` of a lane, in pieces; fewer where ``epochs`` end."""
@@ -471,15 +479,16 @@ class SourceOrder:
         return pieces
 
     def entered(self, pool: int, epoch: int) -> Rows:
-        """All rows of a pool in the order of an epoch; of pool -1 those that an edit left.
+        """All rows of a pool in the order of an epoch; of pool -1 - k those that an edit left of lane k.
 
         Raises:
             PlanError: the pool packs into another number of sequences than the table says.
         """
         if pool < 0:
-            if self.rest is None:
+            rest = self.rests[-1 - pool]
+            if rest is None:
                 raise AssertionError("there is a rest only after a cut")
-            return self.rest
+            return rest
         recent = self._recent.setdefault(pool % self.lanes, OrderedDict())
         rows = recent.pop((epoch, pool), None)
         if rows is None:
@@ -518,12 +527,8 @@ def _dealt(counts: Ints, of: Ints, lanes: int) -> int:
     return int(((counts - 1) * lanes + of + 1)[counts > 0].max(initial=0))
 
 
-def earlier_end(epoch: int, lane: int, lanes: int, total: int) -> int:
-    """Sequences of a lane up to the end of an epoch."""
-    return _quota((epoch + 1) * total, lane, lanes)
-
-
-def _epoch_of(index: int, lane: int, lanes: int, total: int) -> int:
-    """The epoch of sequence ``index`` of a lane: the last that begins at or before it."""
-    # Number index of a lane is, dealt one by one, the sequence index * lanes + lane of all.
-    return (index * lanes + lane) // total
+def _rows_with(rows: Rows, document: int) -> list[int]:
+    """The rows that hold a document."""
+    held = np.flatnonzero(rows.documents == document)
+    numbers: list[int] = np.unique(rows.pointers.searchsorted(held, side="right") - 1).tolist()
+    return numbers

@@ -8,6 +8,7 @@ import numpy as np
 
 from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import broken_link, fingerprint
+from batchloom.plan.cut import Cut
 from batchloom.plan.edits import edit_from
 from batchloom.plan.mixture import Mixture
 from batchloom.plan.source import Cursor, quotas
@@ -44,7 +45,7 @@ def state_at(plan: "Plan", position: int) -> dict[str, Any]:
     if segment and segment.era:
         numbers = [plan.names.index(name) for name in plain["sources"]]
         plain["cuts"] = {
-            plan.names[n]: [list(plan.cut(n, era)) for era in range(1, segment.era + 1)]
+            plan.names[n]: [_cut_plain(plan.cut(n, era)) for era in range(1, segment.era + 1)]
             for n in numbers
         }
     return {**plain, "check": fingerprint(plain)}
@@ -70,6 +71,18 @@ def _cursors(plan: "Plan", segment: "Segment", position: int) -> dict[str, Any]:
     return found
 
 
+def _cut_plain(cut: Cut | None) -> list[Any] | None:
+    """A cut of one lane as its three numbers, of several as a list of them; None where they lent each other."""
+    if cut is None:
+        return None
+    return list(cut[0]) if len(cut) == 1 else [list(place) for place in cut]
+
+
+def _cut_from(told: list[Any]) -> Cut:
+    places = [told] if isinstance(told[0], int) else told
+    return tuple((epoch, slot, row) for epoch, slot, row in places)
+
+
 def _plain(cursor: Cursor) -> dict[str, int]:
     return {"epoch": cursor.epoch, "slot": cursor.slot, "before": cursor.before}
 
@@ -83,8 +96,8 @@ def resume_at(plan: "Plan", state: dict[str, Any]) -> int:
         {names[n]: where for n, where in state.get("exhausted", {}).items()}, position, tails
     )
     for name, cuts in state.get("cuts", {}).items():
-        for era, (epoch, slot, row) in enumerate(cuts, 1):
-            plan.cuts[era, names[name]] = (epoch, slot, row)
+        for era, told in enumerate(cuts, 1):
+            plan.cuts[era, names[name]] = told and _cut_from(told)
     era = len(state.get("cuts", {}) and next(iter(state["cuts"].values())))
     for name, places in cursors.items():
         order = plan.order(names[name], era)

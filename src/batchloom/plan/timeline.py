@@ -217,6 +217,13 @@ class Tail(NamedTuple):
         indices = self.ends[lanes] + numbers - left[lanes]
         return lanes, np.where(gone, -1, indices)
 
+    def served_at(self, turns: int) -> Ints:
+        """What of each lane's sequences is served before a turn: int64 [lanes]."""
+        left = self.ends - self.begins
+        before = np.cumsum(left) - left
+        served: Ints = self.begins + np.clip(turns - int(self.begins.sum()) - before, 0, left)
+        return served
+
     def turn(self, lane: int, index: int) -> int | None:
         """The turn that serves a sequence: the way back of :meth:`at`; None where it lies before or is none."""
         if not self.begins[lane] <= index < self.ends[lane]:

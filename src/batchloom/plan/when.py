@@ -48,12 +48,13 @@ def seen(plan: Plan, number: int, document: int, last_step: int) -> list[Seen]:
 def _in_era(plan: Plan, segments: list[Segment], what: tuple[int, int], end: int) -> list[Seen]:
     number, document = what
     order = plan.order(number, segments[0].era)
+    epoch, epochs = order.first_epoch, plan.epochs_of(number)
     found = [
         one
-        for lane, index in order.rest_indices(document)
-        if (one := _seen_at(plan, segments, (number, lane, index), order.begin.epoch))
+        for lane, index, of in order.rest_indices(document)
+        if (epochs is None or of < epochs)
+        and (one := _seen_at(plan, segments, (number, lane, index), of))
     ]
-    epoch, epochs = order.begin.epoch, plan.epochs_of(number)
     while (epochs is None or epoch < epochs) and _begins_before(
         plan, order, segments, number, epoch, end
     ):
@@ -75,7 +76,7 @@ def _begins_before(
     last = segments[-1]
     until = min(plan.timeline.until(last) or end, end)
     served = last.served(max(until, last.position))[number]
-    return bool((served > (order.quotas(epoch) if epoch else 0)).any())
+    return bool((served > order.quotas(epoch)).any())
 
 
 def _seen_at(

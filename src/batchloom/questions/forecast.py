@@ -168,10 +168,13 @@ def _measured(plan: Plan) -> dict[tuple[int, int], Measure]:
     for era in range(eras):
         for number in plan.weighed:
             if era:
-                epoch, slot, row = plan.cut(number, era)
-                sampled = not all(found[e, number].exact for e in range(era))
-                # Rows of a pool that was only estimated cannot be told: it is left as a whole.
-                plan.cuts[era, number] = (epoch, max(slot, 0), 0) if sampled else (epoch, slot, row)
+                cut = plan.cut(number, era)
+                if not all(found[e, number].exact for e in range(era)):
+                    # Rows of a pool that was only estimated cannot be told: it is left as a whole.
+                    plan.cuts[era, number] = tuple(
+                        (epoch, max(slot, 0), 0)
+                        for epoch, slot, _ in cut or [(0, 0, 0)] * plan.spec.lanes
+                    )
             order = plan.order(number, era)
             found[era, number] = measure_pools(order, pools if pools <= _PACKED else most)
     return found
