@@ -1,28 +1,35 @@
 """Edits handed to a run while it trains: files in its folder, which the run looks at between steps.
 
-``edits/000001-0a1b2c3d.json`` holds an edit, and the run writes its answer into it: ``taken``, the edit as its
+``edits/000001-k2x9_q4m.json`` holds an edit, and the run writes its answer into it: ``taken``, the edit as its
 journal has it, or ``refused``, why. A checkpoint keeps the journal; until one is made the file does, so that a run
 which goes on takes up again, in the same order, what its checkpoint does not know of.
 """
 
 import json
 import re
-import secrets
+import tempfile
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, final
 
 from batchloom import Edit
-from batchloom.core.errors import BatchloomError, OutputError, PlanError, StateError, TrainError
-from batchloom.plan.edits import edit_from, edit_plain
+from batchloom.core.errors import (
+    BatchloomError,
+    OutputError,
+    PlanError,
+    SettingsError,
+    StateError,
+    TrainError,
+)
+from batchloom.core.spec import to_plain
 from batchloom.train.checkpoint import sync, write_json
 from batchloom.train.mixture import mixture_lines
 from batchloom.train.plain import read_object
 from batchloom.train.ranks import differing
 from batchloom.train.run import Run, check_edited
 
-_NAME = re.compile(r"(\d{6,})-[0-9a-f]{8}\.json")
+_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
 _POLL = 0.1
 
 # The file of a request, and what is in it.
@@ -118,7 +125,7 @@ def hand_over(
 
 
 def _ask(folder: Path, edit: Edit) -> Path:
-    plain = json.loads(json.dumps(edit_plain(edit)))
+    plain = to_plain(edit)
     for path, held in waiting(folder, ()):
         if held.get("edit") == plain and "taken" not in held:
             raise StateError(
@@ -126,15 +133,16 @@ def _ask(folder: Path, edit: Edit) -> Path:
             )
     names = _names(folder)
     number = 1 + (int(names[-1].split("-")[0]) if names else 0)
-    # No name comes twice, also where two ask at once or one is deleted.
-    path = folder / f"{number:06d}-{secrets.token_hex(4)}.json"
     try:
         folder.mkdir(exist_ok=True)
-        write_json(path, {"edit": plain})
+        # No name comes twice, also where two ask at once or one is deleted.
+        with tempfile.NamedTemporaryFile(prefix=f"{number:06d}-", dir=folder) as name:
+            path = Path(f"{name.name}.json")
+            write_json(path, {"edit": plain})
         sync(folder)
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be written: {error.strerror}. The run was not asked; make room, or mend the folder."
+            f"{folder} cannot be written: {error.strerror}. The run was not asked; make room, or mend the folder."
         ) from error
     return path
 
@@ -208,7 +216,7 @@ def _refused(run: Run, plain: dict[str, Any], name: str) -> str | None:
         TrainError: they would have different orders.
     """
     try:
-        plan = run.loader.edited(edit_from(plain))
+        plan = run.loader.edited(_edit_of(plain))
         check_edited(run, plan)
         mine = {"fingerprint": plan.fingerprint}
     except BatchloomError as error:
@@ -227,9 +235,16 @@ def _refused(run: Run, plain: dict[str, Any], name: str) -> str | None:
     return None
 
 
+def _edit_of(plain: dict[str, Any]) -> Edit:
+    try:
+        return Edit(**plain)
+    except TypeError as error:
+        raise SettingsError([f"edit: {error}; batchloom edit writes one"]) from error
+
+
 def _take(run: Run, path: Path, plain: dict[str, Any], step: int) -> None:
     """Go on by an edit that all ranks can take, and say so."""
-    loader, edit = run.loader, edit_from(plain)
+    loader, edit = run.loader, _edit_of(plain)
     if not run.ranks.first:
         loader.edit(edit)
         return
