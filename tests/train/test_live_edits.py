@@ -143,6 +143,30 @@ def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
     assert tokens_of(out) == tokens_by_plan(store, 12, edit)
 
 
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        ({}, "missing 1 required"),
+        ({"step": 8, "skpi": 1}, "skpi"),
+        ({"step": "x", "skip": 1}, "step: "),
+        ({"step": 8, "ban": {"data": 5}}, "not iterable"),
+        ({"step": 8, "weights": 5}, "one store has none"),
+        ({"step": 8, "ban": {"data": [10**9]}}, "there is no document"),
+        ({"step": 8, "seq_len": 1 << 24, "global_batch_size": 1 << 24}, "lower global_batch_size"),
+    ],
+)
+def test_what_is_no_edit_is_refused_by_name_and_the_run_goes_on(tmp_path, store, edit, why):
+    out = tmp_path / "run"
+    run_training(store, out, {"steps": 4}, stop_at=2)
+    path = leave_request(out, Edit(step=8, skip=1))
+    path.write_text(json.dumps({"edit": edit}))
+    outcome, said = run_training(store, out, {"steps": 4}, resume=True)
+    assert outcome.step == 4
+    assert journal_of(out) == []
+    assert why in json.loads(path.read_text())["refused"]
+    assert any(f"{path.name} is refused: " in line for line in said)
+
+
 def test_an_edit_that_was_taken_is_taken_again_or_nothing_is_trained(tmp_path, store):
     out = tmp_path / "run"
     run_training(store, out, {"steps": 12}, stop_at=4)
