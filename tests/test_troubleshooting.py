@@ -21,6 +21,7 @@ from batchloom.sources.listing import list_sources
 from batchloom.store.compact import compact_store
 from batchloom.testing.stores import append_documents, write_store
 from batchloom.tokens import resolve_tokenizer
+from batchloom.train.folder import RunFolder
 from chat.conftest import metaspace
 from prepare.stores import jsonl
 from sources.hub_server import hub_serving
@@ -124,6 +125,11 @@ def compacted():
     batchloom.open_store("s", generation=1)
 
 
+def held_twice():
+    with RunFolder(Path("run")).held(), RunFolder(Path("run")).held():
+        pass
+
+
 def no_torch(patch):
     store = write_store("s", [[1, 2, 3]] * 9)
     patch.setitem(sys.modules, "torch", None)
@@ -183,6 +189,7 @@ HERE = {
     "each document into ... in the varlen form, and align is ...": lambda _: loader_of(
         world_size=2, mesh=Mesh(context=2), form="varlen"),
     "The state belongs to another plan": lambda _: another_plan(),
+    "is in use by process ... write over each other's checkpoints": lambda _: held_twice(),
     "output='torch' needs torch, which is not installed": no_torch,
     "leaves ... of ... documents": lambda _: left_out(),
     "No sequence can be made of ... documents": lambda _: next(iter(batchloom.Loader(

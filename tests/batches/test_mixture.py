@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -178,10 +179,8 @@ def test_an_edit_in_mid_run_changes_what_was_not_made_and_nothing_before(stores)
     plain = list(make(mixed(stores)))
     batches = iter(loader)
     assert same(plain[0], next(batches))
-    with pytest.raises(
-        PlanError, match=r"Step 0 was made already .* the first that can change is \d"
-    ):
-        loader.edit(Edit(step=0, weights={"c": 1}))
+    with pytest.raises(PlanError, match=r"Step 4 was given, .* the first that can change is 5\."):
+        loader.edit(Edit(step=4, weights={"c": 1}))
     loader.edit(Edit(step=10, weights={"c": 1}))
     rest = list(batches)
     assert all(same(one, other) for one, other in zip(plain[1:10], rest[:9], strict=True))
@@ -203,13 +202,33 @@ def test_an_edit_of_the_next_step_that_can_change_is_in_it(stores):
                 if batch.step == 10:
                     for _ in range(400):
                         with contextlib.suppress(PlanError):
-                            loader.edit(Edit(step=loader._made, **change))
+                            loader.edit(Edit(step=loader.first_to_edit, **change))
                             break
             fresh = make(loader.plan)
             wrong = [s for s, batch in served.items() if not same(batch, fresh.batch(s))]
             assert (loader.plan.edits[0].step, wrong) == (loader.plan.edits[0].step, [])
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_the_first_step_to_edit_is_the_same_however_fast_a_rank_is(stores, prefetch):
+    def bounds(rank, wait):
+        loader = make(mixed(stores), prefetch=prefetch, rank=rank, world_size=2)
+        loader.edit(Edit(step=0, weights={"a": 1, "b": 1}))
+        found = [loader.first_to_edit]
+        for _ in loader:
+            time.sleep(wait)
+            found.append(loader.first_to_edit)
+            with pytest.raises(PlanError, match=f"the first that can change is {found[-1]}"):
+                loader.edit(Edit(step=found[-1] - 1, skip=1))
+        return [*found, loader.first_to_edit]
+
+    fast, slow = bounds(0, 0), bounds(1, 0.003)
+    assert fast == slow == [0, *(step + 2 + prefetch for step in range(40)), 40]
+    loader = make(mixed(stores), prefetch=prefetch)
+    next(iter(loader))
+    assert loader.first_to_edit == 1
 
 
 @pytest.mark.parametrize("form", ["rows", "varlen"])

@@ -136,7 +136,7 @@ def test_no_file_of_a_run_is_a_pickle(whole):
                 path.suffix == ".jsonl"
             ) else json.loads(path.read_text())
         else:
-            assert path.suffix in (".safetensors", ".png")
+            assert path.suffix in (".safetensors", ".png", ".lock")
             assert not path.read_bytes().startswith((b"\x80", b"PK"))
             with pytest.raises(ValueError, match=r"."):
                 list(pickletools.genops(path.read_bytes()))

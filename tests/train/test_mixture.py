@@ -7,7 +7,7 @@ import pytest
 from batchloom import Edit, Mixture, open_store
 from batchloom.batches.mixture_file import mixture_from
 from batchloom.cli.main import run as command
-from batchloom.core.errors import PlanError, SettingsError, StateError
+from batchloom.core.errors import PlanError, SettingsError, StateError, TrainError
 from batchloom.plan.mixture import SourceSpec
 from batchloom.testing.stores import append_documents, write_store
 from batchloom.train.edit import edit_run
@@ -16,6 +16,7 @@ from batchloom.train.log import RunLog, read_log
 from batchloom.train.loop import train
 from batchloom.train.mixture import mixture_begun_on
 from batchloom.train.ranks import joined_ranks
+from batchloom.train.requests import hand_over
 from batchloom.train.run import set_up
 from batchloom.train.settings import settings_from
 from train.runs import PLAIN, counting_documents, small_store, steps_of
@@ -90,6 +91,22 @@ def test_other_weights_are_refused_by_name_and_an_edit_is_not(mixture, tmp_path)
     kept = json.loads((RunFolder(tmp_path / "run").newest() / "state.json").read_text())
     assert [entry["step"] for entry in kept["loader"]["edits"]] == [8, 10]
     assert kept["loader"]["edits"][0]["note"] == "maths"
+
+
+def test_new_weights_that_a_run_was_asked_for(mixture, tmp_path):
+    out = tmp_path / "run"
+    run_mixture(mixture, out, stop_at=6)
+    for weights in ({"math": 1}, {"wbe": 1}):
+        with pytest.raises(TrainError, match="no answer within 0 s"):
+            hand_over(out / "edits", Edit(step=8, weights=weights), 0, lambda: False)
+    _, said = run_mixture(mixture, out, resume=True)
+    assert "mix    math 100.00% of the sequences, from step 9 on" in said
+    assert "is refused: weights.wbe: names no source; there are code, math, web" in said
+    taken, refused = (json.loads(p.read_text()) for p in sorted((out / "edits").iterdir()))
+    assert taken["taken"]["added"].keys() == {"math"}
+    assert "refused" in refused
+    kept = json.loads((RunFolder(out).newest() / "state.json").read_text())
+    assert kept["loader"]["edits"] == [taken["taken"]]
 
 
 def test_edits_that_cannot_be_change_nothing(mixture, tmp_path):

@@ -95,3 +95,14 @@ class Ahead(Generic[T]):
         self._seconds = time.perf_counter() - begin
         self._number += 1
         self._ready.append(made)
+
+
+def in_turn(make: Callable[[int], T | None], first: int, depth: int) -> Iterator[T]:
+    """Items from a number on until ``make`` gives None: made ahead, or with a depth of 0 as they are asked for."""
+    if depth:
+        yield from Ahead(make, first, depth)
+        return
+    number = first
+    while (made := make(number)) is not None:
+        yield made
+        number += 1

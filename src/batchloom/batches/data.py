@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
+from batchloom.batches.augment import Vocabulary
 from batchloom.batches.shelf import Shelf, shelf_of
 from batchloom.batches.streamed import Streamed
 from batchloom.core.errors import InputError, SettingsError, StateError
@@ -27,6 +28,14 @@ def first_store(stores: Mapping[str, object]) -> Store:
         InputError: it is only lengths.
     """
     return next(iter(shelf_of(stores, bans=False).stores.values()))
+
+
+def named_by(data: Data, plan: Plan) -> Vocabulary:
+    """What says which tokenizer made the ids."""
+    if isinstance(data, Streamed):
+        # Not part of that protocol: to ask whether a store is a stream would load its tokenizer.
+        return cast("Vocabulary", data)
+    return first_store(plan.stores)
 
 
 def store_of(plan: Plan) -> Store | Shelf:

@@ -3,19 +3,18 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.ahead import Ahead
+from batchloom.batches.ahead import Ahead, in_turn
 from batchloom.batches.assemble import IGNORE, Batch, Reader
 from batchloom.batches.augment import (
     Augment,
-    Vocabulary,
     make_augmentation,
     with_augment,
     without_augment,
@@ -23,7 +22,7 @@ from batchloom.batches.augment import (
 from batchloom.batches.data import (
     Data,
     Order,
-    first_store,
+    named_by,
     plan_of,
     refuse_other_generation,
     store_of,
@@ -39,6 +38,7 @@ from batchloom.batches.share import (
     make_arrays,
     measured,
     rank_rows,
+    refuse_undealt,
     share_of,
     trained_tokens,
 )
@@ -179,14 +179,15 @@ class Loader:
         self._turn = threading.RLock()
         # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
         self._beside = self.plan
-        self._start = self._made = 0
+        # Of the next iteration the first step, and the one after the last that any has given.
+        self._start = self._given = 0
         self._resumed = self._told = False
         # Nobody has said that conversations may be cut, and they are.
         self._cuts_all = overlong is None and not isinstance(data, Plan)
         self._iterations: list[_Iteration] = []
         self._latest: _Iteration | None = None
         self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
-        self.augmentation = make_augmentation(augment, _named_by(data, self.plan), labels)
+        self.augmentation = make_augmentation(augment, named_by(data, self.plan), labels)
         if self._stream is not None:
             self._share_of(0)
             return
@@ -226,7 +227,7 @@ class Loader:
             return self._assembled(reader, *filled_up(rows, positions, share), step)
 
         try:
-            for batch in _made(make, first, self.spec.prefetch):
+            for batch in in_turn(make, first, self.spec.prefetch):
                 self._gave(run, batch)
                 yield batch
             self._resumed = False
@@ -254,6 +255,7 @@ class Loader:
         """Note that an iteration gives a batch."""
         run.taken += 1
         run.next_step = batch.step + 1
+        self._given = max(self._given, run.next_step)
         self._latest = run
         # Whoever only looks at the first batch of a resumed loader has not resumed it.
         self._resumed = self._resumed and run.taken == 1
@@ -270,7 +272,7 @@ class Loader:
         if self.spec.prefetch and self._is_far:
             yield from self._fetched(first)
             return
-        yield from _made(self._next, first, self.spec.prefetch)
+        yield from in_turn(self._next, first, self.spec.prefetch)
 
     @cached_property
     def _is_far(self) -> bool:
@@ -380,19 +382,23 @@ class Loader:
         """
         if self._stream is not None:
             raise no_step(str(step))
-        if self.store.replicated:
-            share = self._share_of(step)
-            rows, _ = rank_rows(self.plan, step, share, balance=self.spec.balance)
-            return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
-        start, stop = self.plan.positions_of(step)
-        rows = self._numbered(self.plan.rows(start, stop))
-        if self.augmentation and self.augmentation.drops_loss:
-            # Which tokens keep their loss is drawn for each: they are looked at.
-            augment = (self.augmentation, np.arange(start, stop))
-            whole = replace(self.spec, mesh=DATA_PARALLEL)
-            arrays, _ = make_arrays(self.store, rows, self.plan.spec_at(step), whole, 0, augment)
-            return int((arrays["labels"] != IGNORE).sum())
-        return trained_tokens(self.store, rows)
+        # An edit in between would give rows of one plan to the store of another.
+        with self._turn:
+            if self.store.replicated:
+                share = self._share_of(step)
+                rows, _ = rank_rows(self.plan, step, share, balance=self.spec.balance)
+                return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
+            start, stop = self.plan.positions_of(step)
+            rows = self._numbered(self.plan.rows(start, stop))
+            if self.augmentation and self.augmentation.drops_loss:
+                # Which tokens keep their loss is drawn for each: they are looked at.
+                augment = (self.augmentation, np.arange(start, stop))
+                whole = replace(self.spec, mesh=DATA_PARALLEL)
+                arrays, _ = make_arrays(
+                    self.store, rows, self.plan.spec_at(step), whole, 0, augment
+                )
+                return int((arrays["labels"] != IGNORE).sum())
+            return trained_tokens(self.store, rows)
 
     def tokens(self, step: int) -> int:
         """Tokens of this rank's rows of a step; of a stream, of one that was given."""
@@ -429,24 +435,44 @@ class Loader:
         """The rows as the store numbers its documents."""
         return self.store.numbered(rows) if isinstance(self.store, Shelf) else rows
 
+    @property
+    def first_to_edit(self) -> int:
+        """The first step that an edit may change: the same on every rank that was given as many batches.
+
+        It goes by what was handed out, never by how fast a thread makes steps ahead: the step after the last one
+        given, and while an iteration goes on ``prefetch`` + 1 more, the most that can be made by then.
+        """
+        ahead = self.spec.prefetch + 1
+        return max([self._given, *(run.next_step + ahead for run in list(self._iterations))])
+
     def edit(self, edit: Edit) -> None:
         """Change the rest of the run from a step on; the journal in the state keeps it.
 
+        The step is at least ``first_to_edit``. Of several ranks each is given the same edit after the same number of
+        batches: then all take it, or all refuse it.
+
         Raises:
-            PlanError: a step that was made already, or lies before an earlier edit; or what cannot change.
+            PlanError: a step that may have been made, or lies before an earlier edit; or what cannot change.
             SettingsError: weights or documents that are none.
         """
+        with self._turn:
+            self._use(self.edited(edit))
+
+    def edited(self, edit: Edit) -> Plan:
+        """The plan as ``edit`` would have it; nothing changes. Raises what that does."""
         if self._stream is not None:
             raise PlanError(
                 "A stream cannot be edited: its order is that of its input. Prepare the data for that."
             )
         with self._turn:
-            if edit.step < self._made:
+            if edit.step < self.first_to_edit:
                 raise PlanError(
-                    f"Step {edit.step} was made already (up to {self.spec.prefetch} steps are made ahead); the first "
-                    f"that can change is {self._made}."
+                    f"Step {edit.step} was given, or may have been made ahead (prefetch {self.spec.prefetch}); the "
+                    f"first that can change is {self.first_to_edit}."
                 )
-            self._use(self.plan.edited(edit))
+            plan = self.plan.edited(edit)
+        refuse_undealt(plan, self.spec)
+        return plan
 
     def renew(self) -> None:
         """Have locks of its own, after a fork: what another thread held is held for ever."""
@@ -455,8 +481,6 @@ class Loader:
 
     def _use(self, plan: Plan) -> None:
         """Go on by another plan of the same stores."""
-        for stretch in plan.course.stretches:
-            share_of(plan.spec_at(stretch.step), self.spec)
         # Before anybody else has the plan, so that it stands still.
         beside = plan.twin() if self._is_far else plan
         self.store = store_of(plan)
@@ -467,7 +491,6 @@ class Loader:
         with self._turn:
             if not self.plan.has_step(step):
                 return None
-            self._made = max(self._made, step + 1)
             return self.batch(step)
 
     @property
@@ -507,13 +530,14 @@ class Loader:
         plan = with_journal(self.plan, state)
         position = plan.resume(state)
         if plan is not self.plan:
+            refuse_undealt(plan, self.spec)
             self._use(plan)
         step, inside = plan.course.step_at(position)
         if inside:
             raise StateError(
                 f"The state's position {position} lies inside step {step}; the state was changed by hand."
             )
-        self._start, self._resumed, self._latest, self._made = step, True, None, step
+        self._start, self._resumed, self._latest, self._given = step, True, None, step
 
     def _wait(self) -> None:
         """Have the counts of all pools: at once for small plans, else from the table."""
@@ -554,25 +578,6 @@ class _Iteration:
     next_step: int
     taken: int = 0
     steps: Steps | None = None
-
-
-def _made(make: Callable[[int], Batch | None], first: int, prefetch: int) -> Iterator[Batch]:
-    """Batches from a step on, as they come or made ahead."""
-    if prefetch:
-        yield from Ahead(make, first, prefetch)
-        return
-    step = first
-    while (made := make(step)) is not None:
-        yield made
-        step += 1
-
-
-def _named_by(data: Data, plan: Plan) -> Vocabulary:
-    """What says which tokenizer made the ids."""
-    if isinstance(data, Streamed):
-        # Not part of that protocol: to ask whether a store is a stream would load its tokenizer.
-        return cast("Vocabulary", data)
-    return first_store(plan.stores)
 
 
 # A producer thread does not live on in a forked child, but the lock it held would.

@@ -53,6 +53,16 @@ def share_of(plan: PlanSpec, spec: BatchSpec) -> Share:
     return Share(place, rows)
 
 
+def refuse_undealt(plan: Plan, spec: BatchSpec) -> None:
+    """Refuse a plan that edits give a step which cannot be dealt, cut or counted.
+
+    Raises:
+        PlanError: says which sizes would fit.
+    """
+    for stretch in plan.course.stretches:
+        share_of(plan.spec_at(stretch.step), spec)
+
+
 def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
     mesh, cuts = spec.mesh, spec.mesh.cuts
     what = f"{mesh.slices} slices for {mesh.context} context ranks cut"

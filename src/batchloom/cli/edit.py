@@ -50,13 +50,17 @@ def edit(
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     note: Annotated[str, typer.Option(help="Why, for whoever reads the journal.")] = "",
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds in which a run that trains is to answer.")
+    ] = 300,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would change, and leave all as it is.")
     ] = False,
 ) -> None:
     """Change a run from a step on: weights, steps left out, banned documents, sizes.
 
-    The edit is appended to the journal in the run's newest checkpoint; train --resume goes on by it.
+    The edit is appended to the journal in the run's newest checkpoint; train --resume goes on by it. A run that
+    trains is handed the edit, and takes it between two steps or refuses it.
     """
     require_packages()
     asked = Edit(
@@ -76,16 +80,35 @@ def edit(
     from batchloom.train.edit import edit_run  # noqa: PLC0415
 
     given: Any = data if mixture is None else mixture_from(mixture)
-    found = edit_run(run, given, asked, generation=generation, dry_run=dry_run)
     console = plain_console()
+    try:
+        found = edit_run(
+            *(run, given, asked),
+            generation=generation,
+            dry_run=dry_run,
+            patience=wait,
+            say=console.print,
+        )
+    except KeyboardInterrupt:
+        typer.echo(
+            f"Stopped. Where the edit was handed to the run, {run / 'edits'} has it, and the answer.",
+            err=True,
+        )
+        raise typer.Exit(130) from None
     for line in found.before:
         if line not in found.after:
             console.print(f"- {line}")
     for line in found.after:
         console.print(f"+ {line}" if line not in found.before else f"  {line}")
-    told = {k: v for k, v in found.journal[-1].items() if k != "fingerprint"}
+    told = {k: v for k, v in found.entry.items() if k != "fingerprint"}
     console.print(json.dumps(told, ensure_ascii=False))
-    where = f"{found.checkpoint} (edit {len(found.journal)} of its journal)"
+    where = f"{found.checkpoint} (edit {found.number} of its journal)"
+    if found.checkpoint is None:
+        console.print(
+            f"Taken by the run, from step {at_step + 1} on (edit {found.number} of its journal, fingerprint "
+            f"{found.entry['fingerprint']}); its next checkpoint has it."
+        )
+        return
     console.print(f"Would be written to {where}." if dry_run else f"Written to {where}.")
 
 

@@ -1,18 +1,30 @@
-"""An edit of a run that stands still: appended to the journal in its newest checkpoint."""
+"""An edit of a run: in the journal of its newest checkpoint where it stands still, else handed to it."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from batchloom import Edit, Mixture, open_store
-from batchloom.core.errors import OutputError, PlanError, StateError
+from batchloom.core.errors import (
+    OutputError,
+    PlanError,
+    StateError,
+    StoreConflictError,
+    TrainError,
+)
 from batchloom.train.checkpoint import read_state, step_of, write_state
 from batchloom.train.folder import RunFolder, is_checkpoint
 from batchloom.train.generation import begun_on
+from batchloom.train.log import Say
 from batchloom.train.mixture import mixture_begun_on, mixture_lines
 from batchloom.train.ranks import joined_ranks
+from batchloom.train.requests import hand_over, waiting
 from batchloom.train.run import make_loader
 from batchloom.train.settings import accumulation, settings_from
+
+# Seconds in which a run makes a step, and looks at its val subset.
+PATIENCE = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +32,17 @@ class Edited:
     """What an edit came to.
 
     Attributes:
-        checkpoint: the folder whose journal has it, or with ``dry_run`` would have.
-        done: steps done at the checkpoint.
-        journal: all edits, the new one last, as plain values.
+        checkpoint: the folder whose journal has it, or with ``dry_run`` would have; None where the run trains, and
+            has taken it.
+        number: how many edits the journal has with it.
+        entry: the edit as the journal has it, with the fingerprint of the plan after it.
         before: shares and exhaustion as they were, a line each.
         after: as they are now.
     """
 
-    checkpoint: Path
-    done: int
-    journal: list[dict[str, Any]]
+    checkpoint: Path | None
+    number: int
+    entry: dict[str, Any]
     before: list[str]
     after: list[str]
 
@@ -41,18 +54,24 @@ def edit_run(
     *,
     generation: int | None = None,
     dry_run: bool = False,
+    patience: float = PATIENCE,
+    say: Say = lambda _: None,
 ) -> Edited:
-    """Append an edit to the journal of a checkpoint; the run goes on by it with ``--resume``.
+    """Append an edit to the journal of a run: that of its newest checkpoint, by which it goes on with ``--resume``.
+
+    A run that trains is asked instead, and takes the edit between two steps or refuses it.
 
     Args:
         place: a run's folder, for its newest checkpoint, or the folder of a checkpoint.
         data: what the run was started on; of a mixture stores may have been added.
         edit: what changes.
         generation: of the store; None for the one that the run was begun on.
-        dry_run: look only.
+        dry_run: look only, at the newest checkpoint.
+        patience: seconds to wait for the answer of a run that trains.
+        say: is told that the run trains.
 
     Raises:
-        TrainError: there is no run.
+        TrainError: there is no run; or one that trains gave no answer, and still has the request.
         StateError: the run has no checkpoint, or is of other data; names each field that differs.
         PlanError: the step was done already, lies before an earlier edit, or the edit cannot be.
         SettingsError: what the edit says is wrong; every problem.
@@ -60,8 +79,46 @@ def edit_run(
     """
     alone = is_checkpoint(place)
     folder = RunFolder(place.resolve().parent.parent if alone else place)
+    folder.read()
+    if dry_run:
+        return _edited(place, folder, data, edit, generation, write=False)
+    with ExitStack() as held:
+
+        def stands() -> bool:
+            """Whether nobody trains the run, which from here on nobody can before this ends."""
+            try:
+                held.enter_context(folder.held())
+            except StoreConflictError:
+                return False
+            return True
+
+        if not stands():
+            if alone:
+                raise TrainError(
+                    f"{folder.path} is in use by {folder.holder()}, which writes and deletes checkpoints. Give the "
+                    "folder of the run: it is asked to take the edit."
+                )
+            say(f"{folder.path} is in use by {folder.holder()}: the edit is handed to it.")
+            answer = hand_over(folder.edits, edit, patience, stands)
+            if answer is not None:
+                told, now = answer["before"], answer["after"]
+                return Edited(None, answer["number"], answer["taken"], told, now)
+            say("The run ended meanwhile.")
+        return _edited(place, folder, data, edit, generation, write=True)
+
+
+def _edited(
+    place: Path,
+    folder: RunFolder,
+    data: Path | str | Mixture,
+    edit: Edit,
+    generation: int | None,
+    *,
+    write: bool,
+) -> Edited:
+    """Edit a checkpoint of a run that stands still."""
     before = folder.read()
-    checkpoint = place if alone else folder.newest()
+    checkpoint = place if is_checkpoint(place) else folder.newest()
     if checkpoint is None:
         raise StateError(
             f"{place} has no checkpoint yet, and edits are kept in one: let the run do its first --save-interval "
@@ -84,13 +141,15 @@ def edit_run(
             opened = open_store(data, generation=number)
         loader = make_loader(opened, settings, ranks, settings.steps)
     loader.load_state_dict(state)
+    if write:
+        _refuse_waiting(folder, loader.plan.journal)
     # An edit beyond the end is of a run that --max-iters makes longer.
     steps = max(settings.steps, edit.step + 1)
     told = mixture_lines(loader.plan, steps)
     loader.edit(edit)
     if edit.global_batch_size is not None:
         accumulation(replace(settings, global_batch_size=edit.global_batch_size), 1)
-    if not dry_run:
+    if write:
         try:
             write_state(checkpoint, step_of(checkpoint), loader.state_dict(), checksums)
         except OSError as error:
@@ -98,4 +157,19 @@ def edit_run(
                 f"{checkpoint} cannot be written: {error.strerror}. Nothing was changed; make room, or mend the folder."
             ) from error
     after = mixture_lines(loader.plan, steps)
-    return Edited(checkpoint, step, loader.plan.journal, told, after)
+    journal = loader.plan.journal
+    return Edited(checkpoint, len(journal), journal[-1], told, after)
+
+
+def _refuse_waiting(folder: RunFolder, journal: list[dict[str, Any]]) -> None:
+    """Refuse to go before edits that the run took, or has to answer, and its checkpoint does not know of.
+
+    Raises:
+        StateError: names the first.
+    """
+    left = waiting(folder.edits, {one["fingerprint"] for one in journal})
+    if left:
+        raise StateError(
+            f"The run was asked for the edit in {left[0][0]} while it trained, and ended before a checkpoint had it. "
+            "It is taken up first: go on with batchloom train --resume and edit the run then, or delete that file."
+        )

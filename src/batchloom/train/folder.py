@@ -1,13 +1,17 @@
 """The folder of a run: its settings, its log, its checkpoints.
 
-``run.json`` says what the run is; ``log.jsonl`` has one object a line; ``loss.png`` is drawn
+``run.json`` says what the run is; ``run.lock`` is held by the process that writes here; ``edits/`` has the
+edits that were handed to a run while it trained; ``log.jsonl`` has one object a line; ``loss.png`` is drawn
 from it; ``checkpoints/step_00000040/`` is one of the two newest checkpoints; ``model/`` is a
 finetuned model as transformers loads it. They are written aside, synced and renamed: what has
 its name is whole.
 """
 
+import logging
+import os
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +21,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from batchloom.core.errors import OutputError, StateError, TrainError
+from batchloom.core.errors import OutputError, StateError, StoreConflictError, TrainError
+from batchloom.core.locks import lock_alone
 from batchloom.train.checkpoint import PARTIAL, step_of, sync, write_checkpoint, write_json
 from batchloom.train.plain import read_object
 
 KEPT = 2
+_LOG = logging.getLogger("batchloom")
 _NAME = re.compile(r"step_\d{8,}")
 
 
@@ -43,13 +49,16 @@ class RunFolder:
         data: the store of a run that prepares its data.
         log: one JSON object a line: what was trained on, every step, every look at val.
         curve: the loss curve.
+        edits: requests of edits, made while the run trained.
         model: a finetuned model as of the newest checkpoint.
     """
 
     def __init__(self, path: Path, *, prepares: bool = False) -> None:
         self.path = path
         self.data = path / "data"
-        self._own = {self.data.name} if prepares else set[str]()
+        self.edits = path / "edits"
+        self._lock = path / "run.lock"
+        self._own = {self._lock.name, *([self.data.name] if prepares else [])}
         self.log = path / "log.jsonl"
         self.curve = path / "loss.png"
         self.model = path / "model"
@@ -119,6 +128,56 @@ class RunFolder:
         with self._usable():
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             write_json(self._run, run)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the one process that writes in the folder: until the end of this, or of the process.
+
+        Raises:
+            StoreConflictError: another one is; names it.
+            TrainError: the folder holds something else than a run.
+            OutputError: it cannot be written.
+        """
+        if not self.begun:
+            self.check_new()
+        with self._usable():
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._hold(descriptor)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _hold(self, descriptor: int) -> None:
+        try:
+            lock_alone(
+                descriptor,
+                self._lock,
+                busy=lambda: (
+                    f"{self.path} is in use by {self.holder()}, and two would write over each other's checkpoints. "
+                    "Wait until it ends, or stop it; for another run give another --out."
+                ),
+                ended=f"{self._lock} was just deleted or replaced; give the command again.",
+            )
+        except StoreConflictError:
+            raise
+        except OSError as error:
+            _LOG.warning(
+                "%s cannot be locked (%s): see to it that no other process trains or edits this run.",
+                self.path,
+                error.strerror,
+            )
+        with self._usable():
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def holder(self) -> str:
+        """Which process holds the folder, or held it last."""
+        try:
+            return self._lock.read_text("utf-8", "replace") or "another process"
+        except OSError:
+            return "another process"
 
     def newest(self) -> Path | None:
         """The checkpoint of the highest step, None before the first."""

@@ -9,7 +9,8 @@ from batchloom.core.errors import OutputError, StateError
 from batchloom.train.plain import parse_object
 
 Say = Callable[[str], None]
-_KINDS = ("start", "step", "val")
+_KINDS = ("start", "step", "val", "edit")
+_LOSSES = ("step", "val")
 _SHOWN = 8
 _LONGEST_TITLE = 160
 
@@ -118,7 +119,7 @@ def _fault(entry: dict[str, Any]) -> str:
         return f"has {kind!r:.40} for kind, none of {', '.join(_KINDS)}"
     if not isinstance(step, int) or isinstance(step, bool):
         return f"has {step!r:.40} for step, no whole number"
-    if kind != "start" and (not isinstance(loss, int | float) or isinstance(loss, bool)):
+    if kind in _LOSSES and (not isinstance(loss, int | float) or isinstance(loss, bool)):
         return f"has {loss!r:.40} for loss, no number"
     return ""
 

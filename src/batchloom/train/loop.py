@@ -9,7 +9,7 @@ that is why a resumed run goes on exactly.
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +27,7 @@ from batchloom.train.memory import memory_explained
 from batchloom.train.model import IGNORED
 from batchloom.train.model_folder import copy_tokenizer
 from batchloom.train.pretrained import Pretrained
+from batchloom.train.requests import Inbox, take_up
 from batchloom.train.run import Run, open_folder
 from batchloom.train.settings import OptimSettings, PretrainedSettings, accumulation
 from batchloom.train.streaming import end_keeping, streamed, whole_state
@@ -78,10 +79,20 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
         StateError: ``resume`` with other settings or data; names each field that differs.
         TrainError: the folder holds something else, a loss is not finite, or the memory does
             not suffice.
+        StoreConflictError: another process trains in the folder.
         OutputError: the folder cannot be written.
     """
+    with run.folder.held() if run.ranks.first else nullcontext():
+        return _train(run, resume=resume, stop_at=stop_at)
+
+
+def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
+    """The steps of a run in a folder that is ours."""
     settings, log = run.settings, run.log
     done = open_folder(run, resume=resume)
+    inbox = Inbox(run.folder.edits)
+    # Edits that the newest checkpoint does not know of: before any step is made without them.
+    take_up(run, inbox, done)
     last = min(settings.steps, stop_at or settings.steps)
     val_loss, parameters = None, parameters_of(run)
     if done >= last:
@@ -100,6 +111,7 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
         tell_step(
             run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, waited, began
         )
+        take_up(run, inbox, step)
         if step == last or is_due(step, settings.eval_interval):
             val_loss = look_at_val(run, step)
         if step == last or is_due(step, settings.save_interval):

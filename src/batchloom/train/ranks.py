@@ -1,7 +1,7 @@
 """Who this process is among the ranks of a run, and the little they say to each other."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -115,6 +115,12 @@ class Ranks:
             dist.all_gather(heard, said.to(self.device))
         letters = bytes(heard[self.rank - self.local_rank].tolist())
         return os.fsdecode(letters.rstrip(b"\0"))
+
+
+def differing(said: Sequence[str]) -> str | None:
+    """Who says something else than the first rank, and what; None where all say the same."""
+    other = next((rank for rank, one in enumerate(said) if one != said[0]), None)
+    return None if other is None else f"rank 0 has {said[0]}, rank {other} has {said[other]}"
 
 
 def _is_of_ranks(error: RuntimeError) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from batchloom import Loader, Mixture, Store, open_store
+from batchloom import Loader, Mixture, Plan, Store, open_store
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.spec import to_plain
 from batchloom.core.values import counted
@@ -21,7 +21,7 @@ from batchloom.train.memory import check_memory
 from batchloom.train.mixture import mixture_lines
 from batchloom.train.model import parameter_groups
 from batchloom.train.model_folder import folder_fingerprint
-from batchloom.train.ranks import Ranks
+from batchloom.train.ranks import Ranks, differing
 from batchloom.train.settings import (
     MOST_STEPS,
     PretrainedSettings,
@@ -293,7 +293,13 @@ def open_folder(run: Run, *, resume: bool) -> int:
     else:
         folder.check_new()
     # Every rank has looked before the first one writes.
-    run.ranks.wait()
+    other = differing(
+        [one.decode() for one in run.ranks.gathered(run.loader.plan.fingerprint.encode())]
+    )
+    if other is not None:
+        raise TrainError(
+            f"The ranks have different orders: {other}. Give every rank the same data, settings and checkpoint."
+        )
     if run.ranks.first:
         if resume:
             cut_log(folder.log, done)
@@ -339,14 +345,19 @@ def _go_on(run: Run) -> int:
         return 0
     done, state = load_checkpoint(newest, run.model, run.optimizer)
     run.loader.load_state_dict(state)
-    _check_edited(run)
+    if not run.loader.streamed:
+        check_edited(run, run.loader.plan)
     return done
 
 
-def _check_edited(run: Run) -> None:
-    """Refuse sizes that edits of the journal change to and this run cannot compute."""
-    plan = run.loader.plan
-    for stretch in () if run.loader.streamed else plan.course.stretches[1:]:
+def check_edited(run: Run, plan: Plan) -> None:
+    """Refuse sizes that edits in the journal of a plan change to and this run cannot compute.
+
+    Raises:
+        SettingsError: they cannot be shared by the ranks or cut into passes.
+        TrainError: the memory cannot suffice.
+    """
+    for stretch in plan.course.stretches[1:]:
         edited = replace(
             run.settings, global_batch_size=stretch.size, seq_len=max(stretch.seq_len, 2)
         )

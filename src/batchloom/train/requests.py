@@ -1,0 +1,271 @@
+"""Edits handed to a run while it trains: files in its folder, which the run looks at between steps.
+
+``edits/000001-k2x9_q4m.json`` holds an edit, and the run writes its answer into it: ``taken``, the edit as its
+journal has it, or ``refused``, why. A checkpoint keeps the journal; until one is made the file does, so that a run
+which goes on takes up again, in the same order, what its checkpoint does not know of.
+"""
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, final
+
+from batchloom import Edit
+from batchloom.core.errors import (
+    BatchloomError,
+    OutputError,
+    PlanError,
+    SettingsError,
+    StateError,
+    TrainError,
+)
+from batchloom.core.spec import to_plain
+from batchloom.train.checkpoint import sync, write_json
+from batchloom.train.mixture import mixture_lines
+from batchloom.train.plain import read_object
+from batchloom.train.ranks import differing
+from batchloom.train.run import Run, check_edited
+
+_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
+_POLL = 0.1
+
+# The file of a request, and what is in it.
+Request = tuple[Path, dict[str, Any]]
+
+
+def _names(folder: Path) -> list[str]:
+    """Names of the requests in a folder, in the order they were made."""
+    try:
+        return sorted(one.name for one in folder.iterdir() if _NAME.fullmatch(one.name))
+    except FileNotFoundError:
+        return []
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a request's file holds; of one that is none, its ``fault``."""
+    try:
+        found = read_object(path)
+    except ValueError as error:
+        return {"fault": f"{path} {error}"}
+    taken = found.get("taken", {})
+    if isinstance(found.get("edit"), dict) and isinstance(taken, dict):
+        return found
+    return {"fault": f"{path} holds no edit"}
+
+
+def waiting(folder: Path, journal: Collection[str], read: Collection[str] = ()) -> list[Request]:
+    """The requests that a run has to answer, or to take up again, in the order it does that.
+
+    Args:
+        folder: of requests.
+        journal: fingerprints of the run's edits: what they name was taken up.
+        read: names of those that need not be looked at.
+    """
+    found = [(folder / name, _read(folder / name)) for name in _names(folder) if name not in read]
+    left = [
+        (path, held)
+        for path, held in found
+        if "refused" not in held and _taken_as(held) not in journal
+    ]
+    # What was taken goes first, in the order it was.
+    return sorted(left, key=lambda one: (_taken_as(one[1]) == "", one[1].get("number", 0)))
+
+
+def _taken_as(held: dict[str, Any]) -> str:
+    """The fingerprint of the plan that a run had after it took a request; empty where none did."""
+    return str(held["taken"].get("fingerprint")) if "taken" in held else ""
+
+
+def hand_over(
+    folder: Path, edit: Edit, patience: float, ended: Callable[[], bool]
+) -> dict[str, Any] | None:
+    """Give an edit to a run that trains, and wait for its answer.
+
+    Args:
+        folder: of requests.
+        edit: what is asked for.
+        patience: seconds to wait.
+        ended: whether no process trains the run any more, nor can before this one lets it.
+
+    Returns:
+        What the request's file holds when it was taken; None where the run ended without an answer: then the
+        request is withdrawn, and the edit is of a run that stands still.
+
+    Raises:
+        PlanError: the run refused it; says why.
+        StateError: the same edit waits already, or was withdrawn.
+        TrainError: no answer came; the request stays.
+        OutputError: the folder cannot be written.
+    """
+    path = _ask(folder, edit)
+    until = time.monotonic() + patience
+    while True:
+        over = ended()
+        held = _read(path)
+        if "taken" in held:
+            return held
+        if not path.exists():
+            raise StateError(f"{path} was deleted before the run answered: the edit is withdrawn.")
+        if "fault" in held:
+            raise StateError(f"{held['fault']}: the run has no edit to take.")
+        if "refused" in held:
+            raise PlanError(f"The run refused the edit, and goes on as before. {held['refused']}")
+        if over:
+            path.unlink()
+            return None
+        if time.monotonic() > until:
+            raise TrainError(
+                f"The run gave no answer within {patience:g} s; it looks for edits between steps. The request stays in "
+                f"{path}, which will have the answer; delete it to withdraw the edit, or it is taken up later."
+            )
+        time.sleep(_POLL)
+
+
+def _ask(folder: Path, edit: Edit) -> Path:
+    plain = to_plain(edit)
+    for path, held in waiting(folder, ()):
+        if held.get("edit") == plain and "taken" not in held:
+            raise StateError(
+                f"The same edit waits for the run already, in {path}. Wait for the answer there, or delete it."
+            )
+    names = _names(folder)
+    number = 1 + (int(names[-1].split("-")[0]) if names else 0)
+    try:
+        folder.mkdir(exist_ok=True)
+        # No name comes twice, also where two ask at once or one is deleted.
+        with tempfile.NamedTemporaryFile(prefix=f"{number:06d}-", dir=folder) as name:
+            path = Path(f"{name.name}.json")
+            write_json(path, {"edit": plain})
+        sync(folder)
+    except OSError as error:
+        raise OutputError(
+            f"{folder} cannot be written: {error.strerror}. The run was not asked; make room, or mend the folder."
+        ) from error
+    return path
+
+
+@final
+class Inbox:
+    """The requests of a run, as its first rank sees them.
+
+    Args:
+        folder: of requests.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._read = folder, set[str]()
+        self._begun = False
+
+    def take(self, run: Run) -> list[Request]:
+        """What came since the last look.
+
+        Raises:
+            StateError: at the first look, a file that holds no request: it may have held an edit that was taken.
+        """
+        first, self._begun = not self._begun, True
+        new = [name for name in _names(self._folder) if name not in self._read]
+        if not new:
+            return []
+        plan = run.loader.plan
+        journal = set() if run.loader.streamed else {one["fingerprint"] for one in plan.journal}
+        found = waiting(self._folder, journal, self._read)
+        self._read.update(new)
+        for fault in (held["fault"] for _, held in found if "fault" in held):
+            if first:
+                raise StateError(
+                    f"{fault}, and edits that this run took may be known there alone. Mend the file; or delete it to "
+                    "go on without."
+                )
+            run.log.say(f"edit   {fault}: not taken")
+        return [one for one in found if "fault" not in one[1]]
+
+
+def take_up(run: Run, inbox: Inbox, step: int) -> None:
+    """Take up what the first rank was asked for, on all ranks at once; all come here between the same steps.
+
+    Raises:
+        TrainError: ranks would have different orders, or an edit that was taken before cannot be taken again.
+        OutputError: an answer cannot be written.
+    """
+    found = inbox.take(run) if run.ranks.first else []
+    if not run.ranks.total(float(len(found)))[0]:
+        return
+    told = [(str(path), held["edit"], _taken_as(held)) for path, held in found]
+    for path, plain, before in json.loads(run.ranks.gathered(json.dumps(told).encode())[0]):
+        refused = _refused(run, plain, Path(path).name)
+        if refused is None:
+            _take(run, Path(path), plain, step)
+            continue
+        if before:
+            raise TrainError(
+                f"The run took the edit in {path} before it was stopped, and cannot take it again: {refused} Go on "
+                "with what it was stopped with; or delete that file to go on without the edit."
+            )
+        if run.ranks.first:
+            _answer(Path(path), {"edit": plain, "refused": refused})
+        run.log.say(f"edit   {Path(path).name} is refused: {refused}")
+
+
+def _refused(run: Run, plain: dict[str, Any], name: str) -> str | None:
+    """Why an edit cannot be, on any rank; None where all can take it.
+
+    Raises:
+        TrainError: they would have different orders.
+    """
+    try:
+        plan = run.loader.edited(_edit_of(plain))
+        check_edited(run, plan)
+        mine = {"fingerprint": plan.fingerprint}
+    except BatchloomError as error:
+        mine = {"refused": str(error)}
+    verdicts = [json.loads(one) for one in run.ranks.gathered(json.dumps(mine).encode())]
+    for rank, verdict in enumerate(verdicts):
+        if "refused" in verdict:
+            alike = all(one == verdict for one in verdicts)
+            return str(verdict["refused"]) if alike else f"Rank {rank}: {verdict['refused']}"
+    other = differing([verdict["fingerprint"] for verdict in verdicts])
+    if other is not None:
+        raise TrainError(
+            f"With the edit in {name} the ranks would have different orders: {other}. It was not taken. Give every "
+            "rank the same stores, and go on with --resume."
+        )
+    return None
+
+
+def _edit_of(plain: dict[str, Any]) -> Edit:
+    try:
+        return Edit(**plain)
+    except TypeError as error:
+        raise SettingsError([f"edit: {error}; batchloom edit writes one"]) from error
+
+
+def _take(run: Run, path: Path, plain: dict[str, Any], step: int) -> None:
+    """Go on by an edit that all ranks can take, and say so."""
+    loader, edit = run.loader, _edit_of(plain)
+    if not run.ranks.first:
+        loader.edit(edit)
+        return
+    steps = max(run.settings.steps, edit.step + 1)
+    before = mixture_lines(loader.plan, steps)
+    loader.edit(edit)
+    journal, after = loader.plan.journal, mixture_lines(loader.plan, steps)
+    # No step was made by it yet: a run that ends before the answer is whole has not taken it.
+    answer = {"taken": journal[-1], "number": len(journal), "before": before, "after": after}
+    _answer(path, {"edit": plain, **answer})
+    run.log.write({"kind": "edit", "step": step, "edit": journal[-1]})
+    run.log.say(f"edit   {path.name} is taken, from step {edit.step + 1} on")
+    for line in after:
+        if line not in before:
+            run.log.say(line)
+
+
+def _answer(path: Path, held: dict[str, Any]) -> None:
+    try:
+        write_json(path, held)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror}. Make room, then go on with --resume: it takes the edit up."
+        ) from error

@@ -1,0 +1,227 @@
+"""A run that trains is the only one in its folder, and is handed edits."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from batchloom import Edit, Loader
+from batchloom.cli.main import run as command
+from batchloom.core.errors import PlanError, StateError, StoreConflictError, TrainError
+from batchloom.train.edit import edit_run
+from batchloom.train.folder import RunFolder
+from batchloom.train.log import read_log
+from batchloom.train.requests import hand_over
+from train.runs import PLAIN, run_training, small_store, steps_of
+from train.test_ranks import ENVIRONMENT, TORCHRUN, torchrun
+
+# Holds a run as a trainer does, for so many seconds, and answers nobody.
+HOLDS = """
+import sys, time
+from pathlib import Path
+from batchloom.train.folder import RunFolder
+with RunFolder(Path(sys.argv[1])).held():
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def store(tmp_path):
+    return small_store(tmp_path / "s")
+
+
+def holding(out, seconds):
+    words = [sys.executable, "-c", HOLDS, str(out), str(seconds)]
+    process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def leave_request(out, edit):
+    """Ask a run that gives no answer; returns the file of the request."""
+    with pytest.raises(TrainError, match="gave no answer within 0 s"):
+        hand_over(out / "edits", edit, 0, lambda: False)
+    return max((out / "edits").glob("*.json"))
+
+
+def tokens_by_plan(store, steps, *edits):
+    loader = Loader(store, seq_len=32, global_batch_size=4, steps=steps, rank=0, world_size=1)
+    for edit in edits:
+        loader.edit(edit)
+    plan = loader.plan
+    return [int(plan.rows(*plan.positions_of(step)).lengths.sum()) for step in range(steps)]
+
+
+def tokens_of(out):
+    return [tokens for *_, tokens in steps_of(out)]
+
+
+def journal_of(out):
+    newest = RunFolder(out).newest()
+    return json.loads((newest / "state.json").read_text())["loader"]["edits"]
+
+
+def wait_for_step(process, out, step):
+    while process.poll() is None:
+        logged = (out / "log.jsonl").read_bytes() if (out / "log.jsonl").exists() else b""
+        done = [int(number) for number in re.findall(rb'"kind": "step", "step": (\d+)', logged)]
+        if done and done[-1] >= step:
+            return done[-1]
+        time.sleep(0.05)
+    pytest.fail(f"the run ended before step {step}")
+
+
+def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, store, capfd):
+    out, config = tmp_path / "run", tmp_path / "small.json"
+    config.write_text(json.dumps({**PLAIN, "steps": 10**6}))
+    words = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
+    words = [*map(str, words), "--out", str(out)]
+    with (
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen(
+            [*TORCHRUN, "-m", "batchloom", *words], env=ENVIRONMENT, stdout=said, stderr=said
+        ) as process,
+    ):
+        try:
+            edit = Edit(step=wait_for_step(process, out, 10) + 400, global_batch_size=2, note="n")
+            found = edit_run(out, store.path, edit)
+            assert (found.checkpoint, found.number) == (None, 1)
+            with pytest.raises(
+                PlanError, match=r"refused the edit.* Step 5 was given.* can change"
+            ):
+                edit_run(out, store.path, Edit(step=5, skip=1))
+            other = max(edit.step + 5, wait_for_step(process, out, 10) + 400)
+            asked = ["--data", str(store.path), "--at-step", str(other)]
+            assert command(["edit", str(out), *asked, "--global-batch-size", "3"]) == 1
+            assert "2 ranks" in capfd.readouterr().err
+            assert command(["edit", str(out), *asked, "--ban", "0,1,2,3,4,5,6,7"]) == 0
+            assert re.search(r"in use by process \d+ on .* handed", capfd.readouterr().out)
+            assert command([*words, "--resume"]) == 1
+            assert re.search(r"in use by process \d+ on .* stop it", capfd.readouterr().err)
+            last = wait_for_step(process, out, other + 30)
+        finally:
+            os.kill(int(RunFolder(out).holder().split()[1]), signal.SIGKILL)
+            process.wait(120)
+    killed = tokens_of(out)[:last]
+    assert RunFolder(out).newest() is None
+    expected = tokens_by_plan(store, last, edit, Edit(step=other, ban={"data": range(8)}))
+    assert killed == expected
+    # No checkpoint had the edits: they are taken up again, once.
+    run_training(store, out, {"steps": last}, resume=True)
+    assert tokens_of(out) == expected
+    assert [entry["step"] for entry in journal_of(out)] == [edit.step, other]
+
+
+def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
+    out, edit = tmp_path / "run", Edit(step=6, skip=3)
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    late = leave_request(out, Edit(step=2, skip=1))
+    path = leave_request(out, edit)
+    with pytest.raises(StateError, match="The same edit waits for the run already"):
+        hand_over(out / "edits", edit, 0, lambda: False)
+    with pytest.raises(StateError, match=r"asked for the edit in .*000001.*It is taken up first"):
+        edit_run(out, store.path, Edit(step=8, skip=1))
+    _, said = run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
+    assert f"edit   {path.name} is taken, from step 7 on" in said
+    assert any(f"{late.name} is refused: Step 2 was given" in line for line in said)
+    assert "Step 2 was given" in json.loads(late.read_text())["refused"]
+    assert [
+        one["edit"]["step"] for one in read_log(out / "log.jsonl") if one["kind"] == "edit"
+    ] == [6]
+    # As if the run had died before any checkpoint that has it; then after one.
+    shutil.rmtree(RunFolder(out).newest())
+    for stop in (7, 9, 12):
+        run_training(store, out, {"steps": 12}, resume=True, stop_at=stop)
+        assert journal_of(out) == [json.loads(path.read_text())["taken"]]
+    assert tokens_of(out) == tokens_by_plan(store, 12, edit)
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        ({}, "missing 1 required"),
+        ({"step": 8, "skpi": 1}, "skpi"),
+        ({"step": "x", "skip": 1}, "step: "),
+        ({"step": 8, "ban": {"data": 5}}, "not iterable"),
+        ({"step": 8, "weights": 5}, "one store has none"),
+        ({"step": 8, "ban": {"data": [10**9]}}, "there is no document"),
+        ({"step": 8, "seq_len": 1 << 24, "global_batch_size": 1 << 24}, "lower global_batch_size"),
+    ],
+)
+def test_what_is_no_edit_is_refused_by_name_and_the_run_goes_on(tmp_path, store, edit, why):
+    out = tmp_path / "run"
+    run_training(store, out, {"steps": 4}, stop_at=2)
+    path = leave_request(out, Edit(step=8, skip=1))
+    path.write_text(json.dumps({"edit": edit}))
+    outcome, said = run_training(store, out, {"steps": 4}, resume=True)
+    assert outcome.step == 4
+    assert journal_of(out) == []
+    assert why in json.loads(path.read_text())["refused"]
+    assert any(f"{path.name} is refused: " in line for line in said)
+
+
+def test_an_edit_that_was_taken_is_taken_again_or_nothing_is_trained(tmp_path, store):
+    out = tmp_path / "run"
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    path = leave_request(out, Edit(step=6, global_batch_size=6))
+    run_training(store, out, {"steps": 12}, resume=True, stop_at=5)
+    shutil.rmtree(RunFolder(out).newest())
+    with pytest.raises(TrainError, match=rf"took the edit in .*{path.name} before .*batch_size"):
+        run_training(store, out, {"steps": 12, "batch_size": 4}, resume=True)
+    path.write_text("{")
+    with pytest.raises(StateError, match="is not JSON.* Mend the file; or delete it"):
+        run_training(store, out, {"steps": 12}, resume=True)
+    path.unlink()
+    run_training(store, out, {"steps": 12}, resume=True)
+    assert tokens_of(out) == tokens_by_plan(store, 12)
+
+
+def test_a_run_is_held_until_its_process_dies(tmp_path, store):
+    out = tmp_path / "run"
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    holder = holding(out, 600)
+    try:
+        with pytest.raises(StoreConflictError, match=rf"in use by process {holder.pid} on .*--out"):
+            run_training(store, out, {"steps": 12}, resume=True)
+        edit = Edit(step=6, skip=1)
+        with pytest.raises(TrainError, match=r"no answer within 0\.3 s.* stays in .*delete it"):
+            edit_run(out, store.path, edit, patience=0.3)
+        with pytest.raises(TrainError, match="Give the folder of the run"):
+            edit_run(RunFolder(out).newest(), store.path, edit)
+        assert edit_run(out, store.path, edit, dry_run=True).checkpoint
+    finally:
+        holder.kill()
+        holder.communicate()
+    run_training(store, out, {"steps": 12}, resume=True)
+    assert len(journal_of(out)) == 1
+
+
+def test_a_run_that_ends_meanwhile_is_edited_as_one_that_stands_still(tmp_path, store):
+    out, said = tmp_path / "run", []
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    with holding(out, 1.5):
+        found = edit_run(out, store.path, Edit(step=4, skip=1), say=said.append)
+    assert found.checkpoint == RunFolder(out).newest()
+    assert said[1:] == ["The run ended meanwhile."]
+    assert not list((out / "edits").iterdir())
+    assert len(journal_of(out)) == 1
+
+
+def test_ranks_on_different_data_are_stopped_by_name(tmp_path, store):
+    small_store(tmp_path / "r0")
+    small_store(tmp_path / "r1", longest=20)
+    config = tmp_path / "small.json"
+    config.write_text(json.dumps(PLAIN))
+    words = ["train", "--data", tmp_path / "rRANK", "--config-file", config, "--device", "cpu"]
+    done = torchrun(tmp_path, store.path, *words, "--out", tmp_path / "run", "--max-iters", 2)
+    assert done.returncode != 0
+    assert re.search(
+        r"different orders: rank 0 has [0-9a-f]{32}, rank 1 has [0-9a-f]{32}\.", done.stderr
+    )
