@@ -234,12 +234,14 @@ class Plan:
         else:
             before = self.order(number, era - 1)
             order = before.continued(spec, self.cut(number, era))
-        if spec.overlong == "error":
+        known = self._learned.orders.pop((era, number), None)
+        if known is not None:
+            # Of an order that was made before no document is too long.
+            order.learn(known)
+        elif spec.overlong == "error":
             order.pools.refuse_overlong()
         if len(self.names) > 1:
             order.kept = 2
-        if (era, number) in self._learned.orders:
-            order.learn(self._learned.orders.pop((era, number)))
         return order
 
     def cut(self, number: int, era: int) -> tuple[int, int, int]:
