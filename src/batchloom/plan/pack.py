@@ -50,11 +50,13 @@ class Packed:
 Move = tuple[int, int, int, int]
 
 
-def best_fit_moves(histogram: list[tuple[int, int]], seq_len: int) -> tuple[int, list[Move]]:
+def best_fit_moves(
+    histogram: list[tuple[int, int]], seq_len: int, *, counted: bool = False
+) -> tuple[int, list[Move]]:
     """Best-fit decreasing over (length, how many) from the longest down.
 
-    Returns the number of sequences and the moves, which take the items in the order of the
-    histogram. Sequences wait in one queue for each capacity; new ones join that of ``seq_len``.
+    Returns the number of sequences and the moves (none where they are only counted), which take the items
+    in the order of the histogram. Sequences wait in one queue for each capacity; new ones join that of ``seq_len``.
     """
     moves: list[Move] = []
     waiting = [0] * (seq_len + 1)
@@ -85,7 +87,8 @@ def best_fit_moves(histogram: list[tuple[int, int]], seq_len: int) -> tuple[int,
             room = capacity - each * length
             waiting[room] += full
             waits[room] = 1
-            moved((capacity, full, each, room))
+            if not counted:
+                moved((capacity, full, each, room))
             left -= full * each
     return count, moves
 
@@ -97,7 +100,7 @@ def _histogram(lengths: Lengths) -> list[tuple[int, int]]:
 
 
 def _best_fit_count(lengths: Lengths, seq_len: int) -> int:
-    return best_fit_moves(_histogram(lengths), seq_len)[0]
+    return best_fit_moves(_histogram(lengths), seq_len, counted=True)[0]
 
 
 def _best_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
