@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchloom.core.errors import PlanError
 from batchloom.plan.edits import Edit
 from batchloom.plan.mixture import Mixture, Stage
 from batchloom.plan.plan import Plan
@@ -54,6 +55,20 @@ def test_an_edit_after_a_resume_counts_nothing_anew():
     # A pool has 20 documents, the run before some thousands.
     assert sum(store.asked for store in given_stores.values()) < 600
     assert by_row(rows) == by_row(Plan(mixture, SPEC, later.edits).rows(*later.positions_of(906)))
+
+
+def test_whether_a_document_is_too_long_is_looked_at_once():
+    given_stores = watched()
+    spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=20, steps=1500, overlong="error")
+    plan = Plan(Mixture({"a": 2, "b": 1}, stores=given_stores), spec)
+    assert sum(store.asked for store in given_stores.values()) >= 8000
+    for store in given_stores.values():
+        store.asked = 0
+    state = plan.twin().twin().edited(Edit(step=905, weights={"a": 1})).state(0)
+    with_journal(plan.twin(), state).resume(state)
+    assert sum(store.asked for store in given_stores.values()) < 600
+    with pytest.raises(PlanError, match="Document 2 of source 'a' has 13 tokens"):
+        plan.edited(Edit(step=905, seq_len=12)).rows(4000, 4001)
 
 
 def test_an_edit_far_ahead_does_not_keep_the_first_step_waiting():

@@ -157,9 +157,11 @@ def assemble_rows(
     # Most batches are full, and then there is nothing to look for.
     full = int(rows.lengths.sum()) == count * seq_len
     paddings = [] if full else _paddings(rows, seq_len, align)
-    for at, begin, end, first in reversed(paddings):
-        pieces.insert(at, np.full(end - begin, store.end_id))
-        ramps.insert(at, np.arange(first, first + end - begin))
+    if paddings:
+        ends, ramp = _end_ids(store.end_id, seq_len), _ramp(seq_len)
+        for at, begin, end, first in reversed(paddings):
+            pieces.insert(at, ends[: end - begin])
+            ramps.insert(at, ramp[first : first + end - begin])
     ids, targets, positions = _block(count * seq_len)
     # Concatenating views is one copy a span without an assignment in Python for each.
     np.concatenate(pieces, out=ids)
@@ -193,15 +195,27 @@ def _ramps(lengths: Ids, seq_len: int) -> list[Ids]:
     """0, 1, 2, ... for each length, all views of one array."""
     if seq_len <= _MOST_KEPT_RAMPS:
         return list(map(_all_ramps(seq_len).__getitem__, lengths.tolist()))
-    ramp = np.arange(seq_len)
+    ramp = _ramp(seq_len)
     return [ramp[:length] for length in lengths.tolist()]
 
 
 @functools.lru_cache(maxsize=4)
 def _all_ramps(seq_len: int) -> list[Ids]:
     """The ramps of every length to ``seq_len``: making a view takes longer than looking it up."""
-    ramp = np.arange(seq_len)
+    ramp = _ramp(seq_len)
     return [ramp[:length] for length in range(seq_len + 1)]
+
+
+@functools.lru_cache(maxsize=4)
+def _ramp(seq_len: int) -> Ids:
+    """0 to ``seq_len - 1``; nobody writes to it."""
+    return np.arange(seq_len)
+
+
+@functools.lru_cache(maxsize=4)
+def _end_ids(end_id: int, seq_len: int) -> Ids:
+    """A row of padding; nobody writes to it."""
+    return np.full(seq_len, end_id)
 
 
 def _block(size: int) -> tuple[Ids, Ids, Ids]:
@@ -275,16 +289,16 @@ def _paddings(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, int,
     that has room.
     """
     taken = aligned(rows.lengths, align)
-    begins = np.arange(len(rows)) * seq_len
-    ends = begins + seq_len
-    filled = rows.pointers[1:] > rows.pointers[:-1]
-    last = rows.pointers[1:][filled] - 1
-    begins[filled] += rows.places[last] + taken[last]
-    short = begins < ends
-    stretches = (rows.pointers[1:][short], begins[short], ends[short])
+    filled = np.zeros(len(taken) + 1, np.int64)
+    np.cumsum(taken, out=filled[1:])
+    filled = filled[rows.pointers]
+    used = filled[1:] - filled[:-1]
+    short = (used < seq_len).nonzero()[0]
     ends_of_rows = [
-        (at, begin, end, 0)
-        for at, begin, end in zip(*(column.tolist() for column in stretches), strict=True)
+        (at, row * seq_len + inside, (row + 1) * seq_len, 0)
+        for row, at, inside in zip(
+            short.tolist(), rows.pointers[1:][short].tolist(), used[short].tolist(), strict=True
+        )
     ]
     if align == 1:
         return ends_of_rows

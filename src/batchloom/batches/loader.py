@@ -240,10 +240,10 @@ class Loader:
         self._iterations.append(run)
         uncounted = self._announce()
         try:
+            if self.spec.prefetch:
+                self._count_beside()
             for batch in self._batches(first):
                 self._gave(run, batch)
-                if run.taken == 1 and self.spec.prefetch:
-                    self._count_beside()
                 if run.taken == 1 and uncounted:
                     count_left_out(self.plan)
                 yield batch

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,10 +55,14 @@ class Shelf:
         self.tokens = sum(store.tokens for store in all_of)
         self.trained_tokens = sum(store.trained_tokens for store in all_of)
         self.replicated = all(store.replicated for store in all_of)
-        self._most = mapped_limit(sum(store.shards for store in all_of), 3 if self.masked else 2)
+        shards = sum(store.shards for store in all_of)
+        self._most = mapped_limit(shards, 3 if self.masked else 2)
         if len(all_of) > 1:
             _share_descriptors(all_of, self._most)
         self._begins, self._places = self._table()
+        # Shards that stay mapped, at hand: each object on the way to one is a miss of the processor's cache.
+        self._keep_all = shards <= self._most
+        self._known: list[tuple[memoryview, NDArray[Any], int] | None] = [None] * len(self._places)
 
     def _table(self) -> tuple[Ids, list[_Place]]:
         """The number of the first document of each shard of all stores, and where the shard is.
@@ -89,7 +93,7 @@ class Shelf:
 
     def numbered(self, rows: Rows) -> Rows:
         """The same rows with documents numbered through all stores; of banned ones the number inverted (``~n``)."""
-        documents = rows.documents + self._firsts[rows.sources]
+        documents = rows.documents + self._firsts.take(rows.sources)
         if rows.banned is not None:
             documents = np.where(rows.banned, ~documents, documents)
         return Rows(rows.pointers, rows.sources, documents, rows.starts, rows.lengths, rows.places)
@@ -104,23 +108,28 @@ class Shelf:
         # One loop over all stores: a call of each that a batch holds spans of costs as much as the batch.
         views: list[NDArray[np.generic]] = []
         apart: dict[int, list[int]] = {}
-        places, opened = self._places, 0
+        places, known, opened = self._places, self._known, 0
         for shard, local, start, length in zip(
             shards.tolist(), begins.tolist(), starts.tolist(), lengths.tolist(), strict=True
         ):
-            number, mapped, inside, shift = places[shard]
-            if mapped is None:
-                apart.setdefault(number, []).append(len(views))
-                views.append(_NOTHING)
-                continue
-            found = mapped[inside]
+            found = known[shard]
             if found is None:
-                opened += 1
-                if opened > self._most // 2:
-                    # A view keeps its shard's file open after the shard was given up.
-                    views, opened = [view.copy() for view in views], 0
-                found = self._stores[number].shard(inside)
-            pointers, tokens = found
+                number, mapped, inside, shift = places[shard]
+                if mapped is None:
+                    apart.setdefault(number, []).append(len(views))
+                    views.append(_NOTHING)
+                    continue
+                kept = mapped[inside]
+                if kept is None:
+                    opened += 1
+                    if opened > self._most // 2:
+                        # A view keeps its shard's file open after the shard was given up.
+                        views, opened = [view.copy() for view in views], 0
+                    kept = self._stores[number].shard(inside)
+                found = (kept.pointers, kept.tokens, shift)
+                if self._keep_all:
+                    known[shard] = found
+            pointers, tokens, shift = found
             begin = (pointers[local] >> shift) + start
             views.append(tokens[begin : begin + length])
         for number, those in apart.items():

@@ -14,6 +14,7 @@ _MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _U30, _U27, _U31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_U48 = np.uint64(48)
 _N1, _N2 = np.uint64(_M1), np.uint64(_M2)
 
 
@@ -45,7 +46,15 @@ def keyed_hashes(indices: NDArray[np.int64], key: Key) -> NDArray[np.uint64]:
 
 def shuffled(size: int, key: Key) -> NDArray[np.int64]:
     """The numbers 0 to size-1 in the order of their keyed hashes, int64 [size]."""
-    return np.argsort(keyed_hashes(np.arange(size), key)).astype(np.int64, copy=False)
+    return _ascending(keyed_hashes(np.arange(size), key))
+
+
+def _ascending(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """What ``argsort`` gives of hashes that all differ."""
+    # Of 16 bits numpy's stable sort is a radix sort, and of what is nearly in order it is fast, too.
+    order = np.argsort((hashes >> _U48).astype(np.uint16), kind="stable")
+    found: NDArray[np.int64] = order[np.argsort(hashes[order], kind="stable")]
+    return found
 
 
 def round_keys(key: Key, rounds: int) -> list[int]:

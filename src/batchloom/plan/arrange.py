@@ -37,10 +37,11 @@ def packed_rows(
     """
     room = aligned(lengths, spec.align)
     packed = pack(room, spec.seq_len, spec.packing)
-    order = _span_order(packed, spec, keys[0])
+    served = shuffled(packed.count, keys[1]) if spec.shuffle else np.arange(packed.count)
+    order = _span_order(packed, served, spec, keys[0])
     taken, starts, sizes = packed.items[order], packed.starts[order], packed.lengths[order]
     pointers = np.zeros(packed.count + 1, np.int64)
-    np.cumsum(np.bincount(packed.sequences, minlength=packed.count), out=pointers[1:])
+    np.cumsum(np.bincount(packed.sequences, minlength=packed.count)[served], out=pointers[1:])
     begins = np.cumsum(sizes) - sizes
     first = begins[pointers[:-1]] if packed.count else begins
     rows = Rows(
@@ -53,7 +54,7 @@ def packed_rows(
         places=begins - np.repeat(first, np.diff(pointers)),
     )
     if spec.shuffle:
-        return reorder_rows(rows, shuffled(len(rows), keys[1]))
+        return rows
     first = rows.pointers[:-1]
     return reorder_rows(rows, np.lexsort((rows.starts[first], rows.documents[first])))
 
@@ -80,21 +81,26 @@ def repacked_rows(left: Rows, name: str, spec: PlanSpec, place: tuple[int, ...])
     return packed_rows(documents[first], starts[first], sizes, spec, (keys[0], keys[1]))
 
 
-def _span_order(packed: Packed, spec: PlanSpec, key: Key) -> Ints:
-    """Spans row by row; inside a row shuffled, or as in the store."""
-    sequences, items = packed.sequences, packed.items
-    if spec.packing == "wrap":
-        return np.arange(len(sequences))
+def _span_order(packed: Packed, served: Ints, spec: PlanSpec, key: Key) -> Ints:
+    """Spans row by row, the rows as they are served; inside a row shuffled, or as in the store."""
+    items, turns = packed.items, np.empty(packed.count, np.int64)
+    turns[served] = np.arange(packed.count)
+    rows = turns[packed.sequences]
     if not spec.shuffle:
-        return np.lexsort((packed.starts, items, sequences))
+        return np.lexsort((packed.starts, items, rows))
+    # Of 16 bits numpy's stable sort is a radix sort, and of what is nearly in order it is fast, too.
+    row_bits = int(rows.max(initial=0)).bit_length()
+    by_row = np.argsort(rows.astype(np.uint16) if row_bits <= 16 else rows, kind="stable")
+    if spec.packing == "wrap":
+        return by_row
     # One sort of (row, hash, index) in a single integer is several times a lexsort. Two
     # pieces of one document never share a row, so the item's hash alone orders them.
-    bits = max(len(sequences) - 1, 1).bit_length()
-    row_bits = int(sequences.max(initial=0)).bit_length()
+    bits = max(len(rows) - 1, 1).bit_length()
     hashes = keyed_hashes(items, key)
     free = 64 - bits - row_bits
-    keys = (sequences.astype(np.uint64) << np.uint64(64 - row_bits)) if row_bits else np.uint64(0)
+    keys = (rows.astype(np.uint64) << np.uint64(64 - row_bits)) if row_bits else np.uint64(0)
     keys = keys | ((hashes >> np.uint64(64 - free)) << np.uint64(bits))
-    keys |= np.arange(len(sequences), dtype=np.uint64)
-    keys.sort()
+    keys |= np.arange(len(rows), dtype=np.uint64)
+    keys = keys[by_row]
+    keys.sort(kind="stable")
     return (keys & np.uint64((1 << bits) - 1)).astype(np.int64)

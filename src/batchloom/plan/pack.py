@@ -2,15 +2,17 @@
 
 ``best_fit`` is best-fit decreasing (Johnson, Demers, Ullman, Garey, Graham: Worst-Case
 Performance Bounds for Simple One-Dimensional Packing Algorithms, SIAM J. Comput. 1974), done
-in bulk on the histogram of lengths: the open capacities are one integer used as a bitset, the
-smallest that fits a length is its lowest set bit at or above it, and as many documents of that
-length as fit go into all sequences of that capacity in one move.
+in bulk on the histogram of lengths: each capacity that has open sequences is marked, the smallest
+that fits a length is the first mark at or above it, and as many documents of that length as fit go
+into all sequences of that capacity in one move.
 """
 
 import re
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,41 +50,45 @@ class Packed:
 Move = tuple[int, int, int, int]
 
 
-def best_fit_moves(histogram: list[tuple[int, int]], seq_len: int) -> tuple[int, list[Move]]:
+def best_fit_moves(
+    histogram: list[tuple[int, int]], seq_len: int, *, counted: bool = False
+) -> tuple[int, list[Move]]:
     """Best-fit decreasing over (length, how many) from the longest down.
 
-    Returns the number of sequences and the moves, which take the items in the order of the
-    histogram. Sequences wait in one queue for each capacity; new ones join that of ``seq_len``.
+    Returns the number of sequences and the moves (none where they are only counted), which take the items
+    in the order of the histogram. Sequences wait in one queue for each capacity; new ones join that of ``seq_len``.
     """
     moves: list[Move] = []
     waiting = [0] * (seq_len + 1)
-    open_bits = count = 0
+    # Which capacities have sequences waiting, a byte each: the smallest that fits is one search of the processor's.
+    waits = bytearray(seq_len + 1)
+    smallest, moved, count = waits.find, moves.append, 0
     for length, items in histogram:
         left = items
         while left:
-            fits = open_bits >> length
-            if fits:
-                capacity = length + (fits & -fits).bit_length() - 1
-                bins = waiting[capacity]
-            else:
+            capacity = smallest(1, length)
+            if capacity < 0:
                 capacity = seq_len
                 bins = -(-left // (seq_len // length))
-                open_bits |= 1 << capacity
+                waits[capacity] = 1
                 count += bins
+            else:
+                bins = waiting[capacity]
             each = capacity // length
             full = left // each
             if full >= bins:
                 full = bins
-                open_bits ^= 1 << capacity
+                waits[capacity] = 0
             elif not full:
                 full, each = 1, left
                 if bins == 1:
-                    open_bits ^= 1 << capacity
+                    waits[capacity] = 0
             waiting[capacity] = bins - full
             room = capacity - each * length
             waiting[room] += full
-            open_bits |= 1 << room
-            moves.append((capacity, full, each, room))
+            waits[room] = 1
+            if not counted:
+                moved((capacity, full, each, room))
             left -= full * each
     return count, moves
 
@@ -94,32 +100,33 @@ def _histogram(lengths: Lengths) -> list[tuple[int, int]]:
 
 
 def _best_fit_count(lengths: Lengths, seq_len: int) -> int:
-    return best_fit_moves(_histogram(lengths), seq_len)[0]
+    return best_fit_moves(_histogram(lengths), seq_len, counted=True)[0]
 
 
 def _best_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
     """The sequence of each item; equal lengths are taken in the order given."""
     count, moves = best_fit_moves(_histogram(lengths), seq_len)
-    table = np.array(moves, np.int64).reshape(-1, 4)
+    table = np.fromiter(chain.from_iterable(moves), np.int64, 4 * len(moves)).reshape(-1, 4)
     entered = np.bincount(table[:, 3], table[:, 1], seq_len + 1).astype(np.int64)
     entered[seq_len] = count
     ends = np.cumsum(entered)
-    queues = np.empty(ends[-1], np.int64)
-    queues[ends[-1] - count :] = np.arange(count)
+    queues = array("q", [0]) * int(ends[-1])
+    queues[int(ends[-1]) - count :] = array("q", np.arange(count).tobytes())
     heads = (ends - entered).tolist()
     tails = heads.copy()
     taken_from = []
-    for capacity, bins, _, room in moves:
+    for capacity, full, _, room in moves:
         head, tail = heads[capacity], tails[room]
-        queues[tail : tail + bins] = queues[head : head + bins]
+        # Of Python's own arrays, since most stretches are a few numbers long.
+        queues[tail : tail + full] = queues[head : head + full]
         taken_from.append(head)
-        heads[capacity], tails[room] = head + bins, tail + bins
-    each = table[:, 2]
-    taken = table[:, 1] * each
-    inside = np.arange(len(lengths)) - np.repeat(np.cumsum(taken) - taken, taken)
-    place = np.repeat(np.array(taken_from, np.int64), taken) + inside // np.repeat(each, taken)
+        heads[capacity], tails[room] = head + full, tail + full
+    bins = table[:, 1]
+    place = np.repeat(np.array(taken_from, np.int64) - (np.cumsum(bins) - bins), bins)
+    place += np.arange(len(place))
+    taken = np.frombuffer(queues, np.int64)[place].repeat(table[:, 2].repeat(bins))
     sequences = np.empty(len(lengths), np.int64)
-    sequences[longest_first(lengths)] = queues[place]
+    sequences[longest_first(lengths)] = taken
     return count, sequences
 
 

@@ -238,12 +238,14 @@ class Plan:
             cut = self.cut(number, era)
             served = self._served_in(number, era - 1)
             order = continued(before, spec, cut, served, self.epochs_of(number))
-        if spec.overlong == "error":
+        known = self._learned.orders.pop((era, number), None)
+        if known is not None:
+            # Of an order that was made before no document is too long.
+            order.learn(known)
+        elif spec.overlong == "error":
             order.pools.refuse_overlong()
         if len(self.names) > 1:
             order.kept = 2
-        if (era, number) in self._learned.orders:
-            order.learn(self._learned.orders.pop((era, number)))
         return order
 
     def cut(self, number: int, era: int) -> Cut | None:

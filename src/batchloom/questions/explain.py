@@ -107,7 +107,7 @@ def explain(
     """
     plan, (number, ranks) = plan_of(data), world_of(data, rank, world_size)
     checked, limit = _checked_step(plan, step), _checked_text(text)
-    start, stop = plan.positions_of(checked)
+    (start, stop), seq_len = plan.positions_of(checked), plan.spec_at(checked).seq_len
     have_tables_for(plan, start)
     if not plan.has_step(checked):
         raise PlanError(
@@ -125,22 +125,24 @@ def explain(
     chosen = np.arange(stop - start) if number is None else order[of[order] == number]
     if row is not None:
         chosen = _one_row(chosen, row)
-    rows, spec = _rows(plan, start, chosen), plan.spec_at(checked)
+    rows = _rows(plan, start, chosen)
     spans = _spans(plan, rows, limit)
+    # Plain numbers a column at a time: one by one, taking them from arrays costs as much as the order.
+    filled = np.concatenate([[0], np.cumsum(rows.lengths)])[rows.pointers]
+    ends = rows.pointers
+    columns = [chosen, of[chosen], places[chosen], np.diff(filled), ends[:-1], ends[1:]]
     return tuple(
         ExplainedSequence(
             step=checked,
-            row=int(one),
-            position=start + int(one),
-            rank=int(of[one]),
-            rank_row=int(places[one]),
-            seq_len=spec.seq_len,
-            padding=spec.seq_len - int(rows.lengths[a:b].sum()),
+            row=one,
+            position=start + one,
+            rank=its_rank,
+            rank_row=place,
+            seq_len=seq_len,
+            padding=seq_len - tokens,
             spans=tuple(spans[a:b]),
         )
-        for one, a, b in zip(
-            chosen, rows.pointers[:-1].tolist(), rows.pointers[1:].tolist(), strict=True
-        )
+        for one, its_rank, place, tokens, a, b in zip(*(c.tolist() for c in columns), strict=True)
     )
 
 
@@ -196,26 +198,27 @@ def _spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
         store = plan.stores[plan.names[source]]
         at = np.flatnonzero(rows.sources == source)
         lengths = store.lengths.take(rows.documents[at])
-        for place, length in zip(at.tolist(), lengths.tolist(), strict=True):
-            told.lengths[place] = length
-            told.trained[place] = 0 if banned[place] else int(rows.lengths[place]) - 1
+        trained = np.where(banned[at], 0, rows.lengths[at] - 1)
+        for place, *both in zip(at.tolist(), lengths.tolist(), trained.tolist(), strict=True):
+            told.lengths[place], told.trained[place] = both
         if isinstance(store, Store):
             _tell(store, rows, at, banned, text, told)
     return [
-        ExplainedSpan(
-            source=plan.names[int(rows.sources[n])],
-            document=int(rows.documents[n]),
-            start=int(rows.starts[n]),
-            stop=int(rows.starts[n] + rows.lengths[n]),
-            place=int(rows.places[n]),
-            document_tokens=told.lengths[n],
-            trained=told.trained[n],
-            banned=bool(banned[n]),
-            removed=told.removed[n],
-            origin=told.origins[n],
-            text=told.texts[n],
+        ExplainedSpan(plan.names[source], *span)
+        for source, *span in zip(
+            rows.sources.tolist(),
+            rows.documents.tolist(),
+            rows.starts.tolist(),
+            (rows.starts + rows.lengths).tolist(),
+            rows.places.tolist(),
+            told.lengths,
+            told.trained,
+            banned.tolist(),
+            told.removed,
+            told.origins,
+            told.texts,
+            strict=True,
         )
-        for n in range(count)
     ]
 
 
