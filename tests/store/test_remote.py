@@ -406,7 +406,7 @@ def test_golden_bytes_of_a_file_of_blocks(tmp_path):
     far = open_store(to_memory(store.path, tmp_path.name), cache=tmp_path / "cache")
     far[0]
     heads = [path.read_bytes()[:32] for path in kept(tmp_path / "cache")]
-    assert all(head[:8] == b"BLMBLKS\0" and head[8] == 1 for head in heads)
+    assert all(head[:8] == b"BLMBLKS\0" and head[8] == 2 for head in heads)
     assert all(
         re.fullmatch(r"[0-9a-f]{32}\.blocks", path.name) for path in kept(tmp_path / "cache")
     )

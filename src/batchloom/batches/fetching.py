@@ -54,7 +54,7 @@ class Fetching:
         )
         self._ahead = min(_AHEAD, room) // tokens
         self._together = max(1, min(_TOGETHER // tokens, self._ahead // 2))
-        self._at = self._needed = first
+        self._at = self._needed = self._waits_for = first
         self._turn = threading.Condition()
         self._ended = self._told = False
         self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
@@ -66,7 +66,9 @@ class Fetching:
         """Say which step is made now."""
         with self._turn:
             self._needed = step
-            self._turn.notify()
+            # To wake it with every step costs a consumer that takes all it can much of its time.
+            if step >= self._waits_for:
+                self._turn.notify()
 
     def end(self) -> None:
         """Let the thread end, behind what it is at."""
@@ -99,7 +101,8 @@ class Fetching:
     def _next(self, steps: int) -> int | None:
         """The step to go on with, once it is near enough; None where nobody wants more."""
         with self._turn:
-            while not self._ended and self._at + steps > self._needed + 1 + self._ahead:
+            self._waits_for = self._at + steps - 1 - self._ahead
+            while not self._ended and self._needed < self._waits_for:
                 self._turn.wait()
             start = max(self._at, self._needed)
             self._at = start + steps
@@ -119,11 +122,14 @@ class Fetching:
         """Wait until another step is made, and go on at ``start``, which could not be had."""
         with self._turn:
             needed, self._at = self._needed, start
+            self._waits_for = needed + 1
             while not self._ended and self._needed == needed:
                 self._turn.wait()
 
     def _fetch(self, start: int, stop: int) -> bool:
         """Have steps fetched; whether there are more behind them."""
+        if all(store.is_here for store in self._stores):
+            return True
         found = [self._rows(step) for step in range(start, stop)]
         rows = [one for one in found if one is not None]
         if rows:

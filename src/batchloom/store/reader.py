@@ -415,6 +415,11 @@ class Store:
         if self._far is not None:
             self._far.fetch(documents, block)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether there is nothing of the tokens to fetch: all of them are on this machine, and known to be right."""
+        return self._far is None or self._far.here
+
     def _without_removed(
         self, documents: NDArray[np.int64], views: list[NDArray[np.generic]]
     ) -> list[NDArray[np.generic]]:
