@@ -1,6 +1,7 @@
 """Having the tokens of coming steps here before they are assembled, where a store lies elsewhere."""
 
 import atexit
+import functools
 import logging
 import threading
 import weakref
@@ -47,12 +48,17 @@ class Fetching:
         tokens: int,
     ) -> None:
         self._stores, self._blocks, self._rows = stores, blocks, rows
-        room = min(
-            store.cache_limit // _CACHE_SHARE // store.dtype.itemsize
-            for store in stores
-            if store.is_far
-        )
-        self._ahead = min(_AHEAD, room) // tokens
+        far = [store for store in stores if store.is_far]
+        room = min(store.cache_limit // store.dtype.itemsize for store in far)
+        self._ahead = min(_AHEAD, room // _CACHE_SHARE) // tokens
+        if not self._ahead and room >= 2 * tokens:
+            # The step that is made and the next one fit.
+            self._ahead = 1
+        if not self._ahead:
+            _tell_of_room(
+                min(store.cache_limit for store in far),
+                tokens * max(store.dtype.itemsize for store in far),
+            )
         self._together = max(1, min(_TOGETHER // tokens, self._ahead // 2))
         self._at = self._needed = self._waits_for = first
         self._turn = threading.Condition()
@@ -135,6 +141,17 @@ class Fetching:
         if rows:
             fetch_rows(self._stores, self._blocks, *rows)
         return len(rows) == len(found)
+
+
+@functools.cache
+def _tell_of_room(limit: int, needed: int) -> None:
+    """Say once that steps are too large to be fetched ahead."""
+    LOG.warning(
+        "Coming steps are not fetched ahead: a step of this rank has %s bytes of tokens, and the cache holds %s "
+        "(cache_limit). Each is fetched as it is made, which is slow; give the cache at least twice a step.",
+        f"{needed:,}",
+        f"{limit:,}",
+    )
 
 
 def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> None:

@@ -24,7 +24,7 @@ from batchloom.store.format import MANIFEST_NAME, TOKEN_DTYPES
 from batchloom.store.lengths import beyond
 from batchloom.store.manifest import Manifest, manifest_of_generation
 from batchloom.store.mask import Mask, mask_of
-from batchloom.store.origins import Origins, origins_of
+from batchloom.store.origins import Origins, origin_columns, origins_of
 from batchloom.store.pairs import Sides, sides_of
 from batchloom.store.removed import removed_of
 from batchloom.store.segments import LOG, BlockCache
@@ -245,6 +245,28 @@ class FarSubset:
     def origins(self, shard: int) -> Origins:
         """The ``.docs`` of a shard."""
         return origins_of(*self._one(self._files.docs[shard]))
+
+    def some_origins(self, shard: int, rows: Ids) -> Origins:
+        """Some rows of the ``.docs`` of a shard, of which their blocks alone are fetched, and compared with nothing."""
+        file, documents = (
+            self._files.files[self._files.docs[shard]],
+            self._entry.shards[shard].documents,
+        )
+        begins = BLOCK * file.base + np.concatenate(
+            [place + width * rows for place, width in origin_columns(documents)]
+        )
+        sizes = np.repeat([width for _, width in origin_columns(documents)], len(rows))
+        found = self._blocks.read(begins, sizes, np.dtype(np.uint8))
+        columns = [
+            b"".join(data.tobytes() for data in found[at * len(rows) : (at + 1) * len(rows)])
+            for at in range(4)
+        ]
+        return Origins(
+            np.frombuffer(columns[0], "<u8").reshape(-1, 2),
+            np.frombuffer(columns[1], "<u8"),
+            np.frombuffer(columns[2], "<u8"),
+            np.frombuffer(columns[3], "<u4"),
+        )
 
     def sides(self, shard: int) -> Sides:
         """The ``.pairs`` of a shard of a store of preferences."""
