@@ -209,7 +209,7 @@ def compared_fast(folder: Path, url: str, work: Path, server: subprocess.Popen, 
     _told("remote", cold, local, f"; server {served:.2f} s")
     _told("again from the cache", apart("fast", place=url, options=far), local)
     _told("again, verify=off", apart("fast", place=url, options={**far, "verify": "off"}), local)
-    for at_once in (16, 64):
+    for at_once in (16, 96):
         before = processor(server)
         size, seconds, own = apart("bare", url=url, stretches=asked, at_once=at_once)
         print(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError
 from batchloom.plan.lane_plan import LanePlan
@@ -24,6 +25,10 @@ _CACHE_SHARE = 4
 _SECONDS = 5.0
 
 
+# Rows of a step, and the position of each in the run.
+Found = tuple[Rows, NDArray[np.int64]]
+
+
 @final
 class Fetching:
     """A thread that has coming steps fetched while earlier ones are made.
@@ -34,7 +39,7 @@ class Fetching:
     Args:
         stores: of each source that rows name, of which some lie elsewhere.
         blocks: of each store, how many neighbouring documents the plan keeps together.
-        rows: the rows of a step of this rank, None behind the last; called by the thread alone.
+        rows: the rows of a step of this rank and their positions, None behind the last; called by the thread alone.
         first: the first step.
         tokens: tokens of a step of this rank.
     """
@@ -43,7 +48,7 @@ class Fetching:
         self,
         stores: Sequence[Store],
         blocks: Sequence[int],
-        rows: Callable[[int], Rows | None],
+        rows: Callable[[int], Found | None],
         first: int,
         tokens: int,
     ) -> None:
@@ -61,6 +66,7 @@ class Fetching:
             )
         self._together = max(1, min(_TOGETHER // tokens, self._ahead // 2))
         self._at = self._needed = self._waits_for = first
+        self._found: dict[int, Found] = {}
         self._turn = threading.Condition()
         self._ended = self._told = False
         self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
@@ -75,6 +81,11 @@ class Fetching:
             # To wake it with every step costs a consumer that takes all it can much of its time.
             if step >= self._waits_for:
                 self._turn.notify()
+
+    def found(self, step: int) -> Found | None:
+        """What was looked up of a step, once; None where it was not: to do it again costs as much as its tokens."""
+        with self._turn:
+            return self._found.pop(step, None)
 
     def end(self) -> None:
         """Let the thread end, behind what it is at."""
@@ -136,11 +147,14 @@ class Fetching:
         """Have steps fetched; whether there are more behind them."""
         if all(store.is_here for store in self._stores):
             return True
-        found = [self._rows(step) for step in range(start, stop)]
-        rows = [one for one in found if one is not None]
-        if rows:
-            fetch_rows(self._stores, self._blocks, *rows)
-        return len(rows) == len(found)
+        found = [(step, self._rows(step)) for step in range(start, stop)]
+        kept = {step: one for step, one in found if one is not None}
+        if kept:
+            fetch_rows(self._stores, self._blocks, *(rows for rows, _ in kept.values()))
+        with self._turn:
+            later = {step: one for step, one in self._found.items() if step >= self._needed}
+            self._found = {**later, **kept}
+        return len(kept) == len(found)
 
 
 @functools.cache
