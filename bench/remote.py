@@ -3,15 +3,21 @@
     python bench/remote.py [--documents 200000] [--latency 0.05] [--megabytes 100] [--pace 10] [--ranks 4]
 
 A server on loopback gives stretches of files; every answer waits ``--latency`` seconds, and a
-connection carries ``--megabytes`` a second. Prints the first batch, what a consumer that takes
-``--pace`` million tokens a second gets from either store and what one gets that takes all it can,
-and the bytes that the ranks of a node, and of two nodes with and without lanes, fetched over an epoch, over those of
-its tokens.
+connection carries ``--megabytes`` a second. Prints
+
+- the first batch, and what a consumer that takes ``--pace`` million tokens a second gets from either store;
+- what one gets that takes all it can: over the first pool, the rest of the first epoch, and the second epoch, in which
+  a store that the cache holds is read from it; with the seconds of processor that this process and the server took;
+- what the link itself gives: the same stretches of files asked for by fsspec alone, as many at a time, and the seconds
+  of processor that this client and the server took: no loader on this machine can be faster than that;
+- the bytes that the ranks of a node, and of two nodes with and without lanes, fetched over an epoch, over those of its
+  tokens.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,8 +30,9 @@ SEQ_LEN, BATCH, BLOCK = 2048, 32, 64
 CHUNK = 64 << 10
 
 
-async def serve(folder: Path, latency: float, rate: float) -> None:
-    """Answer GETs of files and stretches of them, late and slowly."""
+async def serve(folder: Path, latency: float, rate: float, log: Path) -> None:
+    """Answer GETs of files and stretches of them, late and slowly; the log has a line for each stretch."""
+    asked_for = log.open("a", buffering=1)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -45,6 +52,8 @@ async def serve(folder: Path, latency: float, rate: float) -> None:
             return
         size = path.stat().st_size
         first, last = (int(asked[1]), min(int(asked[2]), size - 1)) if asked else (0, size - 1)
+        if asked:
+            asked_for.write(f"{path.relative_to(folder)} {first} {last + 1}\n")
         status = b"206 Partial Content" if asked else b"200 OK"
         about = (
             f"\r\nContent-Length: {last - first + 1}\r\nContent-Range: bytes {first}-{last}/{size}"
@@ -68,33 +77,72 @@ async def serve(folder: Path, latency: float, rate: float) -> None:
         await server.serve_forever()
 
 
-def loaded(place: str, options: dict, steps: int, pace: float, rank: int = 0, ranks: int = 1):
-    """(seconds to the first batch, tokens/s behind it, bytes fetched, tokens) of one rank."""
+def opened(place: str, options: dict):
+    """(a loader's batches, the store, seconds to the first batch)."""
     import batchloom
 
     begin = time.perf_counter()
     store = batchloom.open_store(place, **options)
     loader = batchloom.Loader(
-        store, seq_len=SEQ_LEN, global_batch_size=BATCH * ranks, epochs=1000, block=BLOCK,
-        rank=rank, world_size=ranks, output="numpy",
+        store, seq_len=SEQ_LEN, global_batch_size=BATCH, epochs=1000, block=BLOCK, rank=0, world_size=1,
+        output="numpy",
     )  # fmt: skip
     batches = iter(loader)
     next(batches)
-    first = time.perf_counter() - begin
+    return batches, store, time.perf_counter() - begin
+
+
+def paced(place: str, options: dict, steps: int, pace: float):
+    """(seconds to the first batch, tokens/s behind it) of a consumer that takes its time."""
+    batches, _, first = opened(place, options)
     # What the start left undone is not what goes on for days.
     for _ in range(steps // 4):
         next(batches)
-        if pace:
-            time.sleep(SEQ_LEN * BATCH / pace)
+        time.sleep(SEQ_LEN * BATCH / pace)
     begin = due = time.perf_counter()
     for _ in range(steps):
         next(batches)
-        if pace:
-            due = max(due, begin) + SEQ_LEN * BATCH / pace
-            time.sleep(max(0.0, due - time.perf_counter()))
-    seconds = time.perf_counter() - begin
-    tokens = (1 + steps // 4 + steps) * SEQ_LEN * BATCH
-    return first, steps * SEQ_LEN * BATCH / seconds, store.fetched_bytes, tokens
+        due = max(due, begin) + SEQ_LEN * BATCH / pace
+        time.sleep(max(0.0, due - time.perf_counter()))
+    return first, steps * SEQ_LEN * BATCH / (time.perf_counter() - begin)
+
+
+def fast(place: str, options: dict):
+    """Of the first pool, the rest of the first epoch and the second epoch: (tokens/s, seconds of this process)."""
+    batches, store, _ = opened(place, options)
+    steps = store.tokens // (SEQ_LEN * BATCH)
+    pool = min(steps // 2, int(steps * 65536 / len(store)))
+    found = []
+    for count in (pool, steps - pool, steps):
+        begin, own = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            next(batches)
+        seconds = time.perf_counter() - begin
+        found.append((count * SEQ_LEN * BATCH / seconds, time.process_time() - own))
+    return found
+
+
+def bare(url: str, stretches: list, at_once: int):
+    """(bytes, seconds, seconds of this process) of asking for stretches of files by fsspec alone."""
+    import fsspec
+
+    async def all_of_them(fs) -> int:
+        left, total = iter(stretches), 0
+
+        async def some() -> None:
+            nonlocal total
+            for name, start, stop in left:
+                data = await fs._cat_file(f"{url}/{name}", start=start, end=stop)
+                total += len(data)
+
+        await asyncio.gather(*(some() for _ in range(at_once)))
+        return total
+
+    fs = fsspec.filesystem("http")
+    fs.cat_file(f"{url}/{stretches[0][0]}", start=0, end=1)
+    begin, own = time.perf_counter(), time.process_time()
+    total = fsspec.asyn.sync(fs.loop, all_of_them, fs)
+    return total, time.perf_counter() - begin, time.process_time() - own
 
 
 def epoch(place: str, cache: str, rank: int, ranks: int, lanes: int = 1) -> int:
@@ -122,31 +170,61 @@ def together(url: str, work: Path, ranks: int, nodes: int = 1, lanes: int = 1) -
     return sum(int(one.communicate()[0]) for one in running)
 
 
-def apart(arguments: dict) -> dict:
-    """What :func:`loaded` gives in a process of its own."""
-    return json.loads(
-        subprocess.run(_command(arguments), stdout=subprocess.PIPE, text=True, check=True).stdout
+def apart(what: str, **arguments):
+    """What a function of this file gives in a process of its own."""
+    command = [sys.executable, __file__, "--one", json.dumps([what, arguments])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def processor(process: subprocess.Popen) -> float:
+    """Seconds of processor that a process took so far."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def compared_paced(options: argparse.Namespace, folder: Path, url: str, work: Path) -> None:
+    about = {"steps": options.steps, "pace": options.pace * 1e6}
+    far = {"cache": str(work / "paced")}
+    found = [apart("paced", place=str(folder), options={}, **about)]
+    found += [apart("paced", place=url, options=far, **about) for _ in range(2)]
+    rates = " / ".join(f"{rate / 1e6:.1f}" for _, rate in found)
+    firsts = " / ".join(f"{first:.2f}" for first, _ in found)
+    print(f"paced, local / remote / again from the cache: {rates} Mtok/s; first batch {firsts} s")
+
+
+def compared_fast(folder: Path, url: str, work: Path, server: subprocess.Popen, log: Path) -> None:
+    far = {"cache": str(work / "fast")}
+    print(
+        "as fast as it goes, Mtok/s (seconds of processor): first pool, rest of the epoch, second epoch"
     )
-
-
-def _command(arguments: dict) -> list[str]:
-    return [sys.executable, __file__, "--one", json.dumps(arguments)]
-
-
-def compared(options: argparse.Namespace, folder: Path, url: str, work: Path) -> None:
-    def far(name: str) -> dict:
-        return {"cache": str(work / name)}
-
-    steps = options.steps
-    for name, pace in (("paced", options.pace * 1e6), ("as fast as it goes", 0.0)):
-        local = apart({"place": str(folder), "options": {}, "steps": steps, "pace": pace})
-        cold = apart({"place": url, "options": far(name), "steps": steps, "pace": pace})
-        warm = apart({"place": url, "options": far(name), "steps": steps, "pace": pace})
+    local = apart("fast", place=str(folder), options={})
+    _told("local", local, local)
+    log.write_text("")
+    before = processor(server)
+    cold = apart("fast", place=url, options=far)
+    served = processor(server) - before
+    lines = [line.split() for line in log.read_text().splitlines()]
+    asked = [(name, int(start), int(stop)) for name, start, stop in lines if name.endswith(".bin")]
+    _told("remote", cold, local, f"; server {served:.2f} s")
+    _told("again from the cache", apart("fast", place=url, options=far), local)
+    _told("again, verify=off", apart("fast", place=url, options={**far, "verify": "off"}), local)
+    for at_once in (16, 96):
+        before = processor(server)
+        size, seconds, own = apart("bare", url=url, stretches=asked, at_once=at_once)
         print(
-            f"{name:20} local {local[1] / 1e6:7.1f} Mtok/s, remote {cold[1] / 1e6:7.1f} ({cold[1] / local[1]:.0%}), "
-            f"again from the cache {warm[1] / 1e6:7.1f} ({warm[1] / local[1]:.0%}); first batch "
-            f"{local[0]:.2f} / {cold[0]:.2f} / {warm[0]:.2f} s"
+            f"the link alone, the same {len(asked):,} stretches of {size / 1e6:.0f} MB, {at_once} at a time: "
+            f"{size / 1e6 / seconds:.0f} MB/s, which is {size / 2e6 / seconds:.0f} Mtok/s of 2 bytes; processor: client "
+            f"{own:.2f} s, server {processor(server) - before:.2f} s"
         )
+
+
+def _told(name: str, found: list, local: list, more: str = "") -> None:
+    parts = [
+        f"{rate / 1e6:6.1f} {rate / other[0]:4.0%} ({own:.2f} s)"
+        for (rate, own), other in zip(found, local, strict=True)
+    ]
+    print(f"{name:22}" + "  ".join(parts) + more)
 
 
 def main() -> None:
@@ -161,32 +239,39 @@ def main() -> None:
         "--peers", action="store_true", help="accepted for `make bench`; there is none here"
     )
     parser.add_argument("--serve")
+    parser.add_argument("--log")
     parser.add_argument("--one")
     parser.add_argument("--epoch")
     parser.add_argument("--ranks", type=int, default=4)
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve(Path(options.serve), options.latency, options.megabytes * 1e6))
+        work = serve(
+            Path(options.serve), options.latency, options.megabytes * 1e6, Path(options.log)
+        )
+        asyncio.run(work)
         return
     if options.epoch:
         print(epoch(**json.loads(options.epoch)))
         return
     if options.one:
-        print(json.dumps(loaded(**json.loads(options.one))))
+        what, arguments = json.loads(options.one)
+        print(json.dumps({"paced": paced, "fast": fast, "bare": bare}[what](**arguments)))
         return
     from corpus import make_store
 
     work = Path(tempfile.mkdtemp(prefix="batchloom-bench-"))
     folder = make_store(work / "store", options.documents, sparse=options.sparse)
+    log = work / "asked"
     server = subprocess.Popen(
         [sys.executable, __file__, "--serve", str(folder), "--latency", str(options.latency),
-         "--megabytes", str(options.megabytes)],
+         "--megabytes", str(options.megabytes), "--log", str(log)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
-        compared(options, folder, url, work)
+        compared_paced(options, folder, url, work)
         if not options.sparse:
+            compared_fast(folder, url, work, server, log)
             size = sum(path.stat().st_size for path in folder.glob("train/*.bin"))
             fetched = together(url, work, options.ranks)
             print(

@@ -7,11 +7,13 @@ import pickle
 import re
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from batchloom import Loader, inspect, open_store
+from batchloom import Loader, check, inspect, open_store
+from batchloom.batches import fetching
 from batchloom.core.errors import (
     GenerationError,
     InputError,
@@ -19,10 +21,12 @@ from batchloom.core.errors import (
     StoreError,
     StoreMissingError,
 )
-from batchloom.store import far_store
+from batchloom.store import far, far_store, segments
 from batchloom.store.compact import compact_store
 from batchloom.store.manifest import manifest_bytes, read_manifest
 from batchloom.store.remove import remove_documents
+from batchloom.store.sums import block_sums
+from batchloom.store.whence import documents_of
 from batchloom.testing.stores import append_documents, write_store
 from store.far import documents, kept, same_batches, to_memory
 
@@ -406,7 +410,7 @@ def test_golden_bytes_of_a_file_of_blocks(tmp_path):
     far = open_store(to_memory(store.path, tmp_path.name), cache=tmp_path / "cache")
     far[0]
     heads = [path.read_bytes()[:32] for path in kept(tmp_path / "cache")]
-    assert all(head[:8] == b"BLMBLKS\0" and head[8] == 1 for head in heads)
+    assert all(head[:8] == b"BLMBLKS\0" and head[8] == 2 for head in heads)
     assert all(
         re.fullmatch(r"[0-9a-f]{32}\.blocks", path.name) for path in kept(tmp_path / "cache")
     )
@@ -416,3 +420,94 @@ def test_golden_bytes_of_a_file_of_blocks(tmp_path):
     low_high = (key >> 64).to_bytes(8, "little") + (key & (1 << 64) - 1).to_bytes(8, "little")
     assert any(low_high in data for data in table)
     assert any(data.endswith(b"\1\0\2\0\3\0" + bytes(4090)) for data in table)
+
+
+def test_a_store_elsewhere_is_checked_as_one_here(tmp_path):
+    near = write_store(
+        tmp_path / "near", {"train": DOCUMENTS, "val": [[1, 2]]}, documents_per_shard=70
+    )
+    append_documents(near.path, [[7, 8, 256]] * 3)
+    url = to_memory(near.path, tmp_path.name)
+    here, there = check(near.path), check(url)
+    assert (there.kind, there.facts, there.sample) == ("store", here.facts, here.sample)
+    assert [fault.replace(url, str(near.path)) for fault in there.faults] == here.faults
+    assert check(url, generation=1).facts == check(near.path, generation=1).facts
+    with pytest.raises(GenerationError):
+        check(url, generation=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("train/shard_00003.bin", "shard_00003.bin: checksum differs"),
+        ("train/shard_00004.docs", "shard_00004.docs: checksum differs"),
+        ("train/shard_00005.idx", "shard_00005.idx"),
+        ("train/shard_00006.sums", "shard_00006.sums: it is not that of its file"),
+        ("train/lengths.u32", "lengths.u32: checksum differs"),
+        ("train/shard_00001.bin", None),
+    ],
+)
+def test_what_was_changed_or_lost_elsewhere_is_a_fault(near, tmp_path, name, told):
+    url = to_memory(near.path, tmp_path.name)
+    fs = fsspec.filesystem("memory")
+    path = f"/far/{tmp_path.name}/{name}"
+    data = bytearray(fs.cat_file(path))
+    fs.rm(path)
+    if told:
+        data[-3] ^= 1
+        fs.pipe_file(path, bytes(data))
+    faults = check(url).faults
+    assert any((told or f"{url}/{name} cannot be read") in fault for fault in faults)
+
+
+def test_full_looks_at_what_is_read_and_no_more(url, tmp_path, monkeypatch):
+    store = open_store(url, cache=tmp_path / "cache", verify="full")
+    everything(store)
+    hashed = []
+
+    def counted(data):
+        hashed.append(len(memoryview(data).cast("B")))
+        return block_sums(data)
+
+    monkeypatch.setattr(far, "block_sums", counted)
+    store[300]
+    assert 0 < sum(hashed) <= 4 * 4096
+
+
+def test_what_was_kept_before_the_machine_started_is_looked_at_once(
+    near, url, tmp_path, monkeypatch
+):
+    cache = tmp_path / "cache"
+    open_store(url, cache=cache)[3]
+    ids = np.array(DOCUMENTS[3], "<u2").tobytes()
+    (changed,) = [path for path in kept(cache) if ids in path.read_bytes()]
+    _change(changed, changed.read_bytes().index(ids))
+    wrong = open_store(url, cache=cache, verify="off")
+    assert wrong[3].ids.tolist() != DOCUMENTS[3]
+    monkeypatch.setattr(segments, "_boot", lambda: bytes([7] * 16))
+    again = open_store(url, cache=cache, verify="off")
+    assert again[3].ids.tolist() == DOCUMENTS[3]
+    assert again.fetched_bytes > 0
+
+
+def test_origins_come_by_themselves(near, url, tmp_path):
+    """Of a shard's ``.docs`` the blocks of a document alone."""
+    big = write_store(tmp_path / "big", [[1, 256]] * 60_000)
+    store = open_store(to_memory(big.path, f"{tmp_path.name}-big"), cache=tmp_path / "cache")
+    before = store.fetched_bytes
+    assert store.origin(12_345) == big.origin(12_345)
+    assert store.fetched_bytes - before <= 8 * 4096
+    source, record = big.origin(12_345).source, big.origin(12_345).record
+    assert documents_of(store, source, record) == documents_of(big, source, record) == [12_345]
+    assert store.fetched_bytes - before < 36 * 60_000 / 3
+
+
+@pytest.mark.parametrize(("limit", "told"), [(20_000, False), (4_000, True)])
+def test_a_cache_of_a_few_steps_is_used_or_told_to_be_small(
+    near, url, tmp_path, caplog, limit, told
+):
+    store = open_store(url, cache=tmp_path / "cache", cache_limit=limit)
+    fetching._tell_of_room.cache_clear()
+    with caplog.at_level(logging.WARNING, "batchloom"):
+        same_batches(Loader(near, **PLAIN), Loader(store, **PLAIN))
+    assert caplog.text.count("are not fetched ahead: a step") == told

@@ -1,6 +1,7 @@
 """Having the tokens of coming steps here before they are assembled, where a store lies elsewhere."""
 
 import atexit
+import functools
 import logging
 import threading
 import weakref
@@ -8,7 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from batchloom.batches.share import Share, rank_rows
 from batchloom.core.errors import BatchloomError
 from batchloom.plan.lane_plan import LanePlan
 from batchloom.plan.plan import Plan
@@ -23,6 +26,10 @@ _CACHE_SHARE = 4
 _SECONDS = 5.0
 
 
+# Rows of a step, and the position of each in the run.
+Found = tuple[Rows, NDArray[np.int64]]
+
+
 @final
 class Fetching:
     """A thread that has coming steps fetched while earlier ones are made.
@@ -33,7 +40,7 @@ class Fetching:
     Args:
         stores: of each source that rows name, of which some lie elsewhere.
         blocks: of each store, how many neighbouring documents the plan keeps together.
-        rows: the rows of a step of this rank, None behind the last; called by the thread alone.
+        rows: the rows of a step of this rank and their positions, None behind the last; called by the thread alone.
         first: the first step.
         tokens: tokens of a step of this rank.
     """
@@ -42,19 +49,25 @@ class Fetching:
         self,
         stores: Sequence[Store],
         blocks: Sequence[int],
-        rows: Callable[[int], Rows | None],
+        rows: Callable[[int], Found | None],
         first: int,
         tokens: int,
     ) -> None:
         self._stores, self._blocks, self._rows = stores, blocks, rows
-        room = min(
-            store.cache_limit // _CACHE_SHARE // store.dtype.itemsize
-            for store in stores
-            if store.is_far
-        )
-        self._ahead = min(_AHEAD, room) // tokens
+        far = [store for store in stores if store.is_far]
+        room = min(store.cache_limit // store.dtype.itemsize for store in far)
+        self._ahead = min(_AHEAD, room // _CACHE_SHARE) // tokens
+        if not self._ahead and room >= 2 * tokens:
+            # The step that is made and the next one fit.
+            self._ahead = 1
+        if not self._ahead:
+            _tell_of_room(
+                min(store.cache_limit for store in far),
+                tokens * max(store.dtype.itemsize for store in far),
+            )
         self._together = max(1, min(_TOGETHER // tokens, self._ahead // 2))
-        self._at = self._needed = first
+        self._at = self._needed = self._waits_for = first
+        self._found: dict[int, Found] = {}
         self._turn = threading.Condition()
         self._ended = self._told = False
         self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
@@ -66,7 +79,14 @@ class Fetching:
         """Say which step is made now."""
         with self._turn:
             self._needed = step
-            self._turn.notify()
+            # To wake it with every step costs a consumer that takes all it can much of its time.
+            if step >= self._waits_for:
+                self._turn.notify()
+
+    def found(self, step: int) -> Found | None:
+        """What was looked up of a step, once; None where it was not: to do it again costs as much as its tokens."""
+        with self._turn:
+            return self._found.pop(step, None)
 
     def end(self) -> None:
         """Let the thread end, behind what it is at."""
@@ -99,7 +119,8 @@ class Fetching:
     def _next(self, steps: int) -> int | None:
         """The step to go on with, once it is near enough; None where nobody wants more."""
         with self._turn:
-            while not self._ended and self._at + steps > self._needed + 1 + self._ahead:
+            self._waits_for = self._at + steps - 1 - self._ahead
+            while not self._ended and self._needed < self._waits_for:
                 self._turn.wait()
             start = max(self._at, self._needed)
             self._at = start + steps
@@ -119,16 +140,33 @@ class Fetching:
         """Wait until another step is made, and go on at ``start``, which could not be had."""
         with self._turn:
             needed, self._at = self._needed, start
+            self._waits_for = needed + 1
             while not self._ended and self._needed == needed:
                 self._turn.wait()
 
     def _fetch(self, start: int, stop: int) -> bool:
         """Have steps fetched; whether there are more behind them."""
-        found = [self._rows(step) for step in range(start, stop)]
-        rows = [one for one in found if one is not None]
-        if rows:
-            fetch_rows(self._stores, self._blocks, *rows)
-        return len(rows) == len(found)
+        if all(store.is_here for store in self._stores):
+            return True
+        found = [(step, self._rows(step)) for step in range(start, stop)]
+        kept = {step: one for step, one in found if one is not None}
+        if kept:
+            fetch_rows(self._stores, self._blocks, *(rows for rows, _ in kept.values()))
+        with self._turn:
+            later = {step: one for step, one in self._found.items() if step >= self._needed}
+            self._found = {**later, **kept}
+        return len(kept) == len(found)
+
+
+@functools.cache
+def _tell_of_room(limit: int, needed: int) -> None:
+    """Say once that steps are too large to be fetched ahead."""
+    LOG.warning(
+        "Coming steps are not fetched ahead: a step of this rank has %s bytes of tokens, and the cache holds %s "
+        "(cache_limit). Each is fetched as it is made, which is slow; give the cache at least twice a step.",
+        f"{needed:,}",
+        f"{limit:,}",
+    )
 
 
 def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> None:
@@ -168,3 +206,16 @@ def _end_all() -> None:
 
 
 atexit.register(_end_all)
+
+
+def rows_of(
+    plan: Plan, share_of: Callable[[int], Share], *, balance: bool
+) -> Callable[[int], Found | None]:
+    """What tells the rows of a rank in each step and their positions, None behind the last."""
+
+    def found(step: int) -> Found | None:
+        return (
+            rank_rows(plan, step, share_of(step), balance=balance) if plan.has_step(step) else None
+        )
+
+    return found

@@ -28,7 +28,7 @@ from batchloom.batches.data import (
     store_of,
 )
 from batchloom.batches.device import require_torch, to_torch
-from batchloom.batches.fetching import Fetching, blocks_of, fetch_rows
+from batchloom.batches.fetching import Fetching, Found, blocks_of, fetch_rows, rows_of
 from batchloom.batches.id_range import refuse_beyond
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
@@ -298,7 +298,7 @@ class Loader:
                 if over:
                     fetching.end()
             fetching.reach(step)
-            return self._next(step)
+            return self._next(step, (plan, fetching.found(step)))
 
         try:
             yield from Ahead(make, first, self.spec.prefetch)
@@ -309,13 +309,7 @@ class Loader:
 
     def _fetching(self, plan: Plan, first: int) -> Fetching:
         """What has the steps of a plan fetched from one on."""
-        balance = self.spec.balance
-
-        def rows(step: int) -> Rows | None:
-            if not plan.has_step(step):
-                return None
-            return rank_rows(plan, step, self._share_of(step), balance=balance)[0]
-
+        rows = rows_of(plan, self._share_of, balance=self.spec.balance)
         tokens = self._share_of(first).rows * self._spec_at(first).seq_len
         return Fetching(self._stores(), blocks_of(plan), rows, first, tokens)
 
@@ -356,10 +350,14 @@ class Loader:
         # An edit waits until the batch is made: it is one plan's, and one store's.
         with self._turn:
             share = self._share_of(step)
-            rows, positions = rank_rows(self.plan, step, share, balance=self.spec.balance)
+            found = rank_rows(self.plan, step, share, balance=self.spec.balance)
             if not self.spec.prefetch and self._is_far:
-                fetch_rows(self._stores(), blocks_of(self.plan), rows)
-            return self._assembled(self.store, self._numbered(rows), positions, step)
+                fetch_rows(self._stores(), blocks_of(self.plan), found[0])
+            return self._batch_of(step, found)
+
+    def _batch_of(self, step: int, found: Found) -> Batch:
+        """The batch of rows of a step."""
+        return self._assembled(self.store, self._numbered(found[0]), found[1], step)
 
     def _assembled(
         self, reader: Reader, rows: Rows, positions: NDArray[np.int64], step: int
@@ -487,11 +485,18 @@ class Loader:
         self.plan = plan
         self._beside = beside
 
-    def _next(self, step: int) -> Batch | None:
+    def _next(self, step: int, looked: tuple[Plan, Found | None] | None = None) -> Batch | None:
+        """The batch of a step; None behind the last.
+
+        Args:
+            step: its number.
+            looked: a plan of which its rows were looked up before, and these.
+        """
         with self._turn:
-            if not self.plan.has_step(step):
+            found = looked[1] if looked and looked[0] is self._beside else None
+            if found is None and not self.plan.has_step(step):
                 return None
-            return self.batch(step)
+            return self.batch(step) if found is None else self._batch_of(step, found)
 
     @property
     def next_step(self) -> int:

@@ -16,7 +16,7 @@ def check(
     path: Annotated[
         str,
         typer.Argument(
-            help="A store, a Megatron prefix, a raw file, folder or URL, or the name of synthetic data."
+            help="A store or its URL, a Megatron prefix, a raw file, folder or URL, or the name of synthetic data."
         ),
     ],
     *,

@@ -4,9 +4,16 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from batchloom.core.addresses import is_far, label_of, local_path
+from batchloom.core.addresses import is_far, is_url, label_of, local_path, shown
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import BatchloomError, InputError, InputMissingError, SettingsError
+from batchloom.core.errors import (
+    BatchloomError,
+    InputError,
+    InputMissingError,
+    SettingsError,
+    StoreError,
+    StoreMissingError,
+)
 from batchloom.core.files import because, nearest_path
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES, parse_synthetic
@@ -27,9 +34,11 @@ from batchloom.sources.listing import Listing
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits, Part, ReadRules
 from batchloom.sources.spool import Spool
+from batchloom.store.far_store import read_far_manifest
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.missing import half_a_store
 from batchloom.store.verify import Verdict, verify_prefix, verify_store, verify_synthetic
+from batchloom.store.verify_far import verify_far
 
 _SHOWN = 10
 _SAMPLE = 200
@@ -44,7 +53,7 @@ def check(
 ) -> Verdict:
     """Verify a store, a bare Megatron prefix, or raw input of any kind, and say whether it is real data.
 
-    A store: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
+    A store, also behind a URL: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
     sample, that tokens are not uniform noise. Raw input, also what a manifest names: that every
     record can be read, as ``prepare`` would.
 
@@ -63,6 +72,8 @@ def check(
     """
     given = local_path(os.fspath(path))
     place = Path(given)
+    if is_url(given) and (generation is not None or _is_far_store(given)):
+        return verify_far(given, generation=generation)
     if is_far(given) and generation is None:
         return _check_raw(given, text_field)
     try:
@@ -72,6 +83,21 @@ def check(
     except OSError as error:
         raise InputError(f"{place} cannot be read: {because(error)}.") from error
     return verdict or _check_raw(given, text_field)
+
+
+def _is_far_store(url: str) -> bool:
+    """Whether a store lies at a URL: then it has a manifest."""
+    if Path(shown(url)).suffix:
+        # A file; its server may answer anything to what lies below it.
+        return False
+    try:
+        read_far_manifest(url)
+    except (StoreMissingError, InputError):
+        # What cannot be reached is told by who looks for records.
+        return False
+    except StoreError:
+        return True  # A damaged one.
+    return True
 
 
 def _check_prepared(place: Path, vocab_size: int | None, generation: int | None) -> Verdict | None:

@@ -43,6 +43,23 @@ def minus(wanted: Extents, have: Extents) -> Extents:
     return joined(points[:-1][alone], points[1:][alone])
 
 
+def parted(wanted: Extents, starts: Any, stops: Any) -> tuple[NDArray[np.int64], Extents]:
+    """What is wanted, cut where it goes from one stretch to the next: the stretch of each piece, and the pieces.
+
+    Args:
+        wanted: all of it lies in the stretches.
+        starts: first block of each stretch, ascending.
+        stops: last + 1 of each.
+    """
+    first = starts.searchsorted(wanted[:, 0], side="right") - 1
+    counts = starts.searchsorted(wanted[:, 1], side="left") - first
+    rows = np.repeat(first, counts)
+    rows += np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.maximum(np.repeat(wanted[:, 0], counts), starts[rows])
+    ends = np.minimum(np.repeat(wanted[:, 1], counts), stops[rows])
+    return rows, np.stack([begins, ends], axis=1)
+
+
 def touching(extents: Extents, others: Extents) -> NDArray[np.bool_]:
     """For each of ``extents`` whether it shares a block with one of ``others``."""
     first = extents[:, 1].searchsorted(others[:, 0], side="right")

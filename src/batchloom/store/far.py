@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -16,10 +15,31 @@ from batchloom.core.addresses import shown
 from batchloom.core.errors import StoreError
 from batchloom.core.ranges import RangeError, Ranges
 from batchloom.core.remote_faults import told
-from batchloom.store.extents import Extents, bridged, cut, grouped, joined, minus, touching
+from batchloom.store.extents import (
+    Extents,
+    blocks_of,
+    bridged,
+    cut,
+    grouped,
+    joined,
+    minus,
+    parted,
+    touching,
+)
 from batchloom.store.far_files import FarFile, FarFiles
 from batchloom.store.format import checksum
-from batchloom.store.held import EMPTY, Index, Segment, Segments, added, without
+from batchloom.store.held import (
+    EMPTY,
+    Held,
+    Places,
+    Segment,
+    Segments,
+    added,
+    cut_out,
+    joint,
+    views_of,
+    without,
+)
 from batchloom.store.segments import TABLE, BlockCache
 from batchloom.store.sums import BLOCK, block_sums, roots_of
 
@@ -31,20 +51,12 @@ _GROUPS = 8
 _BRIDGED = 0.05
 # Of lengths and checksums, all of which an epoch uses, gaps of up to 64 KiB come with the rest: a request costs more.
 _SMALL_GAP = 16
+# What others fetched is checked about so many blocks at a time: 1 MiB, so that most extents are checked as a whole.
+_CHECKED = 256
 # What comes wrong is asked for so often.
 _TIMES = 3
 # Before a call relies on what it fetches itself alone: rounds in which others deleted what it found, and waits.
 _ROUNDS, _NAP, _LONGEST_NAPS = 8, 0.01, 120.0
-
-Places = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Blocks that are there and stay while this is: an index, and the bytes of the segments that were wanted."""
-
-    index: Index
-    segments: dict[int, NDArray[np.uint8]]
 
 
 @final
@@ -64,7 +76,8 @@ class FarBlocks:
         files: the files of the subset.
         cache: where blocks are kept.
         verify: ``first-read``: blocks that another process fetched are checked when this one first reads
-            them; ``full``: and every time they are read; ``off``: only as they come.
+            them; ``full``: and every time they are read; ``off``: only as they come, and those that were written
+            before the machine was last started.
     """
 
     def __init__(self, ranges: Ranges, files: FarFiles, cache: BlockCache, verify: str) -> None:
@@ -106,11 +119,22 @@ class FarBlocks:
             StoreError: a file is gone, or holds other bytes than its checksums say.
             InputError: it cannot be reached.
         """
-        first, last = begins // BLOCK, (begins + np.maximum(sizes, 1) - 1) // BLOCK
-        held = self._at_once(first, last)
-        if held is None:
-            held = self.obtain(joined(first, np.where(sizes > 0, last + 1, first)))
+        views = None if self._verify == "full" else self._at_once(begins, sizes, dtype)
+        if views is not None:
+            return views
+        first = begins // BLOCK
+        wanted = joined(first, np.where(sizes > 0, -(-(begins + sizes) // BLOCK), first))
+        held = self.obtain(wanted, always=self._verify == "full")
         return views_of(held, begins, sizes, dtype)
+
+    def here(self, numbers: Iterable[int]) -> bool:
+        """Whether all blocks of some files are mapped and known to be right: then there is nothing to fetch."""
+        index = self._index
+        if not index.sound.all() or minus(self.files.extents(numbers), index.extents).size:
+            return False
+        with self._lock:
+            known = self._segments.known
+            return all(known[owner].data is not None for owner in np.unique(index.owners).tolist())
 
     def whole(self, numbers: Iterable[int]) -> list[NDArray[np.uint8]]:
         """The content of files that are checked as one, or by blocks, each copied together.
@@ -138,25 +162,29 @@ class FarBlocks:
             self._give_up(self.files.extents(wrong))
         raise self._changed(self.files.files[wrong[0]], 0, self.files.files[wrong[0]].size)
 
-    def obtain(self, wanted: Extents) -> Held:
+    def obtain(self, wanted: Extents, *, always: bool = False) -> Held:
         """Have blocks here: those that no process of the node has are fetched, once.
+
+        Args:
+            wanted: the blocks.
+            always: whether those that this process knows to be right are checked again.
 
         Raises:
             StoreError, InputError: as :meth:`read`.
         """
         own = _Own()
         try:
-            return self._obtain(wanted, own)
+            return self._obtain(wanted, own, always=always)
         finally:
             with self._lock:
                 self._busy -= own.segments.keys()
 
-    def _obtain(self, wanted: Extents, own: "_Own") -> Held:
-        looked, napped, rounds = False, 0.0, 0
+    def _obtain(self, wanted: Extents, own: "_Own", *, always: bool) -> Held:
+        looked, napped, rounds, least = False, 0.0, 0, 1 << 62
         while rounds < _ROUNDS and napped < _LONGEST_NAPS:
             missing = minus(wanted, self._index.extents)
             if not missing.size:
-                if (held := self._ready(wanted)) is not None:
+                if (held := self._ready(wanted, always=always)) is not None:
                     return held
                 looked, rounds = False, rounds + 1
                 continue
@@ -171,7 +199,9 @@ class FarBlocks:
                     self._look()
                     asked = joined(mine[:, 0], mine[:, 1])
                     self._fetch(minus(asked, self._index.extents), own)
-                    rounds += 1
+                    # Many processes that want the same come forward together, each by what it claimed.
+                    left = blocks_of(minus(wanted, self._index.extents))
+                    rounds, least = rounds + (left >= least), min(left, least)
                     continue
             time.sleep(_NAP)
             looked, napped = False, napped + _NAP
@@ -179,57 +209,110 @@ class FarBlocks:
         self._fetch(minus(wanted, own.index.extents), own)
         return Held(own.index, own.segments)
 
-    def _at_once(self, first: Places, last: Places) -> Held | None:
-        """What is wanted where all of it is mapped and known to be right, as nearly always; else None."""
-        index = self._index
-        at = index.starts.searchsorted(first, side="right") - 1
-        if self._verify == "full" or not len(index.owners) or not at.size or at.min() < 0:
+    def _at_once(
+        self, begins: Places, sizes: Places, dtype: np.dtype[np.generic]
+    ) -> list[NDArray[Any]] | None:
+        """What :meth:`read` gives, where all of it is mapped and known to be right, as nearly always; else None."""
+        index, ends = self._index, begins + sizes
+        at = index.starts.searchsorted(begins // BLOCK, side="right") - 1
+        if not at.size or not index.starts.size or at.min() < 0:
             return None
-        if not ((index.stops[at] > last) & index.sound[at]).all():
+        apart = np.flatnonzero(ends > index.ends[at])
+        touched = at
+        if apart.size:
+            to = index.starts.searchsorted((ends[apart] - 1) // BLOCK, side="right") - 1
+            if (index.runs[to] != index.runs[at[apart]]).any() or (
+                ends[apart] > index.ends[to]
+            ).any():
+                return None
+            between = zip((at[apart] + 1).tolist(), (to + 1).tolist(), strict=True)
+            touched = np.concatenate([at, *(np.arange(*one) for one in between)])
+        if not index.sound[touched].all():
             return None
         known, segments = self._segments.known, {}
-        for owner in set(index.owners[at].tolist()):
+        for owner in set(index.owners[touched].tolist()):
             segment = known.get(owner)
             data = segment.data if segment is not None else None
             if data is None:
                 return None
             segments[owner] = data
-        return Held(index, segments)
+        views = cut_out(index, segments, at, begins, sizes, dtype)
+        for number in apart.tolist():
+            whole = joint(Held(index, segments), int(begins[number]), int(sizes[number]))
+            views[number] = whole.view(dtype)
+        return views
 
-    def _ready(self, wanted: Extents) -> Held | None:
+    def _ready(self, wanted: Extents, *, always: bool) -> Held | None:
         """The blocks that the index has, mapped and checked; None where some turned out to be gone or wrong."""
         with self._lock:
             index = self._index
-            extents = index.extents
             # Another thread may have given some of it up meanwhile.
-            if minus(wanted, extents).size:
+            if minus(wanted, index.extents).size:
                 return None
-            at = np.flatnonzero(touching(extents, wanted))
-            segments = self._mapped(set(index.owners[at].tolist()))
+            rows, pieces = parted(wanted, index.starts, index.stops)
+            segments = self._mapped(set(index.owners[rows].tolist()))
             if segments is None:
                 return None
+            known = {owner: self._segments.known[owner] for owner in segments}
         held = Held(index, segments)
-        doubted = at if self._verify == "full" else at[~index.sound[at]]
-        extents = extents[doubted]
-        wrong = self._wrong(held, extents)
-        if wrong.size:
-            self._give_up(extents[wrong])
+        doubted = np.arange(len(rows)) if always else np.flatnonzero(~index.sound[rows])
+        if doubted.size and not self._sound(
+            held, known, (rows[doubted], pieces[doubted]), always=always
+        ):
             return None
-        index.sound[doubted] = True
         return held
+
+    def _sound(
+        self,
+        held: Held,
+        known: dict[int, Segment],
+        doubted: tuple[Places, Extents],
+        *,
+        always: bool,
+    ) -> bool:
+        """Whether blocks are right; those that are not are given up.
+
+        Args:
+            held: all that is asked for.
+            known: its segments.
+            doubted: rows of the index, and of each what is asked for of it.
+            always: whether blocks are looked at that are known to be right.
+        """
+        index, (rows, pieces) = held.index, doubted
+        if not always:
+            # What lies around it is read soon, and many small checks cost more than their bytes.
+            pieces = _widened(pieces, index.starts[rows], index.stops[rows])
+        places = index.places[rows] + pieces[:, 0] - index.starts[rows]
+        bits = [
+            known[owner].sound[place : place + count]
+            for owner, place, count in zip(
+                index.owners[rows].tolist(),
+                places.tolist(),
+                (pieces[:, 1] - pieces[:, 0]).tolist(),
+                strict=True,
+            )
+        ]
+        unknown = pieces if always else _unsound(pieces[:, 0], bits)
+        wrong = self._wrong(held, unknown)
+        if wrong.size:
+            self._give_up(unknown[wrong])
+            return False
+        for one in bits:
+            one[:] = True
+        for row in set(rows.tolist()):
+            place, count = index.places[row], index.stops[row] - index.starts[row]
+            index.sound[row] = known[int(index.owners[row])].sound[place : place + count].all()
+        return True
 
     def _wrong(self, held: Held, extents: Extents) -> NDArray[np.int64]:
         """Which of these extents hold other blocks than their checksums say."""
         expected = self._expected(self._sums_for(extents), extents)
         begins, sizes = BLOCK * extents[:, 0], self._sizes(extents)
         found = views_of(held, begins, sizes, np.dtype(np.uint8))
-        trusted = self._verify == "off"
         wrong = [
             at
             for at, (data, sums) in enumerate(zip(found, expected, strict=True))
-            if sums is not None
-            and not (trusted and self._file_at(int(extents[at, 0])).checked == "blocks")
-            and not np.array_equal(block_sums(data.data), sums)
+            if sums is not None and not np.array_equal(block_sums(data.data), sums)
         ]
         return np.array(wrong, np.int64)
 
@@ -290,7 +373,8 @@ class FarBlocks:
             for name in sorted(names - known.keys() - self._refused):
                 table = self._cache.look(name)
                 if table is not None:
-                    self._learn(Segment(name, table, None))
+                    blocks = int(table.rows["blocks"].sum())
+                    self._learn(Segment(name, table, None, np.zeros(blocks, bool)))
 
     def _learn(self, segment: Segment) -> None:
         """Add a segment that another process made, as far as it is of these files."""
@@ -303,8 +387,12 @@ class FarBlocks:
         ours = (keys[numbers, 0] == rows["low"]) & (keys[numbers, 1] == rows["high"])
         starts = self.files.bases[numbers] + rows["first"].astype(np.int64)
         extents = np.stack([starts, starts + blocks], axis=1)[ours]
+        sound = np.zeros(len(extents), bool)
+        if self._verify == "off" and segment.table.whole:
+            # What others are checked by is checked itself.
+            sound = self.files.by_blocks[numbers[ours]]
         owner = self._segments.add(segment)
-        self._index = added(self._index, owner, extents, places[ours], sound=False)
+        self._index = added(self._index, owner, extents, places[ours], sound)
 
     def _sums_for(self, extents: Extents) -> Held:
         """What some blocks are checked by, all of it checked itself."""
@@ -404,10 +492,11 @@ class FarBlocks:
         name, table, data = self._cache.keep(rows, whole)
         blocks = rows["blocks"].astype(np.int64)
         with self._lock:
-            owner = self._segments.add(Segment(name, table, data))
-            places = np.cumsum(blocks) - blocks
-            self._index = added(self._index, owner, extents, places, sound=True)
-            own.index = added(own.index, owner, extents, places, sound=True)
+            own_sound = np.ones(int(blocks.sum()), bool)
+            owner = self._segments.add(Segment(name, table, data, own_sound))
+            places, sound = np.cumsum(blocks) - blocks, np.ones(len(extents), bool)
+            self._index = added(self._index, owner, extents, places, sound)
+            own.index = added(own.index, owner, extents, places, sound)
             own.segments[owner] = data
             self._busy.add(owner)
             self._forget(self._segments.mapped(owner, self._busy))
@@ -455,48 +544,17 @@ def _bytes_of(file: FarFile, first: int, stop: int) -> int:
     return min(BLOCK * (stop - file.base), file.size) - BLOCK * (first - file.base)
 
 
-def views_of(
-    held: Held, begins: Places, sizes: Places, dtype: np.dtype[np.generic]
-) -> list[NDArray[Any]]:
-    """Stretches of bytes that are held, as items: views, or copies where they lie in several extents.
-
-    Args:
-        held: what is there.
-        begins: where each begins: 4096 times the number of its file's first block, and its place in the file [N].
-        sizes: bytes of each [N].
-        dtype: of the items; begins and sizes are multiples of its.
-    """
-    index, last = held.index, (begins + np.maximum(sizes, 1) - 1) // BLOCK
-    if not begins.size or not index.starts.size:
-        return [np.empty(0, dtype) for _ in range(begins.size)]
-    at = index.starts.searchsorted(begins // BLOCK, side="right") - 1
-    inside = (at >= 0) & (index.stops[at] > last)
-    owners = np.where(inside, index.owners[at], -1)
-    offsets = (index.places[at] - index.starts[at]) * BLOCK + begins
-    shift = dtype.itemsize.bit_length() - 1
-    typed = {owner: data.view(dtype) for owner, data in held.segments.items()}
-    views: list[NDArray[Any]] = []
-    columns = (owners, offsets >> shift, sizes >> shift)
-    for owner, begin, count in zip(*(column.tolist() for column in columns), strict=True):
-        data = typed.get(owner)
-        if data is None:
-            number = len(views)
-            views.append(_joint(held, int(begins[number]), int(sizes[number])).view(dtype))
-        else:
-            views.append(data[begin : begin + count])
-    return views
+def _widened(pieces: Extents, starts: Places, stops: Places) -> Extents:
+    """Pieces of extents made whole units of blocks, counted in their extents; they may overlap then."""
+    begins = pieces[:, 0] - (pieces[:, 0] - starts) % _CHECKED
+    ends = starts - (starts - pieces[:, 1]) // _CHECKED * _CHECKED
+    return np.stack([begins, np.minimum(ends, stops)], axis=1)
 
 
-def _joint(held: Held, begin: int, size: int) -> NDArray[np.uint8]:
-    """Bytes that are held, copied together where they lie in several extents."""
-    pieces, end, index = [], begin + size, held.index
-    while begin < end:
-        at = int(index.starts.searchsorted(begin // BLOCK, side="right")) - 1
-        first, stop = int(index.starts[at]), int(index.stops[at])
-        if at < 0 or begin >= BLOCK * stop:
-            raise AssertionError("what is held covers what was wanted")
-        offset = BLOCK * (int(index.places[at]) - first) + begin
-        some = min(BLOCK * stop, end) - begin
-        pieces.append(held.segments[int(index.owners[at])][offset : offset + some])
-        begin += some
-    return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, np.uint8)])
+def _unsound(starts: Places, bits: list[NDArray[np.bool_]]) -> Extents:
+    """The blocks of stretches, of which each begins at a block and has a bit for each, whose bits are not set."""
+    blocks = [
+        start + np.flatnonzero(~one) for start, one in zip(starts.tolist(), bits, strict=True)
+    ]
+    apart = np.concatenate(blocks) if blocks else np.empty(0, np.int64)
+    return joined(apart, apart + 1)

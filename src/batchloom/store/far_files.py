@@ -64,6 +64,7 @@ class FarFiles:
         removed: number of the file of removed documents; -1 without one.
         bases: first block of each file, ascending, int64.
         sizes: bytes of each file, int64.
+        by_blocks: whether the blocks of each are checked one by one, bool.
         dense: 1 for lengths and checksums, of which a little is used for many tokens, 0 for others.
         keys: low and high half of what names the content of each, uint64 [N, 2].
     """
@@ -93,6 +94,7 @@ class FarFiles:
             pairs = HEADER.size + PAIR_BYTES * shard.documents
             self.pairs.append(self._whole(f"{stem}.pairs", pairs, shard.pairs))
         self.bases = np.array([one.base for one in self.files], np.int64)
+        self.by_blocks = np.array([one.checked == "blocks" for one in self.files], bool)
         dense = [one.checked == "entries" or one.width == COUNTED for one in self.files]
         self.dense = np.array(dense, np.int64)
         self.sizes = np.array([one.size for one in self.files], np.int64)

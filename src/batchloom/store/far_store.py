@@ -24,7 +24,7 @@ from batchloom.store.format import MANIFEST_NAME, TOKEN_DTYPES
 from batchloom.store.lengths import beyond
 from batchloom.store.manifest import Manifest, manifest_of_generation
 from batchloom.store.mask import Mask, mask_of
-from batchloom.store.origins import Origins, origins_of
+from batchloom.store.origins import Origins, origin_columns, origins_of
 from batchloom.store.pairs import Sides, sides_of
 from batchloom.store.removed import removed_of
 from batchloom.store.segments import LOG, BlockCache
@@ -152,7 +152,10 @@ class FarSubset:
         self._documents, self._tokens = ends, tokens
         files = self._files.files
         self._itself = sum(shard.bytes for shard in entry.shards)
-        self._bins = BLOCK * np.array([files[number].base for number in self._files.bins], np.int64)
+        bins = BLOCK * np.array([files[number].base for number in self._files.bins], np.int64)
+        # From the tokens of the subset before a document to where it lies among the blocks of all files.
+        self._shifts = bins - tokens[:-1] * self._dtype.itemsize
+        self._ends = ends[1:]
 
     @property
     def fetched_bytes(self) -> int:
@@ -185,6 +188,11 @@ class FarSubset:
             wanted = self._files.rounded(wanted, _AROUND)
         self._blocks.obtain(wanted)
 
+    @property
+    def here(self) -> bool:
+        """Whether all tokens of the subset are on this machine and known to be right, so that none is to be fetched."""
+        return self._blocks.here(self._files.bins)
+
     def _with_neighbours(self, documents: Ids, block: int) -> Extents:
         """The blocks of 4 KiB that hold documents and their neighbours; blocks of documents end with a layer."""
         bounds = np.cumsum([0, *self.lengths.layers])
@@ -214,16 +222,15 @@ class FarSubset:
         return found
 
     def _bytes(self, documents: Ids, starts: Ids, lengths: Ids) -> tuple[Ids, Ids]:
-        shards = self._documents[1:].searchsorted(documents, side="right")
+        shards = self._ends.searchsorted(documents, side="right")
         begins, own = self._where.spans(documents)
         stops = starts + lengths
-        ends = begins + np.maximum(own, stops)
-        over = (stops > own) | (ends > self._tokens[shards + 1])
+        over = (stops > own) | (begins + own > self._tokens[1:][shards])
         if over.any():
             at = int(over.argmax())
             raise beyond(shown(self.url), int(documents[at]), int(own[at]), int(stops[at]))
         size = self._dtype.itemsize
-        return self._bins[shards] + (begins + starts - self._tokens[shards]) * size, lengths * size
+        return self._shifts[shards] + (begins + starts) * size, lengths * size
 
     def removed(self) -> NDArray[np.int64]:
         """Numbers of the removed documents, ascending."""
@@ -238,6 +245,28 @@ class FarSubset:
     def origins(self, shard: int) -> Origins:
         """The ``.docs`` of a shard."""
         return origins_of(*self._one(self._files.docs[shard]))
+
+    def some_origins(self, shard: int, rows: Ids) -> Origins:
+        """Some rows of the ``.docs`` of a shard, of which their blocks alone are fetched, and compared with nothing."""
+        file, documents = (
+            self._files.files[self._files.docs[shard]],
+            self._entry.shards[shard].documents,
+        )
+        begins = BLOCK * file.base + np.concatenate(
+            [place + width * rows for place, width in origin_columns(documents)]
+        )
+        sizes = np.repeat([width for _, width in origin_columns(documents)], len(rows))
+        found = self._blocks.read(begins, sizes, np.dtype(np.uint8))
+        columns = [
+            b"".join(data.tobytes() for data in found[at * len(rows) : (at + 1) * len(rows)])
+            for at in range(4)
+        ]
+        return Origins(
+            np.frombuffer(columns[0], "<u8").reshape(-1, 2),
+            np.frombuffer(columns[1], "<u8"),
+            np.frombuffer(columns[2], "<u8"),
+            np.frombuffer(columns[3], "<u4"),
+        )
 
     def sides(self, shard: int) -> Sides:
         """The ``.pairs`` of a shard of a store of preferences."""

@@ -1,13 +1,17 @@
 """What a process knows of the blocks that are on this machine: which extents, in which file, where in it."""
 
 from collections import OrderedDict
-from typing import NamedTuple, final
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.store.extents import Extents, minus
 from batchloom.store.segments import Table
+from batchloom.store.sums import BLOCK
+
+Places = NDArray[np.int64]
 
 # Each costs a descriptor, and what was deleted keeps its room on the disk while it is mapped.
 _MOST_MAPPED, _MOST_BYTES = 256, 2 << 30
@@ -23,12 +27,19 @@ class Segment:
         name: in the cache; None where it is in memory alone.
         table: what it holds.
         data: its blocks, uint8; None while it is not mapped.
+        sound: whether this process knows each of its blocks to be right, bool.
     """
 
-    __slots__ = ("data", "name", "table")
+    __slots__ = ("data", "name", "sound", "table")
 
-    def __init__(self, name: str | None, table: Table, data: NDArray[np.uint8] | None) -> None:
-        self.name, self.table, self.data = name, table, data
+    def __init__(
+        self,
+        name: str | None,
+        table: Table,
+        data: NDArray[np.uint8] | None,
+        sound: NDArray[np.bool_],
+    ) -> None:
+        self.name, self.table, self.data, self.sound = name, table, data, sound
 
 
 class Index(NamedTuple):
@@ -39,7 +50,10 @@ class Index(NamedTuple):
         stops: last block + 1 of each, int64.
         places: at which block of its segment each begins, int64.
         owners: number of the segment of each, int64.
-        sound: whether this process knows its blocks to be right.
+        sound: whether this process knows all blocks of each to be right.
+        runs: how many gaps come before each, int64: between two of one number there is none.
+        ends: the byte behind each, int64; 4096 times its ``stops``.
+        shifts: what to add to a place in bytes to have the place in its segment, int64.
     """
 
     starts: NDArray[np.int64]
@@ -47,6 +61,9 @@ class Index(NamedTuple):
     places: NDArray[np.int64]
     owners: NDArray[np.int64]
     sound: NDArray[np.bool_]
+    runs: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    shifts: NDArray[np.int64]
 
     @property
     def extents(self) -> Extents:
@@ -55,11 +72,24 @@ class Index(NamedTuple):
 
 
 _NONE = np.empty(0, np.int64)
-EMPTY = Index(_NONE, _NONE, _NONE, _NONE, np.empty(0, bool))
+EMPTY = Index(_NONE, _NONE, _NONE, _NONE, np.empty(0, bool), _NONE, _NONE, _NONE)
+
+
+def _index(*columns: NDArray[Any]) -> Index:
+    starts, stops, places, owners, sound = columns
+    runs = np.zeros(len(starts), np.int64)
+    np.cumsum(starts[1:] != stops[:-1], out=runs[1:])
+    return Index(
+        starts, stops, places, owners, sound, runs, BLOCK * stops, BLOCK * (places - starts)
+    )
 
 
 def added(
-    index: Index, owner: int, extents: Extents, places: NDArray[np.int64], *, sound: bool
+    index: Index,
+    owner: int,
+    extents: Extents,
+    places: NDArray[np.int64],
+    sound: NDArray[np.bool_],
 ) -> Index:
     """An index with a segment more; where its blocks are known already, the other segment's stay.
 
@@ -68,29 +98,29 @@ def added(
         owner: number of the segment.
         extents: of it, apart from each other, in any order.
         places: at which block of the segment each begins.
-        sound: whether its blocks are known to be right.
+        sound: whether the blocks of each are known to be right.
     """
     order = np.argsort(extents[:, 0], kind="stable")
-    extents, places = extents[order], places[order]
+    extents, places, sound = extents[order], places[order], sound[order]
     fresh = minus(extents, index.extents)
     if not fresh.size:
         return index
     whole = extents[:, 0].searchsorted(fresh[:, 0], side="right") - 1
     at = index.starts.searchsorted(fresh[:, 0])
     begins = places[whole] + fresh[:, 0] - extents[whole, 0]
-    return Index(
+    return _index(
         np.insert(index.starts, at, fresh[:, 0]),
         np.insert(index.stops, at, fresh[:, 1]),
         np.insert(index.places, at, begins),
         np.insert(index.owners, at, owner),
-        np.insert(index.sound, at, sound),
+        np.insert(index.sound, at, sound[whole]),
     )
 
 
 def without(index: Index, owners: set[int]) -> Index:
     """An index without some segments."""
     kept = ~np.isin(index.owners, list(owners))
-    return Index(
+    return _index(
         index.starts[kept],
         index.stops[kept],
         index.places[kept],
@@ -151,12 +181,85 @@ class Segments:
                 self._in_memory += segment.table.size
         self._mapped.move_to_end(number)
         gone: set[int] = set()
+        if not self._too_many():
+            return gone
         for oldest in [one for one in self._mapped if one != number and one not in busy]:
-            many = len(self._mapped) > _MOST_MAPPED or self._bytes > self._limit
-            if not many and self._in_memory <= _MOST_IN_MEMORY:
+            if not self._too_many():
                 break
             old = self.known[oldest]
             self._unmap(oldest, old)
             if old.name is None:
                 gone.add(oldest)
         return gone
+
+    def _too_many(self) -> bool:
+        many = len(self._mapped) > _MOST_MAPPED or self._bytes > self._limit
+        return many or self._in_memory > _MOST_IN_MEMORY
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Blocks that are there and stay while this is: an index, and the bytes of the segments that were wanted."""
+
+    index: Index
+    segments: dict[int, NDArray[np.uint8]]
+
+
+def views_of(
+    held: Held, begins: Places, sizes: Places, dtype: np.dtype[np.generic]
+) -> list[NDArray[Any]]:
+    """Stretches of bytes that are held, as items: views, or copies where they lie in several extents.
+
+    Args:
+        held: what is there.
+        begins: where each begins: 4096 times the number of its file's first block, and its place in the file [N].
+        sizes: bytes of each [N].
+        dtype: of the items; begins and sizes are multiples of its.
+    """
+    index, last = held.index, (begins + np.maximum(sizes, 1) - 1) // BLOCK
+    if not begins.size or not index.starts.size:
+        return [np.empty(0, dtype) for _ in range(begins.size)]
+    at = index.starts.searchsorted(begins // BLOCK, side="right") - 1
+    apart = np.flatnonzero((at < 0) | (index.stops[at] <= last) | (sizes == 0))
+    known = held.segments
+    if apart.size:
+        # Another segment may lie there, which is not wanted: these are put together below.
+        known = {**dict.fromkeys(index.owners[at[apart]].tolist(), np.empty(0, np.uint8)), **known}
+    views = cut_out(index, known, at, begins, sizes, dtype)
+    for number in apart.tolist():
+        views[number] = joint(held, int(begins[number]), int(sizes[number])).view(dtype)
+    return views
+
+
+def cut_out(
+    index: Index,
+    segments: dict[int, NDArray[np.uint8]],
+    at: Places,
+    begins: Places,
+    sizes: Places,
+    dtype: np.dtype[np.generic],
+) -> list[NDArray[Any]]:
+    """Stretches of bytes as items, each in the extent that ``at`` names; arguments as of :func:`views_of`."""
+    shift = dtype.itemsize.bit_length() - 1
+    typed = {owner: data.view(dtype) for owner, data in segments.items()}
+    firsts = (begins + index.shifts[at]) >> shift
+    owners, counts = index.owners[at].tolist(), (sizes >> shift).tolist()
+    return [
+        typed[owner][first : first + count]
+        for owner, first, count in zip(owners, firsts.tolist(), counts, strict=True)
+    ]
+
+
+def joint(held: Held, begin: int, size: int) -> NDArray[np.uint8]:
+    """Bytes that are held, copied together where they lie in several extents."""
+    pieces, end, index = [], begin + size, held.index
+    while begin < end:
+        at = int(index.starts.searchsorted(begin // BLOCK, side="right")) - 1
+        first, stop = int(index.starts[at]), int(index.stops[at])
+        if at < 0 or begin >= BLOCK * stop:
+            raise AssertionError("what is held covers what was wanted")
+        offset = BLOCK * (int(index.places[at]) - first) + begin
+        some = min(BLOCK * stop, end) - begin
+        pieces.append(held.segments[int(index.owners[at])][offset : offset + some])
+        begin += some
+    return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, np.uint8)])

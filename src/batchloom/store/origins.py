@@ -84,6 +84,12 @@ def origins_pieces(count: int, columns: Sequence[Iterable[NDArray[np.generic]]])
             yield piece.astype(dtype).tobytes()
 
 
+def origin_columns(count: int) -> list[tuple[int, int]]:
+    """Of the ``.docs`` file of so many documents the byte each column begins at, and the bytes of its rows."""
+    at = HEADER.size
+    return [(at, 16), (at + 16 * count, 8), (at + 24 * count, 8), (at + 32 * count, 4)]
+
+
 def map_origins(path: Path) -> Origins:
     """Map a ``.docs`` file; its columns are views of the file.
 

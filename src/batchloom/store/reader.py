@@ -22,7 +22,6 @@ from batchloom.store.format import checksum
 from batchloom.store.lengths import StoreLengths, beyond
 from batchloom.store.manifest import (
     Manifest,
-    SourceEntry,
     generation_with,
     read_manifest,
     recorded_weights,
@@ -415,6 +414,11 @@ class Store:
         if self._far is not None:
             self._far.fetch(documents, block)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether there is nothing of the tokens to fetch: all of them are on this machine, and known to be right."""
+        return self._far is None or self._far.here
+
     def _without_removed(
         self, documents: NDArray[np.int64], views: list[NDArray[np.generic]]
     ) -> list[NDArray[np.generic]]:
@@ -524,18 +528,19 @@ class Store:
         if self._generated is not None:
             ids = self[number].ids.astype("<u4")
             return Origin(str(self.path), self._checked(number), 0, None, checksum(ids.data))
-        shard, local = self._place(self._checked(number))
-        origins = self.shard_origins(shard)
-        source, earlier = self._part(int(origins.parts[local]))
-        record = earlier + int(origins.records[local])
-        low, high = (int(half) for half in origins.hashes[local])
-        return Origin(
-            source=source.name,
-            record=record,
-            offset=int(origins.offsets[local]),
-            line=record + 1 if source.kind == "jsonl" else None,
-            hash=f"{(high << 64) | low:032x}",
-        )
+        # It reads stores; this is the one way back.
+        from batchloom.store.whence import origins_of  # noqa: PLC0415
+
+        (found,) = origins_of(self, [self._checked(number)])
+        if found is None:
+            raise AssertionError("a store with a manifest says where its documents came from")
+        return found
+
+    def some_origins(self, shard: int, rows: NDArray[np.int64]) -> Origins:
+        """Rows of the ``.docs`` of a shard, as :meth:`shard_origins` gives all; from elsewhere they come alone."""
+        if self._far is not None:
+            return self._far.some_origins(shard, rows)
+        return self.shard_origins(shard).take(rows)
 
     def shard_origins(self, shard: int) -> Origins:
         """The ``.docs`` of a shard: hashes, records, offsets and parts; StoreError where it is missing or damaged."""
@@ -555,18 +560,6 @@ class Store:
         if self._far is not None:
             return self._far.sides(shard)
         return map_sides(stem.with_name(stem.name + ".pairs"), documents, self.preferences)
-
-    def _part(self, number: int) -> tuple[SourceEntry, int]:
-        """The source of a part, and the records of the source before it."""
-        if self.manifest is None:
-            raise AssertionError("parts are asked of stores with a manifest only")
-        for source in self.manifest.sources:
-            if number < len(source.parts):
-                return source, sum(part.records for part in source.parts[:number])
-            number -= len(source.parts)
-        raise StoreError(
-            f"{self.path}: a document names a part of its sources that the manifest does not list."
-        )
 
     def _checked(self, asked: object) -> int:
         number = whole(asked)

@@ -1,7 +1,8 @@
 r"""Blocks kept on this machine: files of blocks of remote stores, shared by all processes of a node.
 
 ``CACHE/STORE/NAME.blocks`` holds blocks that were fetched together. Layout (little-endian): 8 bytes
-``BLMBLKS\0``; u64 version 1; u64 extents N; XXH3-64 of the table; the table, N rows of the checksum that names
+``BLMBLKS\0``; u64 version 2; u64 extents N; XXH3-64 of what follows up to the zeros; 16 bytes that name the start
+of the machine it was written after (zeros where the system names none); the table, N rows of the checksum that names
 a file of the store (16 bytes), first block u64, blocks u64; zeros up to a multiple of 4096; then 4096 bytes for
 each block of each extent. A file is written under another name and renamed, and never changes; whoever has it
 mapped keeps its bytes, whoever deletes it. It is a cache: any of it may be deleted at any time.
@@ -9,6 +10,7 @@ mapped keeps its bytes, whoever deletes it. It is a cache: any of it may be dele
 
 import contextlib
 import fcntl
+import functools
 import logging
 import mmap
 import os
@@ -33,17 +35,24 @@ LOG = logging.getLogger("batchloom")
 MAGIC = b"BLMBLKS\x00"
 # The two halves of the checksum, and which blocks of the file.
 TABLE = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<u8"), ("blocks", "<u8")])
-_HEADER = struct.Struct("<8sQQQ")
+_HEADER, _VERSION = struct.Struct("<8sQQQ"), 2
+_NO_BOOT, _BOOT = bytes(16), Path("/proc/sys/kernel/random/boot_id")
 _ENDING = ".blocks"
 # Looking through the cache costs more than writing a little: it is done once so much was added.
 _LOOK_SHARE = 100
 
 
 class Table(NamedTuple):
-    """What a file of blocks holds: rows of ``TABLE``, and the byte its first block begins at."""
+    """What a file of blocks holds: rows of ``TABLE``, and the byte its first block begins at.
+
+    Attributes:
+        whole: whether the machine has not been started again since: a power cut may leave zeros in what was not
+            on its way to the disk.
+    """
 
     rows: NDArray[np.void]
     begin: int
+    whole: bool
 
     @property
     def size(self) -> int:
@@ -51,9 +60,18 @@ class Table(NamedTuple):
         return self.begin + BLOCK * int(self.rows["blocks"].sum())
 
 
+@functools.cache
+def _boot() -> bytes:
+    """What names this start of the machine."""
+    try:
+        return bytes.fromhex(_BOOT.read_text().strip().replace("-", "")).ljust(16, b"\0")[:16]
+    except (OSError, ValueError):
+        return _NO_BOOT
+
+
 def _head(rows: NDArray[np.void]) -> bytes:
-    raw = rows.tobytes()
-    head = _HEADER.pack(MAGIC, 1, len(rows), xxhash.xxh3_64_intdigest(raw)) + raw
+    raw = _boot() + rows.tobytes()
+    head = _HEADER.pack(MAGIC, _VERSION, len(rows), xxhash.xxh3_64_intdigest(raw)) + raw
     return head + bytes(-len(head) % BLOCK)
 
 
@@ -137,7 +155,7 @@ class BlockCache:
             pieces: the bytes of each; the last block of a file is shorter.
         """
         head = _head(rows)
-        table = Table(rows, len(head))
+        table = Table(rows, len(head), whole=True)
         padded = [head]
         for piece, count in zip(pieces, rows["blocks"].tolist(), strict=True):
             padded += [piece, bytes(BLOCK * count - len(piece))]
@@ -233,14 +251,15 @@ def _table_of(start: bytes, more: Callable[[int], bytes]) -> Table | None:
     if len(start) < _HEADER.size:
         return None
     magic, version, count, digest = _HEADER.unpack_from(start)
-    if magic != MAGIC or version != 1 or count > 1 << 24:
+    if magic != MAGIC or version != _VERSION or count > 1 << 24:
         return None
-    size = _HEADER.size + TABLE.itemsize * count
+    size = _HEADER.size + len(_NO_BOOT) + TABLE.itemsize * count
     begin = -(-size // BLOCK) * BLOCK
     raw = (start + more(max(0, begin - len(start))))[_HEADER.size : size]
-    if len(raw) != TABLE.itemsize * count or xxhash.xxh3_64_intdigest(raw) != digest:
+    if len(raw) != size - _HEADER.size or xxhash.xxh3_64_intdigest(raw) != digest:
         return None
-    return Table(np.frombuffer(raw, TABLE), begin)
+    boot, rows = raw[: len(_NO_BOOT)], np.frombuffer(raw, TABLE, offset=len(_NO_BOOT))
+    return Table(rows, begin, whole=boot == _boot() != _NO_BOOT)
 
 
 def _files_below(root: Path) -> Iterator["os.DirEntry[str]"]:

@@ -1,6 +1,7 @@
 """Verifying a store: every byte against its checksum, every id against the vocabulary."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -73,6 +74,8 @@ def verify_store(
     progress: Callable[[int], None] | None = None,
     *,
     generation: int | None = None,
+    shard: Callable[[Path, ShardEntry], AbstractContextManager[None]] | None = None,
+    opened: Callable[[str, int], Store] | None = None,
 ) -> Verdict:
     """Check a whole store against its manifest: bytes, ids, and every count it states.
 
@@ -82,12 +85,17 @@ def verify_store(
         folder: the store.
         progress: called with the number of bytes verified since the last call.
         generation: an older one; None for the newest, and for what the older ones say of themselves.
+        shard: has the files of a shard, by their path without ending, in the folder while they are looked at; None
+            where all lie there.
+        opened: opens a subset of a generation; None where it lies there.
 
     Raises:
         StoreMissingError: there is no manifest.
         GenerationError: there is no such generation.
     """
     verdict = Verdict(str(folder), "store")
+    shard = shard or (lambda _stem, _entry: nullcontext())
+    opened = opened or (lambda name, number: open_store(folder, name, generation=number))
     try:
         manifest = read_manifest(folder, generation)
     except (FileNotFoundError, GenerationError):
@@ -99,7 +107,7 @@ def verify_store(
     verdict.data = "synthetic" if is_synthetic(manifest) else "real"
     tick = progress or (lambda _: None)
     for name, subset in manifest.subsets.items():
-        verdict.faults += _subset_faults(folder / name, manifest, subset, tick)
+        verdict.faults += _subset_faults(folder / name, manifest, subset, tick, shard)
         gone = f", {subset.removed.documents:,} removed" if subset.removed else ""
         verdict.facts[name] = (
             f"{subset.documents:,} documents{gone}, {subset.tokens:,} tokens, {counted(len(subset.shards), 'shard')}"
@@ -114,7 +122,7 @@ def verify_store(
             verdict.faults += count_faults(folder, manifest)
         except StoreError as error:
             verdict.faults.append(str(error))
-        _check_content(folder, manifest, verdict)
+        _check_content(folder, manifest, verdict, opened)
     counts = {name: subset.kept[0] for name, subset in manifest.subsets.items()}
     older = "" if generation is None else f" --generation {generation}"
     verdict.used = _used_of(verdict, counts, older)
@@ -199,7 +207,11 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:
 
 
 def _subset_faults(
-    folder: Path, manifest: Manifest, subset: SubsetEntry, tick: Callable[[int], None]
+    folder: Path,
+    manifest: Manifest,
+    subset: SubsetEntry,
+    tick: Callable[[int], None],
+    here: Callable[[Path, ShardEntry], AbstractContextManager[None]],
 ) -> list[str]:
     faults = []
     dtype = TOKEN_DTYPES[manifest.dtype]
@@ -218,15 +230,17 @@ def _subset_faults(
     for shard in subset.shards:
         own = lengths.slice(start, start + shard.documents)
         start += shard.documents
+        stem = folder / shard.name
         try:
-            faults += _shard_faults(
-                folder / shard.name, shard, own, dtype, manifest.tokenizer.vocab_size, tick
-            )
-            if manifest.preferences:
-                found, last = _side_faults(folder / shard.name, shard, manifest, last)
-                faults += found
-            elif (path := (folder / shard.name).with_suffix(".pairs")).exists():
-                faults.append(f"{path}: the manifest knows of no preferences.")
+            with here(stem, shard):
+                faults += _shard_faults(
+                    stem, shard, own, dtype, manifest.tokenizer.vocab_size, tick
+                )
+                if manifest.preferences:
+                    found, last = _side_faults(stem, shard, manifest, last)
+                    faults += found
+                elif (path := stem.with_suffix(".pairs")).exists():
+                    faults.append(f"{path}: the manifest knows of no preferences.")
         except StoreError as error:
             faults.append(str(error))
     return faults or removed_faults(folder, subset)
@@ -355,13 +369,15 @@ def _side_faults(
     return faults, int(sides.pairs[-1]) if shard.documents else last
 
 
-def _check_content(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
+def _check_content(
+    folder: Path, manifest: Manifest, verdict: Verdict, opened: Callable[[str, int], Store]
+) -> None:
     """The tokenizer is the manifest's, a document decodes, and the tokens are not noise."""
     filled = [name for name, subset in manifest.subsets.items() if subset.documents]
     if not filled:
         verdict.faults.append(f"{folder}: holds no documents.")
         return
-    store = open_store(folder, filled[0], generation=manifest.generation)
+    store = opened(filled[0], manifest.generation)
     entry = manifest.tokenizer
     verdict.facts["tokenizer"] = f"{entry.name}, {entry.vocab_size:,} ids, {entry.fingerprint}"
     try:

@@ -1,6 +1,7 @@
 """Where many documents came from, and which documents came from a place: origins read by shard."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +12,13 @@ from batchloom.core.spec import nearest, shown
 from batchloom.store.manifest import SourceEntry
 from batchloom.store.origins import Origin
 from batchloom.store.reader import Store
+from batchloom.store.synthetic import SyntheticLengths
 from batchloom.store.walk import known_parts
 
-_BLOCK = 1 << 22
+# Documents that are looked at together, in a search and one after the other.
+_PROBES, _MANY = 16, 1 << 16
+# Records of a part are fewer than 2 to the power of so many.
+_RECORD = 40
 
 
 class Places(NamedTuple):
@@ -51,9 +56,8 @@ def origins_of(store: Store, documents: Sequence[int]) -> list[Origin | None]:
     shards = bounds.searchsorted(wanted, side="right") - 1
     found: list[Origin | None] = [None] * len(documents)
     for shard in np.unique(shards).tolist():
-        origins = store.shard_origins(shard)
         at = np.flatnonzero(shards == shard)
-        mine = known_parts(store, origins.take(wanted[at] - bounds[shard]))
+        mine = known_parts(store, store.some_origins(shard, wanted[at] - bounds[shard]))
         for place, part, record, offset, halves in zip(
             at.tolist(),
             mine.parts.tolist(),
@@ -80,7 +84,7 @@ def source_named(store: Store, name: str) -> list[str]:
 def documents_of(store: Store, file: str, record: int) -> list[int]:
     """Numbers of the documents of a record; none where it was left out.
 
-    Looks through the parts of all documents, 4 bytes each.
+    Documents stand in the order of their records, so that a few are looked at.
 
     Args:
         store: an open store.
@@ -111,11 +115,52 @@ def documents_of(store: Store, file: str, record: int) -> list[int]:
     parts = np.flatnonzero((places.numbers == number) & (places.before <= record))
     part = int(parts[places.before[parts] == places.before[parts].max()][-1])
     local = record - int(places.before[part])
+    layers, wanted = _layers(store), (part << _RECORD) + local
     found: list[int] = []
-    for shard, first in enumerate(store.bounds[:-1]):
-        origins = store.shard_origins(shard)
-        for begin in range(0, len(origins), _BLOCK):
-            mine = np.flatnonzero(origins.parts[begin : begin + _BLOCK] == part) + begin
-            hit = mine[origins.records[mine] == local]
-            found += (hit + first).tolist()
+    for start, stop in pairwise(layers):
+        found += _numbers_of(store, start, stop, wanted)
+    return found
+
+
+def _layers(store: Store) -> list[int]:
+    """Where the documents that each generation added begin, and documents at the end."""
+    lengths = store.lengths
+    added = (lengths.size,) if isinstance(lengths, SyntheticLengths) else lengths.layers
+    return [0, *np.cumsum(added).tolist()]
+
+
+def _numbers_of(store: Store, start: int, stop: int, wanted: int) -> list[int]:
+    """Numbers of the documents of a record among those that a generation added."""
+    low, high, step = start, stop, 2 * _PROBES
+    ordered = True
+    while ordered and high - low > _PROBES:
+        at = np.linspace(low, high - 1, _PROBES).astype(np.int64)
+        records = _records_of(store, at)
+        first = int(records.searchsorted(wanted))
+        high = int(at[first]) if first < len(at) else high
+        low = int(at[first - 1]) + 1 if first else low
+        ordered = bool((records[1:] >= records[:-1]).all())
+    if not ordered:
+        # Nothing of ours writes them so: then all are looked at.
+        low, step = start, _MANY
+    found: list[int] = []
+    while low < stop:
+        at = np.arange(low, min(low + step, stop))
+        records = _records_of(store, at)
+        found += at[records == wanted].tolist()
+        if ordered and records[-1] > wanted:
+            break
+        low = int(at[-1]) + 1
+    return found
+
+
+def _records_of(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Part and record of documents, as one number each, int64 [N]."""
+    bounds = np.array(store.bounds, np.int64)
+    shards = bounds.searchsorted(documents, side="right") - 1
+    found = np.empty(len(documents), np.int64)
+    for shard in np.unique(shards).tolist():
+        at = np.flatnonzero(shards == shard)
+        rows = store.some_origins(shard, documents[at] - bounds[shard])
+        found[at] = (rows.parts.astype(np.int64) << _RECORD) + rows.records.astype(np.int64)
     return found
