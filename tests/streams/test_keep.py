@@ -187,6 +187,30 @@ def test_no_plan_pretends_to_repeat_where_prepare_moved_a_document(tmp_path, cap
         read_stretches(store)
 
 
+def test_the_stretches_of_another_store_are_refused(tmp_path):
+    recipe = Recipe(
+        inputs=("x",), tokenizer="bytes", val_fraction=0, dedup=DedupRecipe(mode="none")
+    )
+    kept = []
+    for name, texts_ in (("one", "a"), ("two", "b")):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_lines(folder / "in.jsonl", [{"text": texts_ * (n % 50 + 1)} for n in range(400)])
+        stream = small_stream(
+            folder, keep=tmp_path / f"{name}-kept", recipe=recipe, lanes=2, steps=3
+        )
+        rows_of(stream)
+        stream.finish(workers=1)
+        kept.append(open_store(tmp_path / f"{name}-kept"))
+    one, two = kept
+    assert len(one) == len(two)
+    name = "plans/stretches.lanes"
+    (two.path / name).write_bytes((one.path / name).read_bytes())
+    assert len(read_stretches(one)) > 1
+    with pytest.raises(PlanError, match=r"of another store than the one beside it"):
+        read_stretches(two)
+
+
 def test_folders_that_cannot_be_kept_in(tmp_path):
     inputs = make_inputs(tmp_path / "inputs", "jsonl")
     make_inputs(tmp_path / "other", "text")

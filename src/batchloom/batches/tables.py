@@ -28,6 +28,7 @@ from batchloom.core.fingerprint import canonical, fingerprint
 from batchloom.core.spec import to_plain
 from batchloom.plan.plan import SOURCE, Plan
 from batchloom.plan.source import SourceOrder
+from batchloom.store.lengths import StoreLengths
 from batchloom.store.reader import Store
 
 # Up to this many pools (a million documents) counting takes less time than starting a process.
@@ -89,6 +90,9 @@ def write_table(
     Raises:
         StoreError: none of the folders can be written.
     """
+    lengths = order.store.lengths
+    if isinstance(lengths, StoreLengths):
+        lengths.read_through()
     data = _encode(order.count_all(progress))
     reasons = []
     for folder in folders:

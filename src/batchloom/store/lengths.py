@@ -1,6 +1,7 @@
 """The lengths of the documents of a subset."""
 
 import mmap
+import os
 from pathlib import Path
 from typing import final
 
@@ -94,6 +95,20 @@ class StoreLengths:
         counts = pages[np.concatenate([ends, [len(pages) - 1]])] - firsts + 1
         for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
             mapped.madvise(mmap.MADV_WILLNEED, first * mmap.PAGESIZE, count * mmap.PAGESIZE)
+
+    def read_through(self) -> None:
+        """Have the system read all lengths in the order they lie in, before all of them are taken in another.
+
+        Lengths that are more than half of the machine's memory are left alone: the first would be gone
+        from it before the last is read.
+        """
+        most = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+        for array, mapped in zip(self._arrays, self._maps, strict=True):
+            if mapped is None or array.size < _LARGE or array.nbytes > most:
+                continue
+            step = mmap.PAGESIZE // array.itemsize
+            for first in range(0, array.size, _LARGE):
+                array[first : first + _LARGE : step].max()
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
         """Lengths of documents ``start`` to ``stop - 1``, as a view where one generation added them all."""

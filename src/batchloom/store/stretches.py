@@ -1,11 +1,11 @@
 r"""``plans/stretches.lanes``: where the stretches of a stream begin in the store that it kept.
 
-Layout (little-endian): 8 bytes ``BLMLANES``; u64 version 1; u64 stretches S; u64 zero; then the number of
-the first document of each stretch in the train subset and of documents at the end, u64 [S + 1].
+Layout (little-endian): 8 bytes ``BLMLANES``; u64 version 1; u64 stretches S; u64 the first 16 hex digits of the
+fingerprint of the train subset they are of; then the number of the first document of each stretch in it and of
+documents at the end, u64 [S + 1].
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,22 +52,27 @@ def stretch_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDArray[n
     return found
 
 
-def write_stretches(folder: Path, bounds: NDArray[np.int64]) -> None:
-    """Lay the bounds beside a store.
+def write_stretches(store: Store, bounds: NDArray[np.int64]) -> None:
+    """Lay the bounds beside a store, whose train subset they are of.
 
     Raises:
         OutputError: they cannot be written.
     """
-    path = folder / _NAME
+    path = store.path / _NAME
     make_folder(path.parent)
-    write_file(path, HEADER.pack(MAGIC, 1, len(bounds) - 1, 0) + bounds.astype("<u8").tobytes())
+    header = HEADER.pack(MAGIC, 1, len(bounds) - 1, _named(store))
+    write_file(path, header + bounds.astype("<u8").tobytes())
+
+
+def _named(store: Store) -> int:
+    return int(store.fingerprint[:16], 16)
 
 
 def read_stretches(store: Store) -> NDArray[np.int64]:
     """The bounds of the stretches of a store that a stream kept, int64 [S + 1].
 
     Raises:
-        PlanError: no stream kept it.
+        PlanError: no stream kept it, or it was changed since.
         StoreError: the file is damaged.
     """
     path = store.path / _NAME
@@ -76,7 +81,12 @@ def read_stretches(store: Store) -> NDArray[np.int64]:
             f"{store.path} ({store.split}) has no stretches: the order of lanes repeats a stream, and is there for the "
             "train subset of a store that a stream kept (batchloom.stream(keep=...), then finish())."
         )
-    view, count, _ = map_headed(path, MAGIC)
+    view, count, named = map_headed(path, MAGIC)
+    if named != _named(store):
+        raise PlanError(
+            f"{path} is of another store than the one beside it, or documents were appended or moved since the stream "
+            "ended: no order repeats it over these. Use order='pools', or the store that the stream kept."
+        )
     bounds = np.frombuffer(view, "<u8", offset=HEADER.size).astype(np.int64)
     if len(bounds) != count + 1 or (np.diff(bounds) < 0).any():
         raise PlanError(f"{path} is damaged; delete it, and let Stream.finish() write it again.")

@@ -146,4 +146,4 @@ class Keeping:
                 start = bounds.setdefault(source.path, RecordBounds(rules)).at(source, start)
             whole = piece.start == piece.whole.start
             begins.append((stretch.first_part + piece.place, 0 if whole else start))
-        write_stretches(self.out, stretch_bounds(store, begins))
+        write_stretches(store, stretch_bounds(store, begins))
