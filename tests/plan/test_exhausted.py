@@ -148,6 +148,15 @@ def test_the_first_steps_count_few_pools_of_a_source_that_runs_out(overlong, edi
     plan.state(plan.positions_of(8)[0])
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_a_run_that_ends_before_an_edit_can_be_counted(lanes):
+    mixture = Mixture({"a": 1}, stores={"a": LengthsOnly([16] * 36, "a")}, exhausted="stop")
+    spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=2, lanes=lanes, steps=100)
+    plan = Plan(mixture, spec, [Edit(step=50, seq_len=32)])
+    plan.count_all()
+    assert (plan.steps, plan.documents) == (9, 36)
+
+
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
     lanes=st.sampled_from([1, 2, 4, 8]),

@@ -68,7 +68,7 @@ def test_whether_a_document_is_too_long_is_looked_at_once():
     with_journal(plan.twin(), state).resume(state)
     assert sum(store.asked for store in given_stores.values()) < 600
     with pytest.raises(PlanError, match="Document 2 of source 'a' has 13 tokens"):
-        plan.edited(Edit(step=905, seq_len=12)).rows(4000, 4001)
+        plan.edited(Edit(step=905, seq_len=12))
 
 
 def test_an_edit_far_ahead_does_not_keep_the_first_step_waiting():

@@ -76,7 +76,7 @@ def test_a_lane_reads_all_of_its_stretches_before_it_begins_anew(lengths, cuts, 
 def test_ranks_hold_the_positions_of_their_lanes(lengths, size, world, step):
     # Of fewer stretches than lanes a lane has nothing, and says so.
     assume(-(-len(lengths) // size) >= 6)
-    plan = plan_of(lengths, range(0, len(lengths), size), lanes=6)
+    plan = plan_of(lengths, range(size, len(lengths), size), lanes=6)
     whole = row_spans(plan.rows(step * 12, step * 12 + 12))
     found = [None] * 12
     for rank in range(world):

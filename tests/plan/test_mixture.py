@@ -367,9 +367,18 @@ def test_groups_sizes_temperature_and_caps():
 @pytest.mark.parametrize(
     ("weights", "settings", "sentence"),
     [
-        ({"a": -1, "b": 1}, {}, "weights.a: -1 is not a finite number of at least 0"),
-        ({"a": float("nan")}, {}, "weights.a: nan is not"),
-        ({"a": True}, {}, "weights.a: True is not"),
+        ({"a": -1, "b": 1}, {}, "weights.a: -1 is neither 0 nor a number from 1e-100"),
+        ({"a": float("nan")}, {}, "weights.a: nan is neither"),
+        ({"a": True}, {}, "weights.a: True is neither"),
+        ({"a": 1e308, "b": 1e308}, {}, r"weights.a: 1e\+308 is neither"),
+        ({"a": 10**400}, {}, "weights.a: .* is neither"),
+        ({"a": 5e-324, "b": 1}, {}, "weights.a: 5e-324 is neither"),
+        ({"g": {"weight": 1, "sources": {"a": 1e308, "b": 1}}}, {}, "weights.g.sources.a: 1e"),
+        ("size", {"temperature": None}, "temperature: None is not a number"),
+        ("size", {"sources": {"a": {"epochs": 2}}}, "sources.a: .* is no SourceSpec"),
+        ("size", {"sources": None}, "sources: None is no mapping"),
+        ("size", {"stages": [{"step": 3}]}, r"stages\[0\]: .* is no Stage"),
+        ("size", {"stages": 3}, "stages: 3 is no list"),
         ({"a": 0, "b": 0}, {}, "weights: all are 0"),
         ({"aa": 1}, {}, "weights.aa: names no source; there are a, b; did you mean 'a'"),
         ({}, {}, "is neither a mapping"),
@@ -378,7 +387,7 @@ def test_groups_sizes_temperature_and_caps():
         ({"a": 1, "g": {"weight": 1, "sources": ["a"]}}, {}, "has a weight already"),
         ({"a": 1}, {"unit": "token"}, "unit: 'token' is none of .*did you mean 'tokens'"),
         ({"a": 1}, {"exhausted": "end"}, "exhausted: 'end' is none"),
-        ("size", {"temperature": 0}, "temperature: 0 is not a number above 0"),
+        ("size", {"temperature": 0}, "temperature: 0 is not a number from"),
         ({"a": 1}, {"temperature": 2}, "temperature: it shapes weights by size"),
         ({"a": 1}, {"sources": {"z": SourceSpec()}}, "sources.z: there is no such source"),
         (
@@ -421,6 +430,69 @@ def test_a_share_no_period_meets_is_refused_by_name():
     assert sum(apportion(dict.fromkeys(map(str, range(1000)), 1e-3), 64).values()) % 64 == 0
 
 
+@pytest.mark.parametrize("later", [{"stages": [Stage(step=5, weights={"a": 1, "b": 1e-7})]}, {}])
+def test_weights_that_cannot_be_met_later_are_refused_before_anything_is_served(later):
+    spec = PlanSpec(seq_len=16, global_batch_size=2, steps=10)
+    edits = [] if later else [Edit(step=5, weights={"a": 1, "b": 1e-7})]
+    with pytest.raises(PlanError, match="Source 'b' has .*no period of at most"):
+        Plan(Mixture({"a": 1}, stores=stores([5] * 30, [6] * 30), **later), spec, edits)
+
+
+@pytest.mark.parametrize(
+    ("overlong", "sentence"),
+    [("drop", "Source 'a' gives no sequence"), ("error", "Document 0 of source 'a' has 30 tokens")],
+)
+def test_a_seq_len_that_a_source_cannot_take_is_refused_when_it_is_asked_for(overlong, sentence):
+    given_stores = stores([30] * 40, [5] * 40)
+    spec = PlanSpec(seq_len=32, global_batch_size=2, steps=10, overlong=overlong)
+    plan = Plan(Mixture({"a": 1, "b": 1}, stores=given_stores), spec)
+    with pytest.raises(PlanError, match=sentence):
+        plan.edited(Edit(step=3, seq_len=16))
+    # Without that source it can be.
+    plan = plan.edited(Edit(step=3, seq_len=16, weights={"b": 1}))
+    plan.count_all()
+    assert all(row[0][0] == 1 for row in by_row(plan.rows(*plan.positions_of(3))))
+    one = Plan(given_stores["a"], spec)
+    with pytest.raises(PlanError, match=sentence.replace("'a'", "'data'")):
+        one.edited(Edit(step=3, seq_len=16))
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_source_is_asked_for_nothing_before_it_has_a_weight(lanes):
+    given_stores = stores([5] * 90, [20] * 90)
+    spec = PlanSpec(seq_len=16, global_batch_size=4, steps=12, overlong="drop", lanes=lanes)
+    edits = [Edit(step=4, seq_len=32), Edit(step=8, weights={"a": 1, "b": 1})]
+
+    def made():
+        return Plan(Mixture({"a": 1}, stores=given_stores), spec, edits)
+
+    steps = [by_row(made().rows(*made().positions_of(step))) for step in range(12)]
+    assert {row[0][0] for step in steps[8:] for row in step} == {0, 1}
+    for counted in (False, True):
+        plan = made()
+        if counted:
+            plan.count_all()
+        for step in range(12):
+            state = json.loads(json.dumps(plan.state(plan.positions_of(step)[0])))
+            again = with_journal(Plan(Mixture({"a": 1}, stores=given_stores), spec), state)
+            again.resume(state)
+            assert by_row(again.rows(*again.positions_of(11))) == steps[11]
+            assert by_row(plan.rows(*plan.positions_of(step))) == steps[step]
+
+
+def test_a_bound_of_epochs_that_cannot_be_kept_is_refused():
+    spec = PlanSpec(seq_len=16, global_batch_size=8, steps=100)
+    given_stores = stores([16] * 200, [16] * 200)
+    with pytest.raises(PlanError, match=r"most_epochs 1 allows 6,400 tokens of a, b.*least 2\."):
+        Plan(Mixture("size", stores=given_stores, most_epochs=1), spec)
+    # Of a group it is of the group's share of the run.
+    given_stores = stores([16] * 900, [16] * 300, [16] * 100)
+    weights = {"a": 1, "rest": {"weight": 1, "sources": ["b", "c"]}}
+    plan = Plan(Mixture(weights, stores=given_stores, most_epochs=1), spec)
+    rows = plan.rows(0, plan.positions)
+    assert np.bincount(rows.sources).tolist() == pytest.approx([400, 300, 100], abs=1)
+
+
 def test_a_source_smaller_than_one_sequence_is_repeated():
     plan = Plan(
         Mixture({"a": 1, "b": 1}, stores=stores([3], [16] * 50)),
@@ -457,8 +529,11 @@ def test_states_of_other_mixtures_name_what_differs():
     [
         ({"step": 3}, "changes nothing"),
         ({"step": -1, "skip": 1}, "step: -1 is not"),
-        ({"step": 3, "weights": {"a": -1}}, "weights.a: -1 is not"),
+        ({"step": 3, "weights": {"a": -1}}, "weights.a: -1 is neither"),
         ({"step": 3, "weights": {"x": 1}}, "weights.x: names no source"),
+        ({"step": 3, "weights": {"a": 1, "b": 1e-7}}, "Source 'b' has .*no period"),
+        ({"step": 3, "ban": {"a": 99}}, "there is no document 99"),
+        ({"step": 3, "ban": {"a": None}}, "ban.a: None is no"),
         ({"step": 3, "ban": {"a": [99]}}, "there is no document 99"),
         ({"step": 3, "ban": {"x": [1]}}, "ban.x: there is no such source"),
         ({"step": 3, "ban": {"a": ["b"]}}, "'b' is no number of a document"),

@@ -24,6 +24,9 @@ def cut_at(order: SourceOrder, served: Ints) -> Cut | None:
         order: of the source.
         served: sequences each lane has served, int64 [lanes].
     """
+    if not served.any():
+        # Nothing of it was packed for anybody: it may have no sequence at all so far.
+        return tuple((one.epoch, -1 if one.before else one.slot, 0) for one in order.begins)
     found = []
     for lane, index in enumerate(served.tolist()):
         one = order.find(lane, index)

@@ -1,6 +1,6 @@
 """Edits: what changes on a running job from a step on, and the journal that keeps them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -64,7 +64,8 @@ def _bans(ban: Any, problems: list[str]) -> dict[str, tuple[int, ...]]:
         problems.append(f"ban: {shown(ban)} is no mapping of sources to numbers of documents")
         return ready
     for name, numbers in ban.items():
-        given = list(numbers) if not isinstance(numbers, (str, bytes)) else [numbers]
+        single = isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable)
+        given = [numbers] if single else list(numbers)
         wholes = [whole(number) for number in given]
         wrong = [n for n, w in zip(given, wholes, strict=True) if w is None or w < 0]
         problems += [

@@ -1,6 +1,5 @@
 """A mixture: named sources and their weights, as a value."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -16,8 +15,11 @@ Exhausted = Literal["repeat", "stop", "redistribute"]
 # A number, or of a group its own weight and the sources it is divided among.
 Weights = Mapping[str, Any] | Literal["size"]
 
+# Weights above 0: their products and sums are numbers still.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-100, 1e100
 _GROUP = {"weight", "sources"}
 _SOURCE = ("epochs", "seed", "overlong")
+_POSITIVE = f"a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
 
 
 class PlanStore(Protocol):
@@ -93,6 +95,7 @@ class Stage:
             if not 1 <= (whole(getattr(self, name)) or 0) < 1 << 62
         ]
         raise_problems(problems)
+        object.__setattr__(self, given[0], whole(getattr(self, given[0])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +134,11 @@ class Mixture:
             if value not in options:
                 hint = nearest(str(value), options)
                 problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
-        for name in ("temperature", "most_epochs"):
-            value = getattr(self, name)
-            if value is not None and not is_positive(value):
-                problems.append(f"{name}: {shown(value)} is not a number above 0")
+        if not is_positive(self.temperature):
+            problems.append(f"temperature: {shown(self.temperature)} is not {_POSITIVE}")
+        if self.most_epochs is not None and not is_positive(self.most_epochs):
+            problems.append(f"most_epochs: {shown(self.most_epochs)} is not {_POSITIVE}")
+        problems += _kinds_problems(self.sources, self.stages)
         if isinstance(self.weights, Mapping) and (self.temperature != 1 or self.most_epochs):
             by_size = any(
                 isinstance(w, Mapping) and not isinstance(w.get("sources"), Mapping)
@@ -169,10 +173,30 @@ class Mixture:
         ]
         problems += [
             f"sources.{name}: there is no such source{nearest(str(name), self.stores)}"
-            for name in self.sources
+            for name in (self.sources if isinstance(self.sources, Mapping) else ())
             if name not in self.stores
         ]
         return problems
+
+
+def _kinds_problems(sources: object, stages: object) -> list[str]:
+    """What is said of single sources, or of later weights, without being that."""
+    problems = []
+    if not isinstance(sources, Mapping):
+        problems.append(f"sources: {shown(sources)} is no mapping of names to SourceSpec")
+    else:
+        problems += [
+            f"sources.{name}: {shown(said)} is no SourceSpec"
+            for name, said in sources.items()
+            if not isinstance(said, SourceSpec)
+        ]
+    if not isinstance(stages, Sequence) or isinstance(stages, (str, bytes)):
+        return [*problems, f"stages: {shown(stages)} is no list of Stage"]
+    return problems + [
+        f"stages[{number}]: {shown(stage)} is no Stage"
+        for number, stage in enumerate(stages)
+        if not isinstance(stage, Stage)
+    ]
 
 
 def weighed_in(weights: Weights, names: Iterable[str]) -> set[str]:
@@ -190,15 +214,15 @@ def weighed_in(weights: Weights, names: Iterable[str]) -> set[str]:
 
 
 def is_positive(value: object) -> bool:
-    """Whether a value is a finite number above 0."""
-    return is_weight(value) and float(value) > 0  # type: ignore[arg-type]
+    """Whether a value is a number from 1e-100 to 1e+100."""
+    return is_weight(value) and value != 0
 
 
 def is_weight(value: object) -> bool:
-    """Whether a value is a finite number of at least 0."""
+    """Whether a value is 0 or a number from 1e-100 to 1e+100."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return math.isfinite(value) and value >= 0
+    return value == 0 or LEAST_WEIGHT <= value <= MOST_WEIGHT
 
 
 def weight_problems(weights: object, stores: Mapping[str, object], path: str) -> list[str]:
@@ -250,11 +274,7 @@ def _group_problems(
 
 
 def _number_problems(weight: object, where: str) -> list[str]:
-    return (
-        []
-        if is_weight(weight)
-        else [f"{where}: {shown(weight)} is not a finite number of at least 0"]
-    )
+    return [] if is_weight(weight) else [f"{where}: {shown(weight)} is neither 0 nor {_POSITIVE}"]
 
 
 def _name_problems(

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.fingerprint import fingerprint
+from batchloom.plan.check import check_run
 from batchloom.plan.cut import Cut, continued, cut_at
-from batchloom.plan.edits import Edit, check_edit, edit_plain
+from batchloom.plan.edits import Edit, edit_plain
 from batchloom.plan.identity import origin_identity, source_identity
 from batchloom.plan.mixture import Mixture, PlanStore, SourceSpec, Weights, weighed_in
 from batchloom.plan.pools import LeftOut, Pools
@@ -72,7 +73,7 @@ class Plan:
         )
         self.names = tuple(self._stores)
         self.spec = spec.with_pools_for(self._begins_with())
-        self._check()
+        check_run(data, self._stores, spec, self.edits)
         self._lock = threading.RLock()
         self._orders: dict[tuple[int, int], SourceOrder] = {}
         self._learned = learned or Learned({}, {}, {})
@@ -86,6 +87,7 @@ class Plan:
         self.course = course_of(weights, first, mixture.stages if mixture else (), self.edits)
         # Lengths of sequences by era.
         self._seq_lens = (spec.seq_len, *(seq_len for _, seq_len in self.course.cuts))
+        self._check_lengths()
         self.timeline = Timeline(
             self.course,
             self._slots,
@@ -93,10 +95,7 @@ class Plan:
             self._limit,
             stop=mixture is not None and mixture.exhausted == "stop",
         )
-        for number in self.weighed:
-            # What is too long for a plan that cuts nothing is told before anything is served.
-            if self._spec_of(number, 0).overlong == "error":
-                self.order(number)
+        self._check_weights()
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
         return Plan, (self.data, self.spec, self.edits)
@@ -151,35 +150,26 @@ class Plan:
             found |= weighed_in(stage.weights, self.names)
         return len(found)
 
-    def _check(self) -> None:
-        mixture = self.data if isinstance(self.data, Mixture) else None
-        for name, store in self._stores.items():
-            if not store.lengths.size:
-                what = f"Source {name!r}" if mixture else "The store"
-                raise PlanError(
-                    f"{what} has no documents in this subset; there is nothing to plan."
-                )
-        if mixture and self.spec.epochs is not None:
-            raise SettingsError(
-                [
-                    "epochs: the sources of a mixture have epochs of their own (SourceSpec); give steps"
-                ]
-            )
-        if mixture and self.spec.steps is None and mixture.exhausted == "repeat":
-            raise SettingsError(
-                [
-                    "steps: missing; a mixture that repeats its sources has no end of its own (exhausted='stop' has)"
-                ]
-            )
-        sizes = {name: store.lengths.size for name, store in self._stores.items()}
-        last = 0
-        for edit in self.edits:
-            if edit.weights is not None and mixture is None:
-                raise SettingsError(
-                    ["weights: one store has none; start with a Mixture to change them"]
-                )
-            check_edit(edit, self._stores, last, self.spec.lanes, sizes)
-            last = edit.step
+    def _check_lengths(self) -> None:
+        """Refuse what would end the run at some step: a document that is too long, a source that gives nothing."""
+        # What nobody edits gives something at its first step, or has none: then what is left out can be asked for.
+        later = isinstance(self.data, Mixture)
+        for era, numbers in enumerate(self.weighed_by_era):
+            for number in numbers:
+                # What was measured was looked at before.
+                if (era, number) in self._measured:
+                    continue
+                spec, store = self._spec_of(number, era), self._stores[self.names[number]]
+                if spec.overlong == "error":
+                    Pools(store.lengths, spec, self.names[number]).refuse_overlong()
+                if spec.overlong == "error" or ((later or era) and _may_give_nothing(spec, store)):
+                    self.measured(number, era)
+
+    def _check_weights(self) -> None:
+        """Refuse weights of later in the run that cannot be met then."""
+        for era, held in enumerate(self.course.weights_by_era()):
+            for weights in held:
+                self._slots(weights, frozenset(), era)
 
     @property
     def store(self) -> PlanStore:
@@ -216,11 +206,7 @@ class Plan:
         return self.spec.for_source(self._seq_lens[era], own.seed, own.overlong)
 
     def order(self, number: int, era: int = 0) -> SourceOrder:
-        """The order of a source, by its number, after so many changes of ``seq_len``.
-
-        Raises:
-            PlanError: a document is too long with overlong='error'.
-        """
+        """The order of a source, by its number, after so many changes of ``seq_len``."""
         with self._lock:
             known = self._orders.get((era, number))
             if known is None:
@@ -240,10 +226,7 @@ class Plan:
             order = continued(before, spec, cut, served, self.epochs_of(number))
         known = self._learned.orders.pop((era, number), None)
         if known is not None:
-            # Of an order that was made before no document is too long.
             order.learn(known)
-        elif spec.overlong == "error":
-            order.pools.refuse_overlong()
         if len(self.names) > 1:
             order.kept = 2
         return order
@@ -261,6 +244,8 @@ class Plan:
         if position:
             # Not further: whether anything is exhausted behind the cut follows from the cut.
             self.timeline.segment_at(position - 1)
+        if self.timeline.end is not None:
+            position = min(position, self.timeline.end)
         mine = [s for s in self.timeline.segments() if s.era == era]
         if not mine:
             return np.zeros(self.spec.lanes, np.int64)
@@ -273,13 +258,13 @@ class Plan:
 
         Where a later packing begins follows from the counts of the one before: without them, that one.
         """
-        found = [self.order(number) for number in self.weighed]
-        for era in range(1, len(self._seq_lens)):
-            told = all(self.cuts.get((era, number)) for number in self.weighed)
-            if not told and not all(order.counted for order in found):
+        found: dict[int, SourceOrder] = {}
+        for era, numbers in enumerate(self.weighed_by_era):
+            told = all(self.cuts.get((era, number)) for number in numbers)
+            if era and not told and not all(order.counted for order in found.values()):
                 break
-            found = [self.order(number, era) for number in self.weighed]
-        return found
+            found |= {number: self.order(number, era) for number in numbers}
+        return list(found.values())
 
     def forget_rows(self, era: int) -> None:
         """Keep no rows of entered pools of packings before ``era``."""
@@ -290,10 +275,16 @@ class Plan:
     @cached_property
     def weighed(self) -> tuple[int, ...]:
         """Numbers of the sources that have a weight somewhere in the run."""
-        found: set[str] = set()
-        for change in self.course.changes:
-            found |= weighed_in(change.weights, self.names)
-        return tuple(n for n, name in enumerate(self.names) if name in found)
+        return tuple(sorted({number for numbers in self.weighed_by_era for number in numbers}))
+
+    @cached_property
+    def weighed_by_era(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of the sources that have a weight somewhere after so many changes of ``seq_len``."""
+        found = []
+        for held in self.course.weights_by_era():
+            named = set().union(*(weighed_in(weights, self.names) for weights in held))
+            found.append(tuple(n for n, name in enumerate(self.names) if name in named))
+        return tuple(found)
 
     def measured(self, number: int, era: int = 0) -> Measured:
         """What the weights of a source are counted with."""
@@ -335,7 +326,9 @@ class Plan:
         if not flat:
             return {}
         known = {name: self.measured(self.names.index(name), era) for name in flat}
-        counts = apportion(sequence_shares(flat, mixture.unit, known), self.spec.lanes)
+        shares = sequence_shares(flat, mixture.unit, known)
+        # Who is left when others are exhausted was not weighed for that.
+        counts = apportion(shares, self.spec.lanes, near=bool(gone))
         return {self.names.index(name): count for name, count in counts.items()}
 
     def epochs_of(self, number: int) -> int | None:
@@ -399,7 +392,7 @@ class Plan:
     @property
     def documents(self) -> int:
         """Documents of all sources."""
-        return sum(order.pools.documents for order in self.orders())
+        return sum(store.lengths.size for store in self._stores.values())
 
     @property
     def has_counts(self) -> bool:
@@ -578,3 +571,7 @@ class Plan:
         """
         with self._lock:
             return resume_at(self, state)
+
+
+def _may_give_nothing(spec: PlanSpec, store: PlanStore) -> bool:
+    return spec.overlong == "drop" or not store.tokens

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.plan.mixture import PlanStore, Unit, Weights
+from batchloom.plan.mixture import LEAST_WEIGHT, PlanStore, Unit, Weights
 from batchloom.plan.pools import Pools
 from batchloom.plan.spec import PlanSpec
 
@@ -67,19 +67,27 @@ def flat_weights(
         sizes: tokens of each source.
         temperature: of weights by size.
         caps: the bound of epochs of weights by size.
+
+    Raises:
+        PlanError: with that bound the sources are too small for the run.
     """
     if weights == "size":
         return _by_size(list(sizes), sizes, temperature, caps)
     found: dict[str, float] = {}
+    total = sum(
+        float(one["weight"] if isinstance(one, Mapping) else one) for one in weights.values()
+    )
     for name, weight in weights.items():
         if isinstance(weight, Mapping):
-            inner = weight["sources"]
-            inside = (
-                _normal(inner)
-                if isinstance(inner, Mapping)
-                else _by_size(list(inner), sizes, temperature, caps)
-            )
-            found.update({source: weight["weight"] * share for source, share in inside.items()})
+            inner, mine = weight["sources"], float(weight["weight"])
+            if not mine:
+                continue
+            if isinstance(inner, Mapping):
+                inside = _normal(inner)
+            else:
+                part = caps and caps._replace(tokens=round(caps.tokens * mine / total))
+                inside = _by_size(list(inner), sizes, temperature, part)
+            found.update({source: mine * share for source, share in inside.items()})
         else:
             found[name] = float(weight)
     return _normal(found)
@@ -97,7 +105,21 @@ def _by_size(
 ) -> dict[str, float]:
     if caps is None:
         largest = max(sizes[name] for name in names) or 1
-        return _normal({name: (sizes[name] / largest) ** (1 / temperature) for name in names})
+        # However small: what has tokens has a weight, and it is refused where no period meets it.
+        return _normal(
+            {
+                name: max((sizes[name] / largest) ** (1 / temperature), LEAST_WEIGHT)
+                for name in names
+                if sizes[name]
+            }
+        )
+    most = sum(sizes[name] * caps.most_epochs for name in names)
+    if most < caps.tokens:
+        raise PlanError(
+            f"most_epochs {caps.most_epochs:g} allows {most:,.0f} tokens of {', '.join(names)}, and the run asks for "
+            f"{caps.tokens:,} of them. Give fewer steps, or a most_epochs of at least "
+            f"{caps.tokens / max(most / caps.most_epochs, 1):.3g}."
+        )
     left, shares = float(caps.tokens), {}
     ascending = sorted(names, key=lambda name: (sizes[name], name))
     for number, name in enumerate(ascending):
@@ -127,14 +149,15 @@ def sequence_shares(
     return _normal(shares)
 
 
-def apportion(shares: Mapping[str, float], lanes: int = 1) -> dict[str, int]:
+def apportion(shares: Mapping[str, float], lanes: int = 1, *, near: bool = False) -> dict[str, int]:
     """Slots of each source in the shortest period that keeps every share within 1 %.
 
     Periods are the powers of two from 2**16 to 2**20, rounded up to a multiple of ``lanes``; slots are
-    apportioned by largest remainders, the first name first, and none is left without.
+    apportioned by largest remainders, the first name first, and none is left without. With ``near`` the longest does
+    as well as it can.
 
     Raises:
-        PlanError: no period does; names the source, and the least share that would do.
+        PlanError: no period does, and that is not ``near`` enough; names the source, and the least share that would do.
     """
     if len(shares) == 1:
         return dict.fromkeys(shares, 1)
@@ -145,16 +168,15 @@ def apportion(shares: Mapping[str, float], lanes: int = 1) -> dict[str, int]:
         slots = -(-period // lanes) * lanes
         counts = _largest_remainders(wanted, slots)
         off = np.abs(counts / slots / wanted - 1)
-        if off.max() <= _MOST_OFF:
+        if off.max() <= _MOST_OFF or (near and period >= MOST_PERIOD):
             return dict(zip(names, counts.tolist(), strict=True))
         if period >= MOST_PERIOD:
             break
         period *= 2
     worst = int(off.argmax())
     raise PlanError(
-        f"Source {names[worst]!r} has {wanted[worst]:.2g} of the sequences, which a period of {MOST_PERIOD:,} meets "
-        f"within {off[worst]:.1%} only; 1 % is asked for. Give it at least {1 / (2 * _MOST_OFF * MOST_PERIOD):.2g}, "
-        "or weight 0."
+        f"Source {names[worst]!r} has {wanted[worst]:.2g} of the sequences, which no period of at most {MOST_PERIOD:,} "
+        f"meets within 1 %. Give it at least {1 / (2 * _MOST_OFF * MOST_PERIOD):.2g}, or weight 0."
     )
 
 

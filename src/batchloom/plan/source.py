@@ -246,7 +246,7 @@ class SourceOrder:
 
     def stands(self, lane: int, index: int) -> Cursor:
         """The pool of a lane's next sequence, as far as it is worth telling."""
-        found = self.find(lane, index)
+        found = self.find(lane, index) if index else None
         return found.cursor if found and found.cursor else self.begins[lane]
 
     @property

@@ -50,6 +50,21 @@ class Course:
     cuts: tuple[tuple[int, int], ...]
     bans: tuple[tuple[int, str, tuple[int, ...]], ...]
 
+    def weights_by_era(self) -> tuple[tuple[Weights, ...], ...]:
+        """The weights that hold somewhere after so many changes of ``seq_len``."""
+        begins = [0, *(position for position, _ in self.cuts)]
+        found = []
+        for begin, end in zip(begins, [*begins[1:], None], strict=True):
+            first = bisect_right(self.changes, begin, key=lambda change: change.position) - 1
+            found.append(
+                tuple(
+                    change.weights
+                    for change in self.changes[first:]
+                    if end is None or max(begin, change.position) < end
+                )
+            )
+        return tuple(found)
+
     def stretch_at(self, position: int) -> Stretch:
         """The stretch that holds a position."""
         place = bisect_right(self.stretches, position, key=lambda stretch: stretch.position)

@@ -128,14 +128,14 @@ def forecast(
     if (whole(world_size) or 0) < 1:
         raise SettingsError([f"world_size: {shown(world_size)} is no whole number of at least 1"])
     own = plan.twin()
-    counted = all(own.order(number).counted for number in own.weighed) and not own.course.cuts
+    counted = not own.course.cuts and own.has_counts
     measures = _measured(own)
     run = _Run(own, measures)
     sources = tuple(_source(run, number) for number in own.weighed)
     places = run.places()
     tokens = sum(source.tokens_served for source in sources)
     size = sum(source.bytes for source in sources)
-    epoch = [measures[0, number] for number in own.weighed]
+    epoch = [measures[_first_era(own, number), number] for number in own.weighed]
     least = sum(m.least for m in epoch) * own.spec.seq_len
     return Forecast(
         fingerprint=plan.fingerprint,
@@ -165,19 +165,25 @@ def _measured(plan: Plan) -> dict[tuple[int, int], Measure]:
     pools = sum(plan.order(number).pools.count for number in plan.weighed) * eras
     most = max(_PACKED // (len(plan.weighed) * eras), 2)
     found: dict[tuple[int, int], Measure] = {}
-    for era in range(eras):
-        for number in plan.weighed:
-            if era:
-                cut = plan.cut(number, era)
-                if not all(found[e, number].exact for e in range(era)):
-                    # Rows of a pool that was only estimated cannot be told: it is left as a whole.
-                    plan.cuts[era, number] = tuple(
-                        (epoch, max(slot, 0), 0)
-                        for epoch, slot, _ in cut or [(0, 0, 0)] * plan.spec.lanes
-                    )
+    for era, numbers in enumerate(plan.weighed_by_era):
+        estimated = {number for (_, number), one in found.items() if not one.exact}
+        for number in plan.weighed if era else ():
+            cut = plan.cut(number, era)
+            if number in estimated:
+                # Rows of a pool that was only estimated cannot be told: it is left as a whole.
+                plan.cuts[era, number] = tuple(
+                    (epoch, max(slot, 0), 0)
+                    for epoch, slot, _ in cut or [(0, 0, 0)] * plan.spec.lanes
+                )
+        for number in numbers:
             order = plan.order(number, era)
             found[era, number] = measure_pools(order, pools if pools <= _PACKED else most)
     return found
+
+
+def _first_era(plan: Plan, number: int) -> int:
+    """The first packing that a source has a weight in."""
+    return next(era for era, numbers in enumerate(plan.weighed_by_era) if number in numbers)
 
 
 @final
@@ -224,10 +230,11 @@ class _Run:
         return found
 
     def sequences(self, number: int) -> dict[int, int]:
-        """Sequences of a source by era."""
+        """Sequences of a source by era, of those it has some in."""
         found: dict[int, int] = {}
         for _, _, era, served in self.pieces:
-            found[era] = found.get(era, 0) + int(served[number])
+            if served[number]:
+                found[era] = found.get(era, 0) + int(served[number])
         return found
 
     def epochs(self, number: int) -> float:
@@ -254,6 +261,8 @@ class _Run:
         """The step at which a source has been passed through once."""
         done = 0.0
         for position, until, era, served in self.pieces:
+            if not served[number]:
+                continue
             part = int(served[number]) / self.plan.order(number, era).sequences
             if done < 1 <= done + part:
                 at = position + (until - position) * (1 - done) / part
@@ -277,8 +286,12 @@ def _tokens_of(order: SourceOrder, pool_tokens: np.ndarray, count: int) -> int:
 
 
 def _source(run: _Run, number: int) -> SourceForecast:
-    plan, measure = run.plan, run.measures[0, number]
-    name, order = plan.names[number], plan.order(number)
+    plan, first = run.plan, _first_era(run.plan, number)
+    name, order, measure = (
+        plan.names[number],
+        plan.order(number, first),
+        run.measures[first, number],
+    )
     store = plan.stores[name]
     served, tokens = sum(run.sequences(number).values()), run.tokens[number]
     everything = sum(run.tokens.values())

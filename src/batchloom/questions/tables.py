@@ -20,8 +20,8 @@ _WALKED = 128
 
 def adopt_tables(plan: Plan) -> bool:
     """Let the sources of a plan adopt those of their tables that are cached; whether all have theirs."""
-    for era in range(len(plan.course.cuts) + 1):
-        orders = [plan.order(number, era) for number in plan.weighed]
+    for era, numbers in enumerate(plan.weighed_by_era):
+        orders = [plan.order(number, era) for number in numbers]
         for order in orders:
             if not order.counted and isinstance(order.store, Store):
                 load_table(order, table_folders(order.store))
@@ -36,8 +36,8 @@ def have_tables(plan: Plan) -> None:
 
     Tables of stores on disk are kept for the next question.
     """
-    for era in range(len(plan.course.cuts) + 1):
-        for number in plan.weighed:
+    for era, numbers in enumerate(plan.weighed_by_era):
+        for number in numbers:
             order = plan.order(number, era)
             if order.counted:
                 continue
@@ -80,8 +80,8 @@ def write_tables(plan: Plan) -> tuple[Path, ...]:
         StoreError: the tables can be kept nowhere.
     """
     found = []
-    for era in range(len(plan.course.cuts) + 1):
-        for number in plan.weighed:
+    for era, numbers in enumerate(plan.weighed_by_era):
+        for number in numbers:
             order = plan.order(number, era)
             folders = table_folders(opened_of(order))
             if not load_table(order, folders):

@@ -22,7 +22,7 @@ from batchloom.core.errors import (
     StateError,
     TrainError,
 )
-from batchloom.core.spec import to_plain
+from batchloom.core.spec import to_plain, whole
 from batchloom.train.checkpoint import sync, write_json
 from batchloom.train.mixture import mixture_lines
 from batchloom.train.plain import read_object
@@ -50,8 +50,12 @@ def _read(path: Path) -> dict[str, Any]:
         found = read_object(path)
     except ValueError as error:
         return {"fault": f"{path} {error}"}
-    taken = found.get("taken", {})
-    if isinstance(found.get("edit"), dict) and isinstance(taken, dict):
+    taken, number = found.get("taken", {}), found.get("number", 0)
+    if (
+        isinstance(found.get("edit"), dict)
+        and isinstance(taken, dict)
+        and whole(number) is not None
+    ):
         return found
     return {"fault": f"{path} holds no edit"}
 
