@@ -135,6 +135,25 @@ def test_estimates_are_near_and_called_estimates():
     assert forecast(plan).exact
 
 
+@pytest.mark.parametrize(("lanes", "part"), [(1, 0.5), (64, 0.5), (64, 0.95)])
+def test_estimates_go_on_where_an_edit_of_seq_len_leaves_a_source(lanes, part):
+    rng = np.random.default_rng(0)
+    given = {
+        name: LengthsOnly(np.clip(rng.lognormal(3, 1, count), 1, 200).astype(np.uint32), name)
+        for name, count in (("a", 20_000), ("b", 100_000))
+    }
+    mixture = Mixture({"a": 1, "b": 4}, stores=given, exhausted="redistribute")
+    spec = PlanSpec(seq_len=256, global_batch_size=64, lanes=lanes, pool_size=128)
+    step = int(part * Plan(mixture, spec).order(0).sequences * 5) // 64
+    plan = Plan(mixture, spec, [Edit(step=step, seq_len=512)])
+    told = forecast(plan)
+    assert not told.exact
+    assert told.steps == pytest.approx(plan.steps, rel=0.02)
+    assert [one.epochs for one in told.sources] == pytest.approx([1, 1], abs=0.02)
+    # With one lane a cut is known to the row, with 64 it may lie where they lend each other.
+    assert (plan.cut(0, 1) is None) == (part == 0.95)
+
+
 def test_neighbours_of_a_block_are_as_far_apart_as_is_told():
     store = LengthsOnly([10] * 4096)
     spec = PlanSpec(seq_len=40, global_batch_size=8, pool_size=1024, block=64)

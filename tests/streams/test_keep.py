@@ -20,6 +20,7 @@ from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.stretched import STRETCHES
 from batchloom.questions.explain import explain
 from batchloom.questions.when import when
+from batchloom.store.remove import remove_documents
 from batchloom.store.stretches import read_stretches
 from streams.streams import LIMITS, rows_of, small_stream, table, texts, write_lines, write_texts
 
@@ -206,7 +207,11 @@ def test_the_stretches_of_another_store_are_refused(tmp_path):
     assert len(one) == len(two)
     name = "plans/stretches.lanes"
     (two.path / name).write_bytes((one.path / name).read_bytes())
-    assert len(read_stretches(one)) > 1
+    bounds = read_stretches(one)
+    assert len(bounds) > 1
+    (tmp_path / "gone").write_text("train:3\n")
+    remove_documents(one.path, documents_file=tmp_path / "gone")
+    assert read_stretches(open_store(one.path)).tolist() == bounds.tolist()
     with pytest.raises(PlanError, match=r"of another store than the one beside it"):
         read_stretches(two)
 

@@ -222,7 +222,7 @@ class Plan:
         else:
             before = self.order(number, era - 1)
             cut = self.cut(number, era)
-            served = self._served_in(number, era - 1)
+            served = self.served_in(number, era - 1)
             order = continued(before, spec, cut, served, self.epochs_of(number))
         known = self._learned.orders.pop((era, number), None)
         if known is not None:
@@ -234,11 +234,11 @@ class Plan:
     def cut(self, number: int, era: int) -> Cut | None:
         """Where a source was left when an era began; None where lanes lent each other."""
         if (era, number) not in self.cuts:
-            served = self._served_in(number, era - 1)
+            served = self.served_in(number, era - 1)
             self.cuts[era, number] = cut_at(self.order(number, era - 1), served)
         return self.cuts[era, number]
 
-    def _served_in(self, number: int, era: int) -> NDArray[np.int64]:
+    def served_in(self, number: int, era: int) -> NDArray[np.int64]:
         """Sequences of a source that its lanes have served of their own in an era which another follows."""
         position = self.course.cuts[era][0]
         if position:

@@ -4,15 +4,19 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown, whole
 from batchloom.plan.assumed import AssumedStore
+from batchloom.plan.cut import Cut
 from batchloom.plan.mixture import Mixture, is_positive
 from batchloom.plan.plan import Plan
-from batchloom.plan.source import SourceOrder
+from batchloom.plan.source import SourceOrder, quotas
 from batchloom.questions.measure import Measure, Mixing, measure_pools, mixing
 from batchloom.store.reader import Store
+
+Ints = NDArray[np.int64]
 
 # Pools packed in all: a few milliseconds each.
 _PACKED = 64
@@ -167,18 +171,27 @@ def _measured(plan: Plan) -> dict[tuple[int, int], Measure]:
     found: dict[tuple[int, int], Measure] = {}
     for era, numbers in enumerate(plan.weighed_by_era):
         estimated = {number for (_, number), one in found.items() if not one.exact}
-        for number in plan.weighed if era else ():
-            cut = plan.cut(number, era)
-            if number in estimated:
-                # Rows of a pool that was only estimated cannot be told: it is left as a whole.
-                plan.cuts[era, number] = tuple(
-                    (epoch, max(slot, 0), 0)
-                    for epoch, slot, _ in cut or [(0, 0, 0)] * plan.spec.lanes
-                )
+        for number in estimated:
+            served = plan.served_in(number, era - 1)
+            plan.cuts[era, number] = _cut_between_pools(plan.order(number, era - 1), served)
         for number in numbers:
             order = plan.order(number, era)
             found[era, number] = measure_pools(order, pools if pools <= _PACKED else most)
     return found
+
+
+def _cut_between_pools(order: SourceOrder, served: Ints) -> Cut:
+    """Where a source stands about, if only whole pools are left of its epoch: as many as it has left sequences.
+
+    Rows of pools that were only estimated cannot be told.
+    """
+    index, lane = divmod(int(served.sum()), order.lanes)
+    epoch = order.epoch_of(lane, index)
+    left = int(order.quotas(epoch + 1).sum() - served.sum())
+    own = [len(pools) for pools in order.epoch(epoch).orders]
+    whole = round(left / order.sequences * order.pools.count)
+    slots = [size - int(mine) for size, mine in zip(own, quotas(whole, order.lanes), strict=True)]
+    return tuple((epoch, max(slot, 0), 0) for slot in slots)
 
 
 def _first_era(plan: Plan, number: int) -> int:

@@ -1,8 +1,8 @@
 r"""``plans/stretches.lanes``: where the stretches of a stream begin in the store that it kept.
 
 Layout (little-endian): 8 bytes ``BLMLANES``; u64 version 1; u64 stretches S; u64 the first 16 hex digits of the
-fingerprint of the train subset they are of; then the number of the first document of each stretch in it and of
-documents at the end, u64 [S + 1].
+fingerprint of ``[documents, bin, idx]`` of each shard of the train subset they are of; then the number of the first
+document of each stretch in it and of documents at the end, u64 [S + 1].
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
+from batchloom.core.fingerprint import fingerprint
 from batchloom.store.headed import HEADER, map_headed
 from batchloom.store.origins import map_origins
 from batchloom.store.reader import Store
@@ -65,7 +66,9 @@ def write_stretches(store: Store, bounds: NDArray[np.int64]) -> None:
 
 
 def _named(store: Store) -> int:
-    return int(store.fingerprint[:16], 16)
+    """Names the documents of a subset in their order; removing some leaves it as it is."""
+    shards = store.manifest.subsets[store.split].shards if store.manifest is not None else ()
+    return int(fingerprint([[one.documents, one.bin, one.idx] for one in shards])[:16], 16)
 
 
 def read_stretches(store: Store) -> NDArray[np.int64]:
