@@ -379,6 +379,8 @@ def test_groups_sizes_temperature_and_caps():
         ("size", {"sources": None}, "sources: None is no mapping"),
         ("size", {"stages": [{"step": 3}]}, r"stages\[0\]: .* is no Stage"),
         ("size", {"stages": 3}, "stages: 3 is no list"),
+        ({"a": 1}, {"most_epochs": 2}, "most_epochs: it shapes weights by size"),
+        ({"a": 1}, {"sources": {"a": SourceSpec(epochs=1)}}, "sources.a.epochs: with exhausted"),
         ({"a": 0, "b": 0}, {}, "weights: all are 0"),
         ({"aa": 1}, {}, "weights.aa: names no source; there are a, b; did you mean 'a'"),
         ({}, {}, "is neither a mapping"),
@@ -485,6 +487,17 @@ def test_a_bound_of_epochs_that_cannot_be_kept_is_refused():
     given_stores = stores([16] * 200, [16] * 200)
     with pytest.raises(PlanError, match=r"most_epochs 1 allows 6,400 tokens of a, b.*least 2\."):
         Plan(Mixture("size", stores=given_stores, most_epochs=1), spec)
+    # What is left out as too long is served in no epoch.
+    given_stores = stores([16] * 600 + [99] * 600, [16] * 400)
+    spec = PlanSpec(seq_len=16, global_batch_size=8, steps=100, overlong="drop")
+    plan = Plan(Mixture("size", stores=given_stores, most_epochs=1), spec)
+    rows = plan.rows(0, plan.positions)
+    assert np.bincount(rows.sources).tolist() == pytest.approx([400, 400], abs=1)
+    mixture = Mixture("size", stores=stores([16] * 600, [16] * 400), most_epochs=1)
+    plan = Plan(mixture, PlanSpec(seq_len=16, global_batch_size=8, steps=100))
+    with pytest.raises(SettingsError, match="by size are bounded by most_epochs"):
+        plan.edited(Edit(step=5, global_batch_size=64))
+    plan.edited(Edit(step=5, global_batch_size=64, weights={"a": 1}))
     # Of a group it is of the group's share of the run.
     given_stores = stores([16] * 900, [16] * 300, [16] * 100)
     weights = {"a": 1, "rest": {"weight": 1, "sources": ["b", "c"]}}
@@ -518,6 +531,9 @@ def test_states_of_other_mixtures_name_what_differs():
     state["edits"][0]["weights"]["a"] = 5
     with pytest.raises(StateError, match="Edit 0 of the journal, at step 3, was changed"):
         with_journal(plan, state).resume(state)
+    state["edits"] = None
+    with pytest.raises(StateError, match="not a loader's state.*edits is None"):
+        with_journal(plan, state).resume(state)
     grown = Plan(Mixture({"a": 1, "b": 1}, stores=stores([5] * 30, [6] * 30, [4] * 9)), spec)
     added = grown.edited(Edit(step=3, weights={"a": 1, "c": 1}))
     with pytest.raises(StateError, match="journal adds source 'c' at step 3: give its store"):
@@ -548,6 +564,15 @@ def test_edits_that_cannot_be(edit, sentence):
     ).edited(Edit(step=2, skip=1))
     with pytest.raises((SettingsError, PlanError), match=sentence):
         plan.edited(Edit(**edit))
+
+
+def test_edits_that_leave_out_more_than_can_be_counted():
+    plan = Plan(LengthsOnly([5] * 30), PlanSpec(seq_len=16, global_batch_size=8, steps=20))
+    huge = Edit(step=3, skip=(1 << 48) - 1, global_batch_size=1 << 20)
+    plan = plan.edited(huge)
+    assert len(plan.rows(*plan.positions_of(3))) == 1 << 20
+    with pytest.raises(PlanError, match="no run has more than"):
+        plan.edited(huge)
 
 
 @given(made=mixtures(lanes=(1, 2, 4)), edits=EDITS, data=st.data())

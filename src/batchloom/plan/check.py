@@ -4,8 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan.edits import Edit, check_edit
-from batchloom.plan.mixture import Mixture, PlanStore
+from batchloom.plan.mixture import Mixture, PlanStore, Weights, by_size
 from batchloom.plan.spec import PlanSpec
+
+_CAPPED = (
+    "are bounded by most_epochs for the tokens the run had: an edit of its sizes gives numbers, too"
+)
 
 
 def check_run(
@@ -43,10 +47,32 @@ def check_run(
         )
     sizes = {name: store.lengths.size for name, store in stores.items()}
     last = 0
+    weights: Weights = mixture.weights if mixture else {}
     for edit in edits:
         if edit.weights is not None and mixture is None:
             raise SettingsError(
                 ["weights: one store has none; start with a Mixture to change them"]
             )
         check_edit(edit, stores, last, spec.lanes, sizes)
+        if edit.weights is not None:
+            weights = edit.weights
+        if mixture and mixture.most_epochs and by_size(weights) and _resizes(edit):
+            raise SettingsError([f"weights: missing; those by size {_CAPPED}"])
         last = edit.step
+
+
+def _resizes(edit: Edit) -> bool:
+    return bool(edit.global_batch_size or edit.seq_len or edit.skip)
+
+
+def refuse_beyond(edit: Edit, steps: int | None) -> None:
+    """Refuse an edit beyond the end of a run that goes on: it would let no other come before it.
+
+    Raises:
+        PlanError: it lies there.
+    """
+    if steps is not None and edit.step > steps:
+        raise PlanError(
+            f"The run has {steps:,} steps, and an edit at step {edit.step:,} would let none come before it. Give a "
+            f"step of at most {steps:,}; or edit it when the run is made longer."
+        )

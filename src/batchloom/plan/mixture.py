@@ -139,15 +139,7 @@ class Mixture:
         if self.most_epochs is not None and not is_positive(self.most_epochs):
             problems.append(f"most_epochs: {shown(self.most_epochs)} is not {_POSITIVE}")
         problems += _kinds_problems(self.sources, self.stages)
-        if isinstance(self.weights, Mapping) and (self.temperature != 1 or self.most_epochs):
-            by_size = any(
-                isinstance(w, Mapping) and not isinstance(w.get("sources"), Mapping)
-                for w in self.weights.values()
-            )
-            if not by_size:
-                problems.append(
-                    "temperature: it shapes weights by size, and the weights are given; weights='size' uses it"
-                )
+        problems = problems or self._idle_problems()
         if not problems:
             problems += weight_problems(self.weights, self.stores, "weights")
             for number, stage in enumerate(self.stages):
@@ -155,6 +147,27 @@ class Mixture:
             problems += _order_problems(self.stages)
         raise_problems(problems)
         _refuse_other_tokenizers(self.stores)
+
+    def _idle_problems(self) -> list[str]:
+        """Settings that would have no effect beside the others."""
+        problems = []
+        sized = any(by_size(one) for one in (self.weights, *(s.weights for s in self.stages)))
+        problems += [
+            f"{name}: it shapes weights by size, and the weights are given; weights='size' uses it"
+            for name, idle in (
+                ("temperature", self.temperature == 1),
+                ("most_epochs", self.most_epochs is None),
+            )
+            if not (idle or sized)
+        ]
+        if self.exhausted == "repeat":
+            problems += [
+                f"sources.{name}.epochs: with exhausted='repeat' it goes on without end; give exhausted='stop' or "
+                "'redistribute'"
+                for name, said in self.sources.items()
+                if said.epochs is not None
+            ]
+        return problems
 
     def _stores_problems(self) -> list[str]:
         if not isinstance(self.stores, Mapping) or not self.stores:
@@ -197,6 +210,16 @@ def _kinds_problems(sources: object, stages: object) -> list[str]:
         for number, stage in enumerate(stages)
         if not isinstance(stage, Stage)
     ]
+
+
+def by_size(weights: object) -> bool:
+    """Whether weights, or those inside a group, go by the sizes of sources."""
+    if not isinstance(weights, Mapping):
+        return weights == "size"
+    return any(
+        isinstance(w, Mapping) and not isinstance(w.get("sources"), Mapping)
+        for w in weights.values()
+    )
 
 
 def weighed_in(weights: Weights, names: Iterable[str]) -> set[str]:

@@ -296,16 +296,16 @@ class Plan:
             self._measured[era, number] = known
         return known
 
-    def shares(self, weights: Weights) -> dict[str, float]:
+    def shares(self, weights: Weights, era: int = 0) -> dict[str, float]:
         """The weight of every source of a mixture that has one above 0, adding up to 1.
 
         Raises:
             SettingsError: weights bounded by epochs, in a run without a number of steps.
+            PlanError: with that bound the sources are too small for the run.
         """
         mixture = self.data
         if not isinstance(mixture, Mixture):
             return {SOURCE: 1.0}
-        tokens = {name: store.tokens for name, store in self._stores.items()}
         caps = None
         if mixture.most_epochs is not None:
             if self.spec.steps is None:
@@ -316,13 +316,19 @@ class Plan:
                 mixture.most_epochs,
                 self.spec.steps * self.spec.global_batch_size * self.spec.seq_len,
             )
-        return flat_weights(weights, tokens, mixture.temperature, caps)
+
+        def size(name: str) -> float:
+            return self.measured(self.names.index(name), era).tokens
+
+        return flat_weights(weights, self.names, size, mixture.temperature, caps)
 
     def _slots(self, weights: Weights, gone: frozenset[int], era: int) -> dict[int, int]:
         mixture = self.data
         if not isinstance(mixture, Mixture):
             return {0: 1}
-        flat = {n: w for n, w in self.shares(weights).items() if self.names.index(n) not in gone}
+        flat = {
+            n: w for n, w in self.shares(weights, era).items() if self.names.index(n) not in gone
+        }
         if not flat:
             return {}
         known = {name: self.measured(self.names.index(name), era) for name in flat}

@@ -169,8 +169,8 @@ class Pools:
             block = int(layer.blocks.places(np.array([block]))[0])
         return layer.first_pool + block * layer.block // self._spec.pool_size
 
-    def _fitted(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Lengths as they are packed: what ``overlong`` leaves of each document."""
+    def fitted_of(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Lengths of documents as they are packed: what ``overlong`` leaves of each, int64 [N]."""
         return fitted(self._lengths.take(members), self._spec)
 
     def refuse_overlong(self) -> None:
@@ -208,7 +208,7 @@ class Pools:
         """Number of sequences a pool packs into; the same in every epoch."""
         # How many there are hangs on the order of the documents only where they are packed as they come.
         members = self._drawn(pool)[1] if self._spec.packing in ANY_ORDER else self.members(pool)
-        return self.packed_count(self._fitted(members))
+        return self.packed_count(self.fitted_of(members))
 
     def packed_count(self, fitted: NDArray[np.int64]) -> int:
         """Number of sequences that documents of these lengths, as they are packed, make by themselves."""
@@ -217,7 +217,7 @@ class Pools:
 
     def fitted(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
         """Lengths of the documents of a pool as they are packed, int64 [N]; ``most`` as of :meth:`members`."""
-        return self._fitted(self.members(pool, most))
+        return self.fitted_of(self.members(pool, most))
 
     def layers_identity(self) -> dict[str, list[list[int]]]:
         """Documents and block of each layer, where there are several: pools end with them."""
@@ -234,7 +234,9 @@ class Pools:
         """All rows of a pool in the order an epoch takes them."""
         members = self.members(pool)
         keys = (self._pool_key("spans", pool), self._pool_key("sequences", pool, epoch))
-        return packed_rows(members, np.zeros_like(members), self._fitted(members), self._spec, keys)
+        return packed_rows(
+            members, np.zeros_like(members), self.fitted_of(members), self._spec, keys
+        )
 
     def rows_again(self, rows: Rows, pool: int, before: int, epoch: int) -> Rows:
         """What :meth:`rows` gives for an epoch, from those of another one: the packs are the same.

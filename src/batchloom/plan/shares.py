@@ -1,6 +1,6 @@
 """From weights to whole numbers: how many sequences each source has in a period."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,14 +19,16 @@ _SAMPLE, _ENOUGH = 2048, 256
 
 
 class Measured(NamedTuple):
-    """What is known of a source before it is counted: of all of it tokens and documents, of its first pool the rest.
+    """What is known of a source before it is counted.
 
-    ``per_sequence`` is (tokens, documents) of a sequence: a mean over the first documents of the first pool that has
-    sequences.
+    Attributes:
+        tokens, documents: of an epoch; where some are left out as too long, all by the part that its first pool keeps.
+        per_sequence: (tokens, documents) of a sequence: a mean over the first documents of the first pool that has
+            sequences.
     """
 
-    tokens: int
-    documents: int
+    tokens: float
+    documents: float
     per_sequence: tuple[float, float]
 
 
@@ -39,10 +41,12 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
     pools = Pools(store.lengths, spec, name)
     for pool in range(pools.count):
         # Where documents stand alone, how many tokens a sequence has is theirs: a sample would be too rough.
-        lengths = pools.fitted(pool, None if spec.packing == "none" else _SAMPLE)
+        members = pools.members(pool, None if spec.packing == "none" else _SAMPLE)
+        lengths = pools.fitted_of(members)
         count = pools.packed_count(lengths)
         if count < _ENOUGH and spec.pool_size > _SAMPLE:
-            lengths = pools.fitted(pool)
+            members = pools.members(pool)
+            lengths = pools.fitted_of(members)
             count = pools.packed_count(lengths)
         if count:
             tokens = float(lengths.sum()) / count
@@ -50,7 +54,11 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
             if spec.overlong == "split" and store.tokens:
                 # Nothing is left out: how long documents are on average is known of all of them.
                 documents = tokens * pools.documents / store.tokens
-            return Measured(store.tokens, pools.documents, (tokens, documents))
+            if spec.overlong == "split":
+                return Measured(store.tokens, pools.documents, (tokens, documents))
+            raw = store.lengths.take(members).astype(np.int64)
+            kept = float(lengths.sum() / raw.sum()), float((lengths > 0).sum() / len(raw))
+            return Measured(store.tokens * kept[0], pools.documents * kept[1], (tokens, documents))
     raise PlanError(
         f"Source {name!r} gives no sequence: its documents are all empty, or longer than seq_len "
         f"{spec.seq_len} with overlong='drop'. Leave it out, raise seq_len or use overlong='split'."
@@ -58,13 +66,18 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
 
 
 def flat_weights(
-    weights: Weights, sizes: Mapping[str, int], temperature: float, caps: "Caps | None"
+    weights: Weights,
+    names: Sequence[str],
+    size: Callable[[str], float],
+    temperature: float,
+    caps: "Caps | None",
 ) -> dict[str, float]:
     """The weight of every source that has one above 0, adding up to 1; groups are divided among theirs.
 
     Args:
         weights: as of a mixture, checked.
-        sizes: tokens of each source.
+        names: of all sources.
+        size: tokens of an epoch of a source.
         temperature: of weights by size.
         caps: the bound of epochs of weights by size.
 
@@ -72,7 +85,7 @@ def flat_weights(
         PlanError: with that bound the sources are too small for the run.
     """
     if weights == "size":
-        return _by_size(list(sizes), sizes, temperature, caps)
+        return _by_size({name: size(name) for name in names}, temperature, caps)
     found: dict[str, float] = {}
     total = sum(
         float(one["weight"] if isinstance(one, Mapping) else one) for one in weights.values()
@@ -86,7 +99,7 @@ def flat_weights(
                 inside = _normal(inner)
             else:
                 part = caps and caps._replace(tokens=round(caps.tokens * mine / total))
-                inside = _by_size(list(inner), sizes, temperature, part)
+                inside = _by_size({name: size(name) for name in inner}, temperature, part)
             found.update({source: mine * share for source, share in inside.items()})
         else:
             found[name] = float(weight)
@@ -100,28 +113,25 @@ class Caps(NamedTuple):
     tokens: int
 
 
-def _by_size(
-    names: list[str], sizes: Mapping[str, int], temperature: float, caps: Caps | None
-) -> dict[str, float]:
+def _by_size(sizes: Mapping[str, float], temperature: float, caps: Caps | None) -> dict[str, float]:
     if caps is None:
-        largest = max(sizes[name] for name in names) or 1
+        largest = max(sizes.values())
         # However small: what has tokens has a weight, and it is refused where no period meets it.
         return _normal(
             {
-                name: max((sizes[name] / largest) ** (1 / temperature), LEAST_WEIGHT)
-                for name in names
-                if sizes[name]
+                name: max((size / largest) ** (1 / temperature), LEAST_WEIGHT)
+                for name, size in sizes.items()
             }
         )
-    most = sum(sizes[name] * caps.most_epochs for name in names)
+    most = sum(size * caps.most_epochs for size in sizes.values())
     if most < caps.tokens:
         raise PlanError(
-            f"most_epochs {caps.most_epochs:g} allows {most:,.0f} tokens of {', '.join(names)}, and the run asks for "
+            f"most_epochs {caps.most_epochs:g} allows {most:,.0f} tokens of {', '.join(sizes)}, and the run asks for "
             f"{caps.tokens:,} of them. Give fewer steps, or a most_epochs of at least "
-            f"{caps.tokens / max(most / caps.most_epochs, 1):.3g}."
+            f"{caps.tokens / (most / caps.most_epochs):.3g}."
         )
     left, shares = float(caps.tokens), {}
-    ascending = sorted(names, key=lambda name: (sizes[name], name))
+    ascending = sorted(sizes, key=lambda name: (sizes[name], name))
     for number, name in enumerate(ascending):
         shares[name] = min(left / (len(ascending) - number), sizes[name] * caps.most_epochs)
         left -= shares[name]

@@ -179,6 +179,8 @@ def _checked(
             for name, places in state["sources"].items()
         }
         position, end = state["position"], state["end"]
+        if not isinstance(edits, list):
+            raise TypeError(f"edits is {edits!r}")
     check_belongs(state, plan.fingerprint, lambda: _other_plan(plan, theirs, edits, named))
     return int(position), end, cursors
 

@@ -8,12 +8,15 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.errors import PlanError
 from batchloom.plan.edits import Edit
 from batchloom.plan.mixture import Stage, Weights
 from batchloom.plan.schedule import Schedule, schedule_of
 
 Ints = NDArray[np.int64]
 
+# What comes behind an edit is counted in 64 bits, too.
+_MOST_POSITION = 1 << 60
 # So many positions are made sure of at once.
 _STRIDE = 65_536
 
@@ -105,6 +108,9 @@ def course_of(
         first: the first stretch, at step and position 0.
         stages: of the mixture.
         edits: in the order they were appended.
+
+    Raises:
+        PlanError: an edit lies too far ahead to be counted.
     """
     stretches, changes = [first], [Change(0, weights)]
     cuts: list[tuple[int, int]] = []
@@ -120,6 +126,11 @@ def course_of(
         edit = waiting.pop(0)
         tokens += (edit.step - now.step) * now.size * now.seq_len
         position = now.position + (edit.step - now.step + edit.skip) * now.size
+        if position > _MOST_POSITION:
+            raise PlanError(
+                f"The edit at step {edit.step:,} begins at sequence {position:,}, and no run has more than "
+                f"{_MOST_POSITION:,}. Give a smaller skip or step."
+            )
         after = Stretch(
             edit.step, position, edit.global_batch_size or now.size, edit.seq_len or now.seq_len
         )
