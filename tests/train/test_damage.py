@@ -1,6 +1,7 @@
 """--resume on a run whose files were changed: a StateError names the file, the fault, the way on."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -75,7 +76,7 @@ CHECKPOINT_DAMAGE = {
     "a list": (lambda c: (c / "state.json").write_text("[]"), "holds list, not a JSON object"),
     "empty": (lambda c: (c / "state.json").write_text("{}"), "its check does not fit"),
     "too deep": (lambda c: (c / "state.json").write_text("[" * 200_000), "nested too deep"),
-    "too large": (lambda c: (c / "state.json").write_bytes(b" " * (2 << 20)), "2,097,152 bytes"),
+    "too large": (lambda c: os.truncate(c / "state.json", 1 << 29), "536,870,912 bytes"),
     "a folder": (
         lambda c: ((c / "state.json").unlink(), (c / "state.json").mkdir()),
         "state.json is a folder, a pipe or a device",

@@ -1,5 +1,6 @@
 """A run that trains is the only one in its folder, and is handed edits."""
 
+import errno
 import json
 import os
 import re
@@ -7,17 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from batchloom import Edit, Loader
 from batchloom.cli.main import run as command
+from batchloom.core import locks
 from batchloom.core.errors import PlanError, StateError, StoreConflictError, TrainError
+from batchloom.testing.stores import write_store
 from batchloom.train.edit import edit_run
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import read_log
-from batchloom.train.requests import hand_over
+from batchloom.train.requests import Inbox, hand_over
 from train.runs import PLAIN, run_training, small_store, steps_of
 from train.test_ranks import ENVIRONMENT, TORCHRUN, torchrun
 
@@ -149,7 +154,7 @@ def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
         ({}, "missing 1 required"),
         ({"step": 8, "skpi": 1}, "skpi"),
         ({"step": "x", "skip": 1}, "step: "),
-        ({"step": 8, "ban": {"data": 5}}, "not iterable"),
+        ({"step": 8, "ban": {"data": "5"}}, "'5' is no number of a document"),
         ({"step": 8, "weights": 5}, "one store has none"),
         ({"step": 8, "ban": {"data": [10**9]}}, "there is no document"),
         ({"step": 8, "seq_len": 1 << 24, "global_batch_size": 1 << 24}, "lower global_batch_size"),
@@ -195,7 +200,9 @@ def test_a_run_is_held_until_its_process_dies(tmp_path, store):
             edit_run(out, store.path, edit, patience=0.3)
         with pytest.raises(TrainError, match="Give the folder of the run"):
             edit_run(RunFolder(out).newest(), store.path, edit)
-        assert edit_run(out, store.path, edit, dry_run=True).checkpoint
+        said = []
+        assert edit_run(out, store.path, edit, dry_run=True, say=said.append).checkpoint
+        assert "in use: what its newest checkpoint has not yet is left out" in said[0]
     finally:
         holder.kill()
         holder.communicate()
@@ -212,6 +219,149 @@ def test_a_run_that_ends_meanwhile_is_edited_as_one_that_stands_still(tmp_path, 
     assert said[1:] == ["The run ended meanwhile."]
     assert not list((out / "edits").iterdir())
     assert len(journal_of(out)) == 1
+
+
+def test_a_ban_of_very_many_documents_is_kept_and_read_again(tmp_path, capfd):
+    store = write_store(tmp_path / "many", {"train": [[1 + n % 200, 2, 3] for n in range(61_000)]})
+    out, ban = tmp_path / "run", Edit(step=6, ban={"data": range(60_000)})
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    words = ["edit", str(out), "--data", str(store.path), "--at-step", "6", "--dry-run"]
+    assert command([*words, "--ban", ",".join(map(str, range(9_000)))]) == 0
+    assert '{"data": "9,000 documents from 0 to 8999"}' in capfd.readouterr().out
+    edit_run(out, store.path, ban)
+    path = leave_request(out, Edit(step=7, ban={"data": range(60_500)}))
+    run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
+    assert path.stat().st_size > 1 << 19
+    # Its answer is all that is left of it.
+    shutil.rmtree(RunFolder(out).newest())
+    run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
+    assert [len(entry["ban"]["data"]) for entry in journal_of(out)] == [60_000, 60_500]
+    assert edit_run(out, store.path, Edit(step=9, skip=1)).number == 3
+
+
+def test_a_journal_that_no_checkpoint_could_keep_is_refused_before_anything_changes(
+    tmp_path, store
+):
+    out, edit = tmp_path / "run", Edit(step=6, skip=1, note="x" * (1 << 27))
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    with pytest.raises(PlanError, match=r"would have 134,\d+,\d+ bytes, .* up to 134,217,728: "):
+        edit_run(out, store.path, edit)
+    with pytest.raises(PlanError, match="up to 134,217,728"):
+        hand_over(out / "edits", edit, 0, lambda: False)
+    assert not (out / "edits").exists()
+    path = leave_request(out, Edit(step=6, skip=1))
+    path.write_text(json.dumps({"edit": {"step": 6, "skip": 1, "note": edit.note}}))
+    _, said = run_training(store, out, {"steps": 12}, resume=True)
+    assert any(f"{path.name} is refused: The journal of edits would have" in one for one in said)
+    assert journal_of(out) == []
+
+
+def test_what_is_deleted_while_ranks_try_it_is_withdrawn(tmp_path, store, monkeypatch):
+    out, told = tmp_path / "run", []
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    look = Inbox.take
+
+    def deleted_after_the_look(inbox, run):
+        found = look(inbox, run)
+        for path, _ in found:
+            path.unlink()
+        return found
+
+    def ask():
+        with pytest.raises(StateError) as refused:
+            hand_over(out / "edits", Edit(step=6, skip=1), 60, lambda: False)
+        told.append(str(refused.value))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while not list((out / "edits").glob("*.json")):
+        time.sleep(0.01)
+    monkeypatch.setattr(Inbox, "take", deleted_after_the_look)
+    _, said = run_training(store, out, {"steps": 12}, resume=True)
+    asking.join(60)
+    assert "the edit is withdrawn" in told[0]
+    assert any(line.endswith("was deleted: it is withdrawn") for line in said)
+    assert journal_of(out) == []
+    assert not list((out / "edits").iterdir())
+    assert tokens_of(out) == tokens_by_plan(store, 12)
+
+
+def test_a_request_whose_answer_a_kill_cut_short_is_found_again(tmp_path, store):
+    out, edit = tmp_path / "run", Edit(step=6, skip=1)
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    path = leave_request(out, edit)
+    path.rename(f"{path}.claimed")
+    with pytest.raises(StateError, match=rf"asked for the edit in .*{path.name} while"):
+        edit_run(out, store.path, Edit(step=8, skip=1))
+    path.rename(f"{path}.claimed")
+    run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
+    assert [one.name for one in (out / "edits").iterdir()] == [path.name]
+    assert journal_of(out) == [json.loads(path.read_text())["taken"]]
+    path.rename(f"{path}.claimed")
+    run_training(store, out, {"steps": 12}, resume=True)
+    assert tokens_of(out) == tokens_by_plan(store, 12, edit)
+
+
+def test_a_request_that_is_gone_when_it_is_read_is_none(tmp_path, store):
+    out = tmp_path / "run"
+    run_training(store, out, {"steps": 4}, stop_at=2)
+    (out / "edits").mkdir()
+    (out / "edits" / "000001-whatever.json").symlink_to("nowhere")
+    assert run_training(store, out, {"steps": 4}, resume=True)[0].step == 4
+    assert edit_run(out, store.path, Edit(step=4, skip=1)).number == 1
+
+
+def test_an_edit_that_no_step_follows_is_in_the_newest_checkpoint(tmp_path, store):
+    out = tmp_path / "run"
+    run_training(store, out, {"steps": 4})
+    path = leave_request(out, Edit(step=4, skip=1))
+    run_training(store, out, {"steps": 4}, resume=True)
+    assert journal_of(out) == [json.loads(path.read_text())["taken"]]
+    assert edit_run(out, store.path, Edit(step=6, skip=1)).number == 2
+    run_training(store, out, {"steps": 8}, resume=True)
+    edits = [Edit(step=4, skip=1), Edit(step=6, skip=1)]
+    assert tokens_of(out) == tokens_by_plan(store, 8, *edits)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_an_older_checkpoint_is_edited_unless_the_newest_lacks_an_edit(tmp_path, store, dry_run):
+    out, edit = tmp_path / "run", Edit(step=10, skip=1)
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    older = RunFolder(out).newest()
+    leave_request(out, Edit(step=9, skip=1))
+    for place in (out, older):
+        with pytest.raises(StateError, match="It is taken up first"):
+            edit_run(place, store.path, edit, dry_run=dry_run)
+    run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
+    for place, number in ((older, 1), (out, 2)):
+        assert edit_run(place, store.path, edit, dry_run=dry_run).number == number
+
+
+def test_an_answer_is_on_the_disk_before_the_next_step(tmp_path, store, monkeypatch):
+    out, synced, sync = tmp_path / "run", [], os.fsync
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    path = leave_request(out, Edit(step=6, skip=1))
+
+    def noting(descriptor):
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((place, "taken" in path.read_text() if path.exists() else False))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    run_training(store, out, {"steps": 12}, resume=True, stop_at=5)
+    assert (path.parent, True) in synced
+
+
+def test_where_nothing_can_be_locked_the_warning_says_what_becomes_of_an_edit(
+    tmp_path, store, monkeypatch, caplog
+):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    run_training(store, tmp_path / "run", {"steps": 2})
+    monkeypatch.setattr(locks.fcntl, "flock", none)
+    edit_run(tmp_path / "run", store.path, Edit(step=6, skip=1))
+    assert re.search(r"No locks .*never reads again, and is lost .*: stop a run", caplog.text)
 
 
 def test_ranks_on_different_data_are_stopped_by_name(tmp_path, store):

@@ -12,7 +12,9 @@ from batchloom.cli.console import plain_console
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
 from batchloom.core.yaml_plain import parse_yaml
-from batchloom.train import require_packages
+from batchloom.train import PATIENCE, require_packages
+
+_SHOWN = 20
 
 
 def edit(
@@ -52,7 +54,7 @@ def edit(
     note: Annotated[str, typer.Option(help="Why, for whoever reads the journal.")] = "",
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds in which a run that trains is to answer.")
-    ] = 300,
+    ] = PATIENCE,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would change, and leave all as it is.")
     ] = False,
@@ -100,8 +102,7 @@ def edit(
             console.print(f"- {line}")
     for line in found.after:
         console.print(f"+ {line}" if line not in found.before else f"  {line}")
-    told = {k: v for k, v in found.entry.items() if k != "fingerprint"}
-    console.print(json.dumps(told, ensure_ascii=False))
+    console.print(json.dumps(_told(found.entry), ensure_ascii=False))
     where = f"{found.checkpoint} (edit {found.number} of its journal)"
     if found.checkpoint is None:
         console.print(
@@ -110,6 +111,19 @@ def edit(
         )
         return
     console.print(f"Would be written to {where}." if dry_run else f"Written to {where}.")
+
+
+def _told(entry: dict[str, Any]) -> dict[str, Any]:
+    """What is said of an edit in a journal: of many banned documents how many."""
+    told = {name: value for name, value in entry.items() if name != "fingerprint"}
+    if "ban" in told:
+        told["ban"] = {
+            name: numbers
+            if len(numbers) <= _SHOWN
+            else f"{len(numbers):,} documents from {numbers[0]} to {numbers[-1]}"
+            for name, numbers in told["ban"].items()
+        }
+    return told
 
 
 def _weights(text: str) -> Any:

@@ -7,6 +7,9 @@ from importlib.util import find_spec
 
 from batchloom.core.errors import MissingDependencyError
 
+# Seconds in which a run makes a step, and looks at its val subset: what an edit is handed to answers within them.
+PATIENCE = 300.0
+
 
 def require_packages() -> None:
     """Make sure that what training needs is installed, before hours are spent.

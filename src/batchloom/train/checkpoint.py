@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from batchloom.core.errors import StateError
+from batchloom.core.errors import OutputError, PlanError, StateError
 from batchloom.core.fingerprint import broken_link, fingerprint
-from batchloom.train.plain import read_object
+from batchloom.train.plain import MOST_OF_RUN, read_object
 
 PARTIAL = ".partial"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -57,6 +57,20 @@ def write_state(folder: Path, step: int, loader: dict[str, Any], checksums: dict
     """
     state = {"step": step, "loader": loader, "checksums": checksums}
     write_json(folder / _STATE, {**state, "check": fingerprint(state)})
+
+
+def check_journal(journal: list[dict[str, Any]]) -> None:
+    """Refuse edits that a checkpoint could not keep: what is written is to be read again.
+
+    Raises:
+        PlanError: says how large they are.
+    """
+    size, most = len(_spelled({"loader": {"edits": journal}})), MOST_OF_RUN // 2
+    if size > most:
+        raise PlanError(
+            f"The journal of edits would have {size:,} bytes, and a checkpoint keeps up to {most:,}: a banned document "
+            "takes some 20. Ban fewer; or remove them from the store (batchloom remove), and start a run on that."
+        )
 
 
 def load_checkpoint(
@@ -110,7 +124,7 @@ def read_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """
     file = path / _STATE
     try:
-        state = read_object(file)
+        state = read_object(file, MOST_OF_RUN)
         whole = state.pop("check", None) == fingerprint(state)
     except ValueError as error:
         refuse_damaged(file, error)
@@ -233,11 +247,26 @@ def _fill_optimizer(
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write an object aside, sync it, and give it its name."""
-    aside = path.with_name(path.name + PARTIAL)
-    aside.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+    """Write an object aside, sync it, and give it its name.
+
+    Raises:
+        OutputError: it is larger than what is read again; nothing was written.
+        OSError: it cannot be written.
+    """
+    aside, text = path.with_name(path.name + PARTIAL), _spelled(value)
+    if len(text) > MOST_OF_RUN:
+        raise OutputError(
+            f"{path} was not written: it would have {len(text):,} bytes, and more than {MOST_OF_RUN:,} are not read. "
+            "Give fewer stores or edits."
+        )
+    aside.write_text(text, "utf-8")
     sync(aside)
     aside.rename(path)
+
+
+def _spelled(value: dict[str, Any]) -> str:
+    """An object as its file has it, each letter one byte."""
+    return json.dumps(value, indent=2) + "\n"
 
 
 def sync(path: Path) -> None:

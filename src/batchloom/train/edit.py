@@ -13,18 +13,16 @@ from batchloom.core.errors import (
     StoreConflictError,
     TrainError,
 )
-from batchloom.train.checkpoint import read_state, step_of, write_state
+from batchloom.train import PATIENCE
+from batchloom.train.checkpoint import check_journal, read_state, step_of, write_state
 from batchloom.train.folder import RunFolder, is_checkpoint
 from batchloom.train.generation import begun_on
 from batchloom.train.log import Say
 from batchloom.train.mixture import mixture_begun_on, mixture_lines
 from batchloom.train.ranks import joined_ranks
-from batchloom.train.requests import hand_over, waiting
+from batchloom.train.requests import hand_over, settle, waiting
 from batchloom.train.run import make_loader
 from batchloom.train.settings import accumulation, settings_from
-
-# Seconds in which a run makes a step, and looks at its val subset.
-PATIENCE = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +79,10 @@ def edit_run(
     folder = RunFolder(place.resolve().parent.parent if alone else place)
     folder.read()
     if dry_run:
+        if folder.is_held():
+            say(f"{folder.path} is in use: what its newest checkpoint has not yet is left out.")
+        else:
+            _refuse_waiting(folder, place)
         return _edited(place, folder, data, edit, generation, write=False)
     with ExitStack() as held:
 
@@ -104,6 +106,8 @@ def edit_run(
                 told, now = answer["before"], answer["after"]
                 return Edited(None, answer["number"], answer["taken"], told, now)
             say("The run ended meanwhile.")
+        settle(folder.edits)
+        _refuse_waiting(folder, place)
         return _edited(place, folder, data, edit, generation, write=True)
 
 
@@ -141,14 +145,13 @@ def _edited(
             opened = open_store(data, generation=number)
         loader = make_loader(opened, settings, ranks, settings.steps)
     loader.load_state_dict(state)
-    if write:
-        _refuse_waiting(folder, loader.plan.journal)
     # An edit beyond the end is of a run that --max-iters makes longer.
     steps = max(settings.steps, edit.step + 1)
     told = mixture_lines(loader.plan, steps)
     loader.edit(edit)
     if edit.global_batch_size is not None:
         accumulation(replace(settings, global_batch_size=edit.global_batch_size), 1)
+    check_journal(loader.plan.journal)
     if write:
         try:
             write_state(checkpoint, step_of(checkpoint), loader.state_dict(), checksums)
@@ -161,13 +164,18 @@ def _edited(
     return Edited(checkpoint, len(journal), journal[-1], told, after)
 
 
-def _refuse_waiting(folder: RunFolder, journal: list[dict[str, Any]]) -> None:
-    """Refuse to go before edits that the run took, or has to answer, and its checkpoint does not know of.
+def _refuse_waiting(folder: RunFolder, place: Path) -> None:
+    """Refuse to go before edits that the run took, or has to answer, and no checkpoint knows of.
 
     Raises:
         StateError: names the first.
     """
-    left = waiting(folder.edits, {one["fingerprint"] for one in journal})
+    if not waiting(folder.edits, ()):
+        return
+    # Whoever goes back to an older checkpoint goes before what later ones know of, and means it.
+    states = [read_state(one)[1] for one in (folder.newest(), place) if one and is_checkpoint(one)]
+    journal = {one["fingerprint"] for state in states for one in state.get("edits", ())}
+    left = waiting(folder.edits, journal)
     if left:
         raise StateError(
             f"The run was asked for the edit in {left[0][0]} while it trained, and ended before a checkpoint had it. "

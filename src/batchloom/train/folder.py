@@ -7,6 +7,7 @@ finetuned model as transformers loads it. They are written aside, synced and ren
 its name is whole.
 """
 
+import fcntl
 import logging
 import os
 import re
@@ -23,8 +24,16 @@ from torch import nn
 
 from batchloom.core.errors import OutputError, StateError, StoreConflictError, TrainError
 from batchloom.core.locks import lock_alone
-from batchloom.train.checkpoint import PARTIAL, step_of, sync, write_checkpoint, write_json
-from batchloom.train.plain import read_object
+from batchloom.train.checkpoint import (
+    PARTIAL,
+    read_state,
+    step_of,
+    sync,
+    write_checkpoint,
+    write_json,
+    write_state,
+)
+from batchloom.train.plain import MOST_OF_RUN, read_object
 
 KEPT = 2
 _LOG = logging.getLogger("batchloom")
@@ -108,7 +117,7 @@ class RunFolder:
                 "or leave --resume away to start one there."
             )
         try:
-            return read_object(self._run)
+            return read_object(self._run, MOST_OF_RUN)
         except ValueError as error:
             raise self.damaged(str(error)) from error
 
@@ -164,13 +173,29 @@ class RunFolder:
             raise
         except OSError as error:
             _LOG.warning(
-                "%s cannot be locked (%s): see to it that no other process trains or edits this run.",
+                "%s cannot be locked (%s), and nothing tells whether another process trains this run. Two that train "
+                "write over each other's checkpoints. An edit of a run that trains goes into a checkpoint which that "
+                "run never reads again, and is lost with its next one: stop a run to edit it.",
                 self.path,
                 error.strerror,
             )
         with self._usable():
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def is_held(self) -> bool:
+        """Whether another process trains or edits the run, as far as locks tell; nothing is written."""
+        try:
+            descriptor = os.open(self._lock, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        finally:
+            os.close(descriptor)
+        return False
 
     def holder(self) -> str:
         """Which process holds the folder, or held it last."""
@@ -226,6 +251,20 @@ class RunFolder:
         finally:
             self._clear_partial()
         return path
+
+    def keep_edits(self, loader: dict[str, Any]) -> None:
+        """Have the newest checkpoint, where there is one, hold a loader's state with edits that came after it.
+
+        Raises:
+            StateError: the checkpoint is damaged.
+            OutputError: it cannot be written, and stays as it was.
+        """
+        newest = self.newest()
+        if newest is None:
+            return
+        step, _, checksums = read_state(newest)
+        with self._usable():
+            write_state(newest, step, loader, checksums)
 
     def write_model(self, write: Callable[[Path], None]) -> None:
         """Replace ``model/`` by what ``write`` puts into an empty folder.

@@ -92,7 +92,7 @@ def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
     done = open_folder(run, resume=resume)
     inbox = Inbox(run.folder.edits)
     # Edits that the newest checkpoint does not know of: before any step is made without them.
-    take_up(run, inbox, done)
+    edited = run.loader.state_dict() if take_up(run, inbox, done) else None
     last = min(settings.steps, stop_at or settings.steps)
     val_loss, parameters = None, parameters_of(run)
     if done >= last:
@@ -123,10 +123,7 @@ def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
         if not is_due(step, settings.save_interval):
             save(run, step)
     if run.ranks.first:
-        if not run.folder.model.is_dir():
-            # A kill between checkpoint and folder, or a person, may have left none.
-            give_back(run)
-        draw_curve(run.folder.log, run.folder.curve, run.loader.origin)
+        leave_files(run, edited if step == done else None)
     log.say(f"Loss curve: {run.folder.curve}")
     if (stream := streamed(run.store)) is not None and run.settings.steps == max(done, last):
         run.ranks.patiently((lambda: end_keeping(stream, log.say)) if run.ranks.first else None)
@@ -329,6 +326,21 @@ def save(run: Run, step: int) -> None:
         run.folder.save(step, run.model, run.optimizer, dict(state))
         give_back(run)
     run.ranks.wait()
+
+
+def leave_files(run: Run, edited: dict[str, Any] | None) -> None:
+    """Write what a run leaves when it ends.
+
+    Args:
+        run: of the first rank.
+        edited: the loader's state with edits that no step followed, so that no checkpoint was saved with them.
+    """
+    if edited is not None:
+        run.folder.keep_edits(edited)
+    if not run.folder.model.is_dir():
+        # A kill between checkpoint and folder, or a person, may have left none.
+        give_back(run)
+    draw_curve(run.folder.log, run.folder.curve, run.loader.origin)
 
 
 def give_back(run: Run) -> None:

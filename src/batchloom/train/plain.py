@@ -5,12 +5,18 @@ import stat
 from pathlib import Path
 from typing import Any
 
-# Settings and states are a few kilobytes.
+# Settings are a few kilobytes.
 _MOST_BYTES = 1 << 20
+# What a run writes names the stores of a mixture, and the documents that edits ban.
+MOST_OF_RUN = 1 << 28
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, most: int = _MOST_BYTES) -> dict[str, Any]:
     """The JSON object in a file.
+
+    Args:
+        path: of the file.
+        most: bytes that are read.
 
     Raises:
         ValueError: there is none; says what there is instead, as the end of a sentence that
@@ -21,11 +27,11 @@ def read_object(path: Path) -> dict[str, Any]:
         # A pipe would be waited for: nothing but a file is opened.
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("is a folder, a pipe or a device, not a file")
-        if found.st_size > _MOST_BYTES:
-            raise ValueError(f"has {found.st_size:,} bytes; more than {_MOST_BYTES:,} are not read")
+        if found.st_size > most:
+            raise ValueError(f"has {found.st_size:,} bytes; more than {most:,} are not read")
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise ValueError("is not there") from None
+    except FileNotFoundError as error:
+        raise ValueError("is not there") from error
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
     return parse_object(content)

@@ -78,6 +78,19 @@ class Ranks:
             dist.all_gather(heard, mine.to(self.device))
         return [bytes(one.tolist()[:size]) for one, size in zip(heard, sizes.tolist(), strict=True)]
 
+    def of_first(self, said: bytes) -> bytes:
+        """What the first rank said, on every rank; the others say anything."""
+        if self.world_size == 1:
+            return said
+        size = int(self.total(float(len(said) if self.first else 0))[0])
+        heard = torch.zeros(size, dtype=torch.uint8)
+        if self.first:
+            heard = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        heard = heard.to(self.device)
+        with self.talking():
+            dist.broadcast(heard, 0)
+        return heard.cpu().numpy().tobytes()
+
     def wait(self) -> None:
         """Return when every rank has come here."""
         self.total(0.0)

@@ -1,15 +1,17 @@
 """Edits handed to a run while it trains: files in its folder, which the run looks at between steps.
 
-``edits/000001-k2x9_q4m.json`` holds an edit, and the run writes its answer into it: ``taken``, the edit as its
+``edits/000001-k2x9_q4m.json`` holds an edit, and the run writes its answer in its place: ``taken``, the edit as its
 journal has it, or ``refused``, why. A checkpoint keeps the journal; until one is made the file does, so that a run
-which goes on takes up again, in the same order, what its checkpoint does not know of.
+which goes on takes up again, in the same order, what its checkpoint does not know of. While the answer is written
+the file has another name: until then whoever deletes it withdraws the edit, and from then on nobody can.
 """
 
 import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -23,13 +25,17 @@ from batchloom.core.errors import (
     TrainError,
 )
 from batchloom.core.spec import to_plain, whole
-from batchloom.train.checkpoint import sync, write_json
+from batchloom.train.checkpoint import check_journal, sync, write_json
 from batchloom.train.mixture import mixture_lines
-from batchloom.train.plain import read_object
+from batchloom.train.plain import MOST_OF_RUN, read_object
 from batchloom.train.ranks import differing
 from batchloom.train.run import Run, check_edited
 
 _NAME = re.compile(r"(\d{6,})-\w{8}\.json")
+# Ends the name of a request whose answer is being written.
+_CLAIMED = ".claimed"
+# What the journal has of an edit beside its fields.
+_BESIDE = ("added", "fingerprint")
 _POLL = 0.1
 
 # The file of a request, and what is in it.
@@ -45,19 +51,52 @@ def _names(folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a request's file holds; of one that is none, its ``fault``."""
+    """What a request's file holds; of one that is none its ``fault``, of one that is not there ``gone``, too."""
+    fault, gone = "", False
+    # It may be claimed, and answered, between two looks.
+    for one in (path, _claimed(path), path):
+        try:
+            found = read_object(one, MOST_OF_RUN)
+        except ValueError as error:
+            fault, gone = f"{one} {error}", isinstance(error.__cause__, FileNotFoundError)
+            if gone:
+                continue
+            break
+        return found if _is_request(found) else {"fault": f"{one} holds no edit"}
+    return {"fault": fault, "gone": True} if gone else {"fault": fault}
+
+
+def _is_request(found: dict[str, Any]) -> bool:
+    taken = found.get("taken", {})
+    edit = found.get("edit", taken or None)
+    numbered = whole(found.get("number", 0)) is not None
+    return isinstance(edit, dict) and isinstance(taken, dict) and numbered
+
+
+def _claimed(path: Path) -> Path:
+    """Where a request lies while it is answered."""
+    return path.with_name(path.name + _CLAIMED)
+
+
+def settle(folder: Path) -> None:
+    """Have requests by their names again that a run was answering when it died; for who holds the run.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    with _writing(folder):
+        for claimed in folder.glob(f"*{_CLAIMED}"):
+            claimed.rename(claimed.with_suffix(""))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
-        found = read_object(path)
-    except ValueError as error:
-        return {"fault": f"{path} {error}"}
-    taken, number = found.get("taken", {}), found.get("number", 0)
-    if (
-        isinstance(found.get("edit"), dict)
-        and isinstance(taken, dict)
-        and whole(number) is not None
-    ):
-        return found
-    return {"fault": f"{path} holds no edit"}
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror}. Make room, then go on with --resume: it takes the edit up."
+        ) from error
 
 
 def waiting(folder: Path, journal: Collection[str], read: Collection[str] = ()) -> list[Request]:
@@ -72,7 +111,7 @@ def waiting(folder: Path, journal: Collection[str], read: Collection[str] = ()) 
     left = [
         (path, held)
         for path, held in found
-        if "refused" not in held and _taken_as(held) not in journal
+        if not held.keys() & {"refused", "gone"} and _taken_as(held) not in journal
     ]
     # What was taken goes first, in the order it was.
     return sorted(left, key=lambda one: (_taken_as(one[1]) == "", one[1].get("number", 0)))
@@ -99,8 +138,8 @@ def hand_over(
         request is withdrawn, and the edit is of a run that stands still.
 
     Raises:
-        PlanError: the run refused it; says why.
-        StateError: the same edit waits already, or was withdrawn.
+        PlanError: the run refused it; says why. Or no checkpoint could keep it.
+        StateError: the same edit waits already, was withdrawn, or its answer cannot be read.
         TrainError: no answer came; the request stays.
         OutputError: the folder cannot be written.
     """
@@ -108,13 +147,18 @@ def hand_over(
     until = time.monotonic() + patience
     while True:
         over = ended()
+        if over:
+            settle(folder)
         held = _read(path)
         if "taken" in held:
             return held
-        if not path.exists():
+        if "gone" in held:
             raise StateError(f"{path} was deleted before the run answered: the edit is withdrawn.")
         if "fault" in held:
-            raise StateError(f"{held['fault']}: the run has no edit to take.")
+            raise StateError(
+                f"{held['fault']}: the answer cannot be read. What the run says, and its log.jsonl, tell whether it "
+                "took the edit."
+            )
         if "refused" in held:
             raise PlanError(f"The run refused the edit, and goes on as before. {held['refused']}")
         if over:
@@ -130,6 +174,7 @@ def hand_over(
 
 def _ask(folder: Path, edit: Edit) -> Path:
     plain = to_plain(edit)
+    check_journal([plain])
     for path, held in waiting(folder, ()):
         if held.get("edit") == plain and "taken" not in held:
             raise StateError(
@@ -168,8 +213,11 @@ class Inbox:
 
         Raises:
             StateError: at the first look, a file that holds no request: it may have held an edit that was taken.
+            OutputError: at the first look, the folder cannot be written.
         """
         first, self._begun = not self._begun, True
+        if first:
+            settle(self._folder)
         new = [name for name in _names(self._folder) if name not in self._read]
         if not new:
             return []
@@ -187,8 +235,11 @@ class Inbox:
         return [one for one in found if "fault" not in one[1]]
 
 
-def take_up(run: Run, inbox: Inbox, step: int) -> None:
+def take_up(run: Run, inbox: Inbox, step: int) -> bool:
     """Take up what the first rank was asked for, on all ranks at once; all come here between the same steps.
+
+    Returns:
+        Whether any edit was taken.
 
     Raises:
         TrainError: ranks would have different orders, or an edit that was taken before cannot be taken again.
@@ -196,21 +247,43 @@ def take_up(run: Run, inbox: Inbox, step: int) -> None:
     """
     found = inbox.take(run) if run.ranks.first else []
     if not run.ranks.total(float(len(found)))[0]:
-        return
-    told = [(str(path), held["edit"], _taken_as(held)) for path, held in found]
-    for path, plain, before in json.loads(run.ranks.gathered(json.dumps(told).encode())[0]):
-        refused = _refused(run, plain, Path(path).name)
-        if refused is None:
-            _take(run, Path(path), plain, step)
-            continue
-        if before:
+        return False
+    told, took = [(str(path), _edit_in(held), _taken_as(held)) for path, held in found], False
+    for name, plain, before in json.loads(run.ranks.of_first(json.dumps(told).encode())):
+        path = Path(name)
+        refused = _refused(run, plain, path.name)
+        if before and refused is not None:
             raise TrainError(
                 f"The run took the edit in {path} before it was stopped, and cannot take it again: {refused} Go on "
                 "with what it was stopped with; or delete that file to go on without the edit."
             )
-        if run.ranks.first:
-            _answer(Path(path), {"edit": plain, "refused": refused})
-        run.log.say(f"edit   {Path(path).name} is refused: {refused}")
+        if not run.ranks.total(float(run.ranks.first and _claim(path)))[0]:
+            run.log.say(f"edit   {path.name} was deleted: it is withdrawn")
+        elif refused is None:
+            _take(run, path, plain, step)
+            took = True
+        else:
+            if run.ranks.first:
+                _answer(path, {"edit": plain, "refused": refused})
+            run.log.say(f"edit   {path.name} is refused: {refused}")
+    return took
+
+
+def _edit_in(held: dict[str, Any]) -> Any:
+    """The fields of the edit of a request; one that was taken has them as its journal does."""
+    if "edit" in held:
+        return held["edit"]
+    return {name: value for name, value in held["taken"].items() if name not in _BESIDE}
+
+
+def _claim(path: Path) -> bool:
+    """Make sure that a request is still there, and that nobody withdraws it before it is answered."""
+    with _writing(path):
+        try:
+            path.rename(_claimed(path))
+        except FileNotFoundError:
+            return False
+    return True
 
 
 def _refused(run: Run, plain: dict[str, Any], name: str) -> str | None:
@@ -222,6 +295,7 @@ def _refused(run: Run, plain: dict[str, Any], name: str) -> str | None:
     try:
         plan = run.loader.edited(_edit_of(plain))
         check_edited(run, plan)
+        check_journal(plan.journal)
         mine = {"fingerprint": plan.fingerprint}
     except BatchloomError as error:
         mine = {"refused": str(error)}
@@ -258,7 +332,7 @@ def _take(run: Run, path: Path, plain: dict[str, Any], step: int) -> None:
     journal, after = loader.plan.journal, mixture_lines(loader.plan, steps)
     # No step was made by it yet: a run that ends before the answer is whole has not taken it.
     answer = {"taken": journal[-1], "number": len(journal), "before": before, "after": after}
-    _answer(path, {"edit": plain, **answer})
+    _answer(path, answer)
     run.log.write({"kind": "edit", "step": step, "edit": journal[-1]})
     run.log.say(f"edit   {path.name} is taken, from step {edit.step + 1} on")
     for line in after:
@@ -267,9 +341,9 @@ def _take(run: Run, path: Path, plain: dict[str, Any], step: int) -> None:
 
 
 def _answer(path: Path, held: dict[str, Any]) -> None:
-    try:
-        write_json(path, held)
-    except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written: {error.strerror}. Make room, then go on with --resume: it takes the edit up."
-        ) from error
+    """Answer a request that was claimed, and have it by its name again."""
+    claimed = _claimed(path)
+    with _writing(path):
+        write_json(claimed, held)
+        claimed.rename(path)
+        sync(path.parent)

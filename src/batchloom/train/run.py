@@ -371,15 +371,15 @@ def _allowed_changes(before: dict[str, Any], asked: dict[str, Any]) -> list[str]
     """What differs between a run and its continuation, where it may; else StateError."""
     old, new = _flattened(before), _flattened(asked)
     names = sorted(name for name in {*old, *new} if not name.startswith(_PLACES))
-    differing = [name for name in names if old.get(name) != new.get(name)]
-    refused = [name for name in differing if name.startswith(_FIXED)]
+    changed = [name for name in names if old.get(name) != new.get(name)]
+    refused = [name for name in changed if name.startswith(_FIXED)]
     if refused:
         fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused)
         raise StateError(
             f"--resume goes on with the same model, data and order, but {fields}. Give what "
             f"the run was started with, or another --out for a new run."
         )
-    return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in differing]
+    return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed]
 
 
 def _flattened(values: dict[str, Any], path: str = "") -> dict[str, Any]:
