@@ -134,7 +134,7 @@ def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
     with pytest.raises(StateError, match=r"asked for the edit in .*000001.*It is taken up first"):
         edit_run(out, store.path, Edit(step=8, skip=1))
     _, said = run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
-    assert f"edit   {path.name} is taken, from step 7 on" in said
+    assert f"edit   {path.name} is taken, and holds after 6 steps" in said
     assert any(f"{late.name} is refused: Step 2 was given" in line for line in said)
     assert "Step 2 was given" in json.loads(late.read_text())["refused"]
     assert [

@@ -11,6 +11,7 @@ from batchloom.batches.mixture_file import mixture_from
 from batchloom.cli.console import plain_console
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
+from batchloom.core.values import counted
 from batchloom.core.yaml_plain import parse_yaml
 from batchloom.train import PATIENCE, require_packages
 
@@ -106,8 +107,8 @@ def edit(
     where = f"{found.checkpoint} (edit {found.number} of its journal)"
     if found.checkpoint is None:
         console.print(
-            f"Taken by the run, from step {at_step + 1} on (edit {found.number} of its journal, fingerprint "
-            f"{found.entry['fingerprint']}); its next checkpoint has it."
+            f"Taken by the run; it holds after {counted(at_step, 'step')} (edit {found.number} of its journal, "
+            f"fingerprint {found.entry['fingerprint']}); its next checkpoint has it."
         )
         return
     console.print(f"Would be written to {where}." if dry_run else f"Written to {where}.")

@@ -13,6 +13,7 @@ from batchloom.core.errors import (
     StoreConflictError,
     TrainError,
 )
+from batchloom.core.values import counted
 from batchloom.train import PATIENCE
 from batchloom.train.checkpoint import check_journal, read_state, step_of, write_state
 from batchloom.train.folder import RunFolder, is_checkpoint
@@ -83,7 +84,7 @@ def edit_run(
             say(f"{folder.path} is in use: what its newest checkpoint has not yet is left out.")
         else:
             _refuse_waiting(folder, place)
-        return _edited(place, folder, data, edit, generation, write=False)
+        return _edited(place, folder, data, edit, generation, say, write=False)
     with ExitStack() as held:
 
         def stands() -> bool:
@@ -108,7 +109,7 @@ def edit_run(
             say("The run ended meanwhile.")
         settle(folder.edits)
         _refuse_waiting(folder, place)
-        return _edited(place, folder, data, edit, generation, write=True)
+        return _edited(place, folder, data, edit, generation, say, write=True)
 
 
 def _edited(
@@ -117,6 +118,7 @@ def _edited(
     data: Path | str | Mixture,
     edit: Edit,
     generation: int | None,
+    say: Say,
     *,
     write: bool,
 ) -> Edited:
@@ -143,9 +145,14 @@ def _edited(
         else:
             number = begun_on(data, folder, ranks, {}) if generation is None else generation
             opened = open_store(data, generation=number)
-        loader = make_loader(opened, settings, ranks, settings.steps)
+        # An edit beyond the end is of a run that --max-iters makes longer.
+        loader = make_loader(opened, settings, ranks, max(settings.steps, edit.step))
     loader.load_state_dict(state)
-    # An edit beyond the end is of a run that --max-iters makes longer.
+    if edit.step > settings.steps:
+        say(
+            f"The run has {counted(settings.steps, 'step')} so far: the edit holds when --max-iters makes it longer, "
+            "and no other can come before it."
+        )
     steps = max(settings.steps, edit.step + 1)
     told = mixture_lines(loader.plan, steps)
     loader.edit(edit)

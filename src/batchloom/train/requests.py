@@ -25,6 +25,7 @@ from batchloom.core.errors import (
     TrainError,
 )
 from batchloom.core.spec import to_plain, whole
+from batchloom.core.values import counted
 from batchloom.train.checkpoint import check_journal, sync, write_json
 from batchloom.train.mixture import mixture_lines
 from batchloom.train.plain import MOST_OF_RUN, read_object
@@ -334,7 +335,7 @@ def _take(run: Run, path: Path, plain: dict[str, Any], step: int) -> None:
     answer = {"taken": journal[-1], "number": len(journal), "before": before, "after": after}
     _answer(path, answer)
     run.log.write({"kind": "edit", "step": step, "edit": journal[-1]})
-    run.log.say(f"edit   {path.name} is taken, from step {edit.step + 1} on")
+    run.log.say(f"edit   {path.name} is taken, and holds after {counted(edit.step, 'step')}")
     for line in after:
         if line not in before:
             run.log.say(line)
