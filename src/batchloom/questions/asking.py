@@ -154,11 +154,12 @@ def _refuse_stream(found: Checkpoint) -> None:
     Raises:
         InputError: says what can be asked instead.
     """
-    if "inputs" in found.state["identity"]:
+    identity = found.state["identity"]
+    if "lanes_version" in identity:
+        verb = "was on" if "inputs" in identity else "repeats"
         raise InputError(
-            f"The run of {found.place} was on a stream: it takes no edits, and has no plan that could be asked, since "
-            "its steps come one after the other. Of a plan over prepared data all can be asked: batchloom prepare, or "
-            "the store that a stream keeps (--keep)."
+            f"The run of {found.place} {verb} a stream: it takes no edits, and explain, when and plan cannot be asked "
+            "of it. They can of a run on prepared data: batchloom prepare, or the store that a stream keeps (--keep)."
         )
 
 
