@@ -169,9 +169,11 @@ def when(
         )
     if as_json:
         about = {"fingerprint": plan.fingerprint, "step": done, **mark_of(plan)}
-        told = {"showings": showings, "unserved": unserved}
-        plain = {name: [dataclasses.asdict(one) for one in found] for name, found in told.items()}
-        print(json.dumps({**about, **plain}, ensure_ascii=False))
+        told = {
+            "showings": [dataclasses.asdict(one) for one in showings],
+            "unserved": [dataclasses.asdict(one) for one in unserved],
+        }
+        print(json.dumps({**about, **told}, ensure_ascii=False))
         return
     mark = "".join(f"  {k}={v}" for k, v in mark_of(plan).items())
     until = f" up to step {last_step:,}" if last_step is not None else ""
