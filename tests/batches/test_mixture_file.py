@@ -98,19 +98,65 @@ def test_every_problem_of_a_file_is_told_at_once(stores, tmp_path):
         assert words in told, words
 
 
+def test_a_file_that_is_wrong_in_every_way_is_mended_in_two_rounds(stores, tmp_path):
+    write_store(stores / "gpt2", [[1, 2, 3]], tokenizer="gpt2")
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        """
+        weights: {web: -1, cod: 2, rest: {weight: 1, sources: {math: x}}}
+        stores: {web: stores/web, code: stores/cod, gpt2: stores/gpt2, math: stores/math}
+        unit: tokns
+        exhausted: never
+        most_epochs: 0
+        colour: red
+        sources: {wbe: {epochs: 1}, cod: {epochs: 0}, web: {seed: x}}
+        stages: [{step: 9, weights: {x: 1}}, {step: 0, weights: {y: 1}}, {step: 5, weights: {web: 0}}]
+        """
+    )
+    with pytest.raises(SettingsError) as caught:
+        mixture_from(file)
+    told = [problem.removeprefix(f"{file}: ") for problem in caught.value.problems]
+    assert sorted({problem.split(":")[0] for problem in told}) == [
+        *("colour", "exhausted", "most_epochs"),
+        *("sources.cod", "sources.cod.epochs", "sources.wbe", "sources.web.seed"),
+        *("stages", "stages[0].weights.x", "stages[1].step", "stages[1].weights.y"),
+        *("stages[2].weights", "stores.code", "unit"),
+        *("weights.cod", "weights.rest.sources.math", "weights.web"),
+    ]
+    assert len(set(told)) == len(told)
+    file.write_text("weights: {web: 1}\nstores: {web: stores/web, gpt2: stores/gpt2}\n")
+    with pytest.raises(PlanError, match="different tokenizers"):
+        mixture_from(file)
+
+
+def test_values_are_told_where_no_stores_are_named(tmp_path):
+    file = tmp_path / "m.yaml"
+    file.write_text("weights: {web: -1, rest: {weight: 1, sources: [a, 3]}}\nunit: x\n")
+    with pytest.raises(SettingsError) as caught:
+        mixture_from(file)
+    told = "\n".join(caught.value.problems)
+    for words in (
+        "stores: missing",
+        "weights.web: -1",
+        "unit: 'x'",
+        "weights.rest.sources.3: names",
+    ):
+        assert f"{file}: {words}" in told
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("weights: {wbe: 1}", "weights.wbe: names no source; there are web; did you mean 'web'?"),
-        ("weights: {web: -1}", "weights.web: -1 is not a finite number of at least 0"),
-        ("weights: {web: .nan}", "weights.web: nan is not a finite number"),
+        ("weights: {web: -1}", "weights.web: -1 is neither 0 nor a number from"),
+        ("weights: {web: .nan}", "weights.web: nan is neither 0 nor a number"),
         ("weights: {web: 0}", "weights: all are 0"),
         (
             "weights: {web: 1}\nunit: tokns",
             "unit: 'tokns' is none of tokens, documents, epochs; did you mean",
         ),
         ("weights: {web: 1}\nexhausted: [1]", "exhausted: [1] is none of"),
-        ("weights: {web: 1}\ntemperature: hot", "temperature: 'hot' is not a number above 0"),
+        ("weights: {web: 1}\ntemperature: hot", "temperature: 'hot' is not a number from"),
         ("weights: {web: 1}\nsources: {wbe: {epochs: 1}}", "sources.wbe: there is no such source"),
         (
             "weights: {web: 1}\nstages: [{step: 2, weights: {x: 1}}]",
@@ -133,8 +179,19 @@ def test_what_a_mixture_refuses_is_named_with_the_file(stores, tmp_path, text, w
         ("stores/web=much", SettingsError, "'stores/web=much' is no PATH=WEIGHT"),
         ("=1,stores/web=1,", SettingsError, "'=1' is no PATH=WEIGHT"),
         ("stores/web=1,other/web=1", SettingsError, "both called 'web'; name them in a YAML file"),
-        ("stores/web=-1", SettingsError, "weights.web: -1.0 is not a finite number of at least 0"),
+        ("stores/web=-1", SettingsError, "weights.web: -1.0 is neither 0 nor a number from"),
         ("m.yaml", InputMissingError, "YAML file not found: m.yaml"),
+        (
+            "stores/web,stores/code",
+            SettingsError,
+            "no source in it has a weight; write PATH=WEIGHT",
+        ),
+        ("stores/web:0.5,stores/code:0.5", SettingsError, "as in stores/web=0.7,stores/code=0.3"),
+        ("stores/web:0.5", SettingsError, "is no file, and no source in it has a weight"),
+        ("stores/web", SettingsError, "stores/web is a folder, and has no weight; write PATH"),
+        ("stores/web=-1,stores/cod=1,=2", SettingsError, "'=2' is no PATH=WEIGHT"),
+        ("stores/web=-1,stores/cod=1,=2", SettingsError, "stores.cod: "),
+        ("stores/web=-1,stores/cod=1,=2", SettingsError, "weights.web: -1.0 is neither"),
     ],
 )
 def test_what_a_text_must_not_be(stores, text, error, words):

@@ -96,6 +96,62 @@ def test_records_that_became_no_document_say_why(prepared, capsys):
         assert told in capsys.readouterr().err
 
 
+def test_a_document_that_never_comes_is_told_with_the_reason(here, capsys):
+    write_store(here / "s", [[65] * 20] * 30 + [[], [66] * 70])
+    write_store(here / "t", [[65] * 64] * 30)
+    (here / "mix.yaml").write_text(
+        "weights: {s: 1}\nstores: {s: s, t: t}\nstages: [{step: 6, weights: {t: 1}}]\n"
+    )
+    mixture = ["--mixture", "mix.yaml", "--source", "t", "--document", "1"]
+    for words, reason in (
+        (["s", "--document", "30"], "it is empty"),
+        (["s", "--overlong", "drop", "--document", "31"], "it has 70 tokens, more than seq_len 64"),
+        (
+            [*mixture, "--steps", "9", "--last-step", "5"],
+            "source 't' has no weight up to step 5; it has one after 6 steps",
+        ),
+        (
+            [*mixture, "--steps", "5"],
+            "source 't' has no weight up to step 4; it has one after 6 steps",
+        ),
+        (
+            ["t", "--no-shuffle", "--document", "29", "--last-step", "3"],
+            "until then data serves 16 sequences, and an epoch of it has 30. Later steps may hold",
+        ),
+    ):
+        told = asked(capsys, "when", *words, *SIZES)
+        assert told["showings"] == []
+        (unserved,) = told["unserved"]
+        assert reason in unserved["reason"]
+        assert run(["when", *words, *SIZES]) == 0
+        assert reason in capsys.readouterr().out
+    assert asked(capsys, "when", "s", "--document", "31", *SIZES)["unserved"] == []
+
+
+def test_an_input_that_is_named_by_the_path_it_was_prepared_from_is_recognised(prepared, capsys):
+    words = ["when", prepared, *SIZES, "--source", "/data/of/mine/b.jsonl", "--record", "1"]
+    assert run(words) == 1
+    assert "did you mean 'in/b.jsonl'?" in capsys.readouterr().err
+
+
+def test_a_run_on_a_stream_says_that_it_cannot_be_asked(here, capsys):
+    (here / "a.jsonl").write_text('{"text": "word after word"}\n' * 50)
+    stream = batchloom.stream(
+        "a.jsonl", tokenizer="bytes", seq_len=16, global_batch_size=2, steps=4, workers=0
+    )
+    loader = Loader(stream, output="numpy", rank=0, world_size=1)
+    (here / "state.json").write_text(json.dumps(loader.state_dict()))
+    write_store(here / "s", [[65] * 20] * 30)
+    for words in (
+        ["plan", "--journal", "state.json"],
+        ["plan", "s", "--checkpoint", "state.json"],
+        ["explain", "s", "--checkpoint", "state.json", "--step", "1"],
+        ["when", "--mixture", "s=1", "--checkpoint", "state.json", "--document", "1"],
+    ):
+        assert run(words) == 1
+        assert "was on a stream: it takes no edits, and explain" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

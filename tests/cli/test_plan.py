@@ -1,6 +1,8 @@
 """``batchloom plan``: what a run comes to, told from lengths alone."""
 
 import json
+import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from batchloom import Edit, Loader, Mixture, Plan, PlanSpec, open_store
 from batchloom.batches.mixture_file import mixture_from
 from batchloom.cli.main import run
 from batchloom.plan.assumed import assumed_from
+from batchloom.plan.mixture import Stage
 from batchloom.questions.forecast import forecast
 from batchloom.testing.stores import write_store
+from batchloom.train.mixture import mixture_lines
 from plan.sources import LengthsOnly
 
 SIZES = ["--seq-len", "32", "--global-batch-size", "4"]
@@ -99,7 +103,105 @@ def test_a_mixture_tells_what_each_source_serves(stores, capsys):
     assert run(["plan", *words]) == 0
     text = capsys.readouterr().out
     assert "weight 70.0000%, effective" in text
-    assert "passed through once at step" in text
+    through = told["sources"][0]["through"] + 1
+    assert f"passed through once after {through} steps, and begins again" in text
+
+
+def steps_with(mixture, name, spec):
+    """The steps before the first that begins at, or behind, the turn for which a source has nothing left."""
+    plan = Plan(replace(mixture, exhausted="repeat"), replace(spec, steps=200))
+    rows, number = plan.rows(0, 200), plan.names.index(name)
+    turns = np.flatnonzero(rows.sources[rows.pointers[:-1]] == number)
+    turn = int(turns[plan.order(number).sequences])
+    return next(step for step in range(201) if step * spec.global_batch_size >= turn)
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_a_source_is_exhausted_after_the_steps_it_had_a_share_of(stores, capsys, size):
+    given = {name: open_store(name) for name in ("web", "code")}
+    mixture = Mixture({"web": 0.5, "code": 0.5}, stores=given, exhausted="redistribute")
+    plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=size))
+    told = forecast(plan)
+    code = next(one for one in told.sources if one.name == "code")
+    assert code.exhausted == steps_with(mixture, "code", plan.spec)
+    after = plan.rows(code.exhausted * size, plan.positions)
+    assert plan.names.index("code") not in after.sources
+    assert [held.step for held in told.shares] == [0, code.exhausted]
+    assert f"mix    code is exhausted after {code.exhausted} steps: " in "\n".join(
+        mixture_lines(plan, plan.steps)
+    )
+    (stores / "mix.yaml").write_text(
+        "weights: {web: 1, code: 1}\nstores: {web: web, code: code}\nexhausted: redistribute\n"
+    )
+    words = ["plan", "--mixture", "mix.yaml", "--seq-len", "32", "--global-batch-size", str(size)]
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    assert f"code: exhausted after {code.exhausted} steps\n" in text
+    assert f"shares: web 100.00% of the sequences, after {code.exhausted} steps\n" in text
+
+
+def test_stages_and_edits_are_told_with_the_steps_before_them(stores, capsys):
+    (stores / "mix.yaml").write_text(
+        "weights: {web: 1}\nstores: {web: web, code: code}\n"
+        "stages: [{step: 6, weights: {code: 1}}, {step: 90, weights: {web: 1}}]\n"
+    )
+    words = ["--mixture", "mix.yaml", *SIZES, "--steps", "9"]
+    told = asked(capsys, *words)
+    assert told["shares"] == [
+        {"step": 0, "shares": {"web": 1.0}},
+        {"step": 6, "shares": {"code": 1.0}},
+    ]
+    assert run(["plan", *words]) == 0
+    text = capsys.readouterr().out
+    assert "shares: web 100.00% of the sequences\n" in text
+    assert "shares: code 100.00% of the sequences, after 6 steps\n" in text
+    assert "code: no weight at the beginning\n" in text
+    loader = Loader(
+        mixture_from("mix.yaml"),
+        seq_len=32,
+        global_batch_size=4,
+        steps=9,
+        output="numpy",
+        rank=0,
+        world_size=1,
+    )
+    loader.edit(Edit(step=3, weights={"web": 1, "code": 1}, note="both"))
+    (stores / "state.json").write_text(json.dumps(loader.state_dict()))
+    words = ["plan", "--mixture", "mix.yaml", "--checkpoint", "state.json", "--steps", "9"]
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    assert "edit after 3 steps: weights {web=1, code=1} (both)\n" in text
+    assert "% of the sequences, after 3 steps\n" in text
+    assert "after 6 steps" not in text
+
+
+def test_no_packing_is_told_to_do_better_than_the_bound():
+    # One source is filled to the last token, the other can only be filled by half.
+    stores = {"full": LengthsOnly([32] * 40, "full"), "half": LengthsOnly([17] * 40, "half")}
+    mixture = Mixture({"full": 9, "half": 1}, stores=stores)
+    plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=4, steps=100))
+    told = forecast(plan)
+    assert told.padding == pytest.approx(told.least_padding)
+    later = forecast(Plan(mixture, plan.spec, [Edit(step=50, seq_len=17, skip=3)]))
+    assert 0 < later.least_padding <= later.padding
+
+
+def test_mixing_is_that_while_a_source_is_served():
+    stores = {name: LengthsOnly([10] * 4096, name) for name in ("a", "b", "c")}
+    spec = PlanSpec(seq_len=40, global_batch_size=8, steps=1000)
+    mixture = Mixture({"a": 1}, stores=stores, stages=[Stage(step=998, weights={"b": 1})])
+    mixture = replace(mixture, stages=[*mixture.stages, Stage(step=2000, weights={"c": 1})])
+    a, b, c = (one.mixing for one in forecast(Plan(mixture, spec)).sources)
+    assert a == b
+    assert c is None
+
+
+def test_a_source_of_less_than_a_document_a_step_says_so(stores, capsys):
+    words = ["plan", "--mixture", "web=0.9999,code=0.0001", *SIZES, "--steps", "9000"]
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    assert "a step draws less than 1 document\n" in text
+    assert "about 0 documents" not in text
 
 
 def test_exhaustion_edits_and_skips(stores):
@@ -116,8 +218,7 @@ def test_exhaustion_edits_and_skips(stores):
     assert told.steps == plan.steps
     assert told.skipped == 8
     code = next(one for one in told.sources if one.name == "code")
-    assert code.exhausted is not None
-    after = plan.rows(plan.positions_of(code.exhausted + 1)[0], plan.positions)
+    after = plan.rows(plan.positions_of(code.exhausted)[0], plan.positions)
     assert plan.names.index("code") not in after.sources
     assert sum(one.epochs for one in told.sources) == pytest.approx(2, abs=0.3)
 
@@ -192,6 +293,28 @@ def test_assumed_lengths_have_their_mean_and_are_the_same_one_by_one():
 
 
 @pytest.mark.parametrize(
+    "text", ["15 T, 12B docs", "15T tokens/12B doc", "15 TTOKENS,12 B documents"]
+)
+def test_assumptions_are_written_in_more_ways_than_one(text):
+    (store,) = assumed_from(text).values()
+    assert (store.tokens, store.lengths.size) == (15 * 10**12, 12 * 10**9)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_documents_far_longer_than_a_sequence_are_planned_without_their_rows(shuffle):
+    store = assumed_from("10T tokens, 1M documents")["data"]
+    assert store.lengths.take(np.arange(1000)).max() > 1e8
+    spec = PlanSpec(seq_len=64, global_batch_size=8, steps=1000, shuffle=shuffle)
+    tracemalloc.start()
+    told = forecast(Plan(store, spec))
+    assert tracemalloc.get_traced_memory()[1] < 1e8
+    tracemalloc.stop()
+    assert (told.exact, told.exact_tokens, told.steps) == (True, False, 1000)
+    (source,) = told.sources
+    assert source.mixing.documents == pytest.approx(8 if shuffle else 1, rel=0.01)
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         (["plan", *SIZES], "store: missing"),
@@ -203,6 +326,13 @@ def test_assumed_lengths_have_their_mean_and_are_the_same_one_by_one():
         (["plan", "--mixture", "web=0.7,code=0.3", *SIZES], "steps: missing"),
         (["plan", "web", "--tokens-per-second", "0", *SIZES], "not a number above 0"),
         (["plan", "nowhere", *SIZES], "There is no store"),
+        (["plan", "web", *SIZES, "--world-size", "3"], "cannot be dealt evenly to 3 ranks"),
+        (["plan", "web", *SIZES, "--world-size", str(10**20)], "cannot be dealt evenly"),
+        (["plan", "web", *SIZES, "--world-size", "0"], "world-size: 0 is no whole number"),
+        (
+            ["plan", "--assume", "1T tokens, 1 documents", *SIZES],
+            "would have more than 2,147,483,647, which no store can hold",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(stores, capsys, words, told):
@@ -234,11 +364,10 @@ def test_the_journal_of_a_checkpoint(stores, capsys):
     state = stores / "state.json"
     state.write_text(json.dumps(loader.state_dict()))
     assert run(["plan", "--journal", str(state)]) == 0
-    head, first, note, second = capsys.readouterr().out.splitlines()
+    head, first, second = capsys.readouterr().out.splitlines()
     assert began in head
-    assert "step 5: weights {web=1, code=1}" in first
-    assert note.strip() == "more code"
-    assert "step 9: skip 2 steps, ban 2 documents of web" in second
+    assert "after 5 steps: weights {web=1, code=1} (more code)  -> " in first
+    assert "after 9 steps: skip 2 steps, ban 2 documents of web" in second
     assert second.endswith(loader.plan.fingerprint)
     changed = json.loads(state.read_text())
     changed["edits"][0]["step"] = 4

@@ -80,12 +80,12 @@ def test_other_weights_are_refused_by_name_and_an_edit_is_not(mixture, tmp_path)
     )
     newest = RunFolder(tmp_path / "run").newest()
     assert json.loads((newest / "state.json").read_text())["loader"]["edits"] == []
-    assert any("math 100.00% of the sequences, from step 9 on" in line for line in found.after)
+    assert "mix    math 100.00% of the sequences, after 8 steps" in found.after
     edit_run(tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"))
     edit_run(newest, mixture, Edit(step=10, global_batch_size=2, seq_len=16))
     outcome, said = run_mixture(mixture, tmp_path / "run", resume=True)
     assert outcome.step == 12
-    assert "2 edits in the journal, the last from step 11 on" in said
+    assert "2 edits in the journal, the last holds after 10 steps" in said
     entries = [e for e in read_log(tmp_path / "run" / "log.jsonl") if e["kind"] == "step"]
     assert [e["tokens"] for e in entries if e["step"] > 10] < [40] * 2
     kept = json.loads((RunFolder(tmp_path / "run").newest() / "state.json").read_text())
@@ -100,7 +100,7 @@ def test_new_weights_that_a_run_was_asked_for(mixture, tmp_path):
         with pytest.raises(TrainError, match="no answer within 0 s"):
             hand_over(out / "edits", Edit(step=8, weights=weights), 0, lambda: False)
     _, said = run_mixture(mixture, out, resume=True)
-    assert "mix    math 100.00% of the sequences, from step 9 on" in said
+    assert "mix    math 100.00% of the sequences, after 8 steps" in said
     assert "is refused: weights.wbe: names no source; there are code, math, web" in said
     taken, refused = (json.loads(p.read_text()) for p in sorted((out / "edits").iterdir()))
     assert taken["taken"]["added"].keys() == {"math"}
@@ -145,7 +145,7 @@ def test_a_run_whose_source_runs_out_stops_and_says_so_before(mixture, tmp_path)
     )
     outcome, said = run_mixture(stop, tmp_path / "run", {"steps": 50, "save_interval": 0})
     assert 3 < outcome.step < 50
-    assert "mix    math is exhausted at step " in said
+    assert f"mix    math is exhausted after {outcome.step} steps: the run ends" in said
     assert f"The sources are exhausted after step {outcome.step} of 50; the run ends." in said
     assert RunFolder(tmp_path / "run").newest().name == f"step_{outcome.step:08d}"
     again, _ = run_mixture(stop, tmp_path / "run", {"steps": 50, "save_interval": 0}, resume=True)

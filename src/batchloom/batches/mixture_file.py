@@ -1,8 +1,9 @@
 """A mixture as people write it: a YAML file, or on the command line a text of stores and weights."""
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -11,7 +12,8 @@ from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.spec import nearest, raise_problems, shown
 from batchloom.core.synthetic import NAMES
 from batchloom.core.yaml_plain import read_yaml
-from batchloom.plan.mixture import Mixture, SourceSpec, Stage
+from batchloom.plan.assumed import AssumedStore
+from batchloom.plan.mixture import Mixture, SourceSpec, Stage, weight_problems
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
 
@@ -19,6 +21,9 @@ T = TypeVar("T")
 
 _KEYS = [field.name for field in fields(Mixture)]
 _STORE_KEYS = ("path", "generation", "cache", "cache_limit", "verify")
+# How a weight is written elsewhere.
+_COLON = re.compile(r":[0-9.]+$")
+_FORMS = "write PATH=WEIGHT,PATH=WEIGHT, as in stores/web=0.7,stores/code=0.3, or name a YAML file"
 _REMEDY = "write stores: and weights:, each with the names of the sources"
 
 
@@ -37,8 +42,15 @@ def mixture_from(text_or_path: str | os.PathLike[str]) -> Mixture:
         PlanError: stores of different tokenizers.
     """
     given = os.fspath(text_or_path)
-    if "=" in given and not os.path.lexists(given):
+    if os.path.lexists(given):
+        if Path(given).is_dir():
+            raise SettingsError([f"mixture: {given} is a folder, and has no weight; {_FORMS}"])
+    elif "=" in given:
         return _from_text(given)
+    elif "," in given or _COLON.search(given):
+        raise SettingsError(
+            [f"mixture: {shown(given)} is no file, and no source in it has a weight; {_FORMS}"]
+        )
     return _from_file(Path(given))
 
 
@@ -61,8 +73,9 @@ def _from_text(text: str) -> Mixture:
             paths[name] = path
             if number is not None:
                 weights[name] = number
-    raise_problems(problems)
     stores = {name: _opened(path, f"stores.{name}", problems) for name, path in paths.items()}
+    if weights:
+        problems += weight_problems(weights, stores, "weights")
     raise_problems(problems)
     return Mixture(weights, stores={name: store for name, store in stores.items() if store})
 
@@ -86,12 +99,53 @@ def _from_file(file: Path) -> Mixture:
     ready["stores"] = _stores(values.get("stores"), file.parent, problems)
     ready["sources"] = _sources(values.get("sources", {}), problems)
     ready["stages"] = _stages(values.get("stages", []), problems)
+    problems += _value_problems(values, ready)
     if problems:
-        raise SettingsError([f"{file}: {problem}" for problem in problems])
+        raise SettingsError([f"{file}: {problem}" for problem in dict.fromkeys(problems)])
+    return Mixture(**ready)
+
+
+def _value_problems(values: Mapping[str, Any], ready: Mapping[str, Any]) -> list[str]:
+    """What a mixture of stores by these names refuses, told at once, whether or not the stores can be opened.
+
+    Args:
+        values: of the file.
+        ready: the same as fields of a mixture, without what could not be made of them.
+    """
+    named = values.get("stores")
+    stated = [("weights", values.get("weights"))]
+    stages = values.get("stages")
+    for number, stage in enumerate(stages if isinstance(stages, list) else []):
+        if isinstance(stage, Mapping):
+            stated.append((f"stages[{number}].weights", stage.get("weights")))
+    if not isinstance(named, Mapping) or not named:
+        named = {*ready["sources"], *(name for _, weights in stated for name in _names_in(weights))}
+    stores = dict.fromkeys(named or ("data",), AssumedStore("", 1, 1))
+    plain = {k: v for k, v in ready.items() if k not in ("weights", "stores", "stages")}
+    problems = _refused({"weights": values.get("weights", "size"), **plain}, stores)
+    for where, weights in stated:
+        problems += weight_problems(weights, stores, where) if weights is not None else []
+    begins = [replace(stage, weights="size") for stage in ready["stages"]]
+    return problems + _refused({"weights": "size", "stages": begins}, stores)
+
+
+def _names_in(weights: Any) -> list[str]:
+    """The sources that weights name, whatever else is wrong with them."""
+    if not isinstance(weights, Mapping):
+        return []
+    found: list[Any] = []
+    for name, weight in weights.items():
+        inner = weight.get("sources") if isinstance(weight, Mapping) else [name]
+        found += inner if isinstance(inner, (Mapping, list)) else []
+    return [name for name in found if isinstance(name, str)]
+
+
+def _refused(given: Mapping[str, Any], stores: Mapping[str, AssumedStore]) -> list[str]:
     try:
-        return Mixture(**ready)
+        Mixture(**given, stores=stores)
     except SettingsError as error:
-        raise SettingsError([f"{file}: {problem}" for problem in error.problems]) from error
+        return list(error.problems)
+    return []
 
 
 def _stores(given: Any, folder: Path, problems: list[str]) -> dict[str, Store]:
@@ -145,7 +199,7 @@ def _sources(given: Any, problems: list[str]) -> dict[str, SourceSpec]:
         name: _made(SourceSpec, values, f"sources.{name}", problems)
         for name, values in given.items()
     }
-    return {name: spec for name, spec in made.items() if spec}
+    return {name: spec or SourceSpec() for name, spec in made.items()}
 
 
 def _stages(given: Any, problems: list[str]) -> list[Stage]:

@@ -15,7 +15,7 @@ from batchloom.questions.asking import Asked, plan_asked
 from batchloom.questions.checkpoint import is_endless
 from batchloom.questions.explain import ExplainedSequence, ExplainedSpan
 from batchloom.questions.marks import mark_of
-from batchloom.questions.when import Showing
+from batchloom.questions.when import Showing, when_and_why
 
 
 def explain(
@@ -158,7 +158,7 @@ def when(
         done = plan.course.step_at(int(found.state["position"]))[0] if found else None
         if last_step is None and done is not None and is_endless(plan):
             last_step = max(done - 1, 0)
-        showings = batchloom.when(
+        showings, unserved = when_and_why(
             plan,
             document=document,
             source=source,
@@ -169,7 +169,11 @@ def when(
         )
     if as_json:
         about = {"fingerprint": plan.fingerprint, "step": done, **mark_of(plan)}
-        print(json.dumps({**about, "showings": [dataclasses.asdict(one) for one in showings]}))
+        told = {
+            "showings": [dataclasses.asdict(one) for one in showings],
+            "unserved": [dataclasses.asdict(one) for one in unserved],
+        }
+        print(json.dumps({**about, **told}, ensure_ascii=False))
         return
     mark = "".join(f"  {k}={v}" for k, v in mark_of(plan).items())
     until = f" up to step {last_step:,}" if last_step is not None else ""
@@ -177,6 +181,10 @@ def when(
     console.print(f"{counted(len(showings), 'sequence')}{until} of plan {plan.fingerprint}{mark}")
     for one in showings:
         console.print("  " + _showing_line(one, world_size, done))
+    for gone in unserved:
+        console.print(
+            f"  {visible(gone.source)} document {gone.document:,}: {visible(gone.reason)}."
+        )
 
 
 def _showing_line(one: Showing, world_size: int | None, done: int | None) -> str:

@@ -11,13 +11,15 @@ from batchloom.cli import order
 from batchloom.cli.console import plain_console
 from batchloom.core.errors import SettingsError
 from batchloom.core.values import counted, visible
-from batchloom.questions.asking import Asked, Entry, journal_of, plan_asked
+from batchloom.questions.asking import Asked, Entry, entry_of, journal_of, plan_asked
 from batchloom.questions.checkpoint import read_checkpoint
 from batchloom.questions.forecast import Forecast, SourceForecast, forecast
 from batchloom.questions.marks import mark_of
 from batchloom.questions.measure import Mixing
 from batchloom.questions.tables import adopt_tables, write_tables
 
+# Changes of the shares, and sources of each, that are printed.
+_SHOWN = 6
 _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -84,18 +86,27 @@ def plan(
         made, _ = plan_asked(asked)
         written = write_tables(made) if write else ()
         adopt_tables(made)
-        found = forecast(made, tokens_per_second=tokens_per_second, world_size=world_size or 1)
-    mark = mark_of(made)
+        found = forecast(
+            made,
+            tokens_per_second=tokens_per_second,
+            world_size=1 if world_size is None else world_size,
+        )
+    mark, edits = mark_of(made), [entry_of(edit) for edit in made.journal]
     if as_json:
-        plain = {**dataclasses.asdict(found), **mark, "written": [str(path) for path in written]}
+        plain = {
+            **dataclasses.asdict(found),
+            "edits": [dataclasses.asdict(entry) for entry in edits],
+            **mark,
+            "written": [str(path) for path in written],
+        }
         print(json.dumps(plain, ensure_ascii=False))
         return
-    _tell(found, "".join(f"  {name}={value}" for name, value in mark.items()))
+    _tell(found, edits, "".join(f"  {name}={value}" for name, value in mark.items()))
     for path in written:
         plain_console().print(f"written: {visible(str(path))}")
 
 
-def _tell(found: Forecast, mark: str) -> None:
+def _tell(found: Forecast, edits: list[Entry], mark: str) -> None:
     console = plain_console()
     about, near = "" if found.exact else "about ", "" if found.exact_tokens else "about "
 
@@ -112,8 +123,8 @@ def _tell(found: Forecast, mark: str) -> None:
     if found.skipped:
         say(f"edits leave out {counted(found.skipped, 'sequence')}")
     say(
-        f"padding: {near}{found.padding:.3%} of the run's places; over whole epochs no packing of whole "
-        f"documents has less than {about}{found.least_padding:.3%}"
+        f"padding: {near}{found.padding:.3%} of the run's places; no packing of whole documents, as many of each "
+        f"source as are served, has less than {about}{found.least_padding:.3%}"
     )
     each = (
         f", {_bytes(found.rank_bytes)} by each of {found.world_size:,} ranks"
@@ -123,6 +134,8 @@ def _tell(found: Forecast, mark: str) -> None:
     say(f"token ids read: {near}{_bytes(found.bytes)}{each}")
     if found.hours is not None:
         say(f"{about}{found.hours:,.2f} hours, padding included")
+    for line in [*_shares_lines(found), *(f"edit {_edit_line(entry)}" for entry in edits)]:
+        say(line)
     for source in found.sources:
         for line in _lines(source, found):
             say(line)
@@ -132,12 +145,14 @@ def _tell(found: Forecast, mark: str) -> None:
 
 
 def _lines(source: SourceForecast, found: Forecast) -> list[str]:
-    name, mixing = visible(source.name) + (" (assumed)" if source.assumed else ""), source.mixing
+    name = visible(source.name) + (" (assumed)" if source.assumed else "")
     near = "" if found.exact_tokens else "about "
     served = f"{near}{source.tokens_served:,} tokens served, {source.share:.3%} of all"
     has = f"{source.documents:,} documents, {source.tokens:,} tokens"
     lines = [f"{name}: {has}; {source.epochs:,.3f} epochs, {served}"]
-    if source.weight is not None and source.effective is not None:
+    if source.weight == 0:
+        lines.append(f"{name}: no weight at the beginning")
+    elif source.weight is not None and source.effective is not None:
         error = f", {source.error:+.4%} of itself" if source.error is not None else ""
         lines.append(f"{name}: weight {source.weight:.4%}, effective {source.effective:.4%}{error}")
     if source.split:
@@ -147,19 +162,37 @@ def _lines(source: SourceForecast, found: Forecast) -> list[str]:
             f"{name}: {near}{source.dropped:,} documents of an epoch are too long; {source.lost:,} tokens are left out"
         )
     if source.exhausted is not None:
-        lines.append(f"{name}: exhausted, gives no more from step {source.exhausted:,} on")
+        lines.append(f"{name}: exhausted after {counted(source.exhausted, 'step')}")
     elif source.through is not None and source.through < found.steps - 1:
-        lines.append(f"{name}: passed through once at step {source.through:,}, and begins again")
-    lines.append(_mixing_line(name, mixing))
+        done = counted(source.through + 1, "step")
+        lines.append(f"{name}: passed through once after {done}, and begins again")
+    if source.mixing is not None:
+        lines.append(_mixing_line(name, source.mixing))
+    return lines
+
+
+def _shares_lines(found: Forecast) -> list[str]:
+    lines = []
+    for held in found.shares[:_SHOWN]:
+        largest = sorted(held.shares, key=lambda name: (-held.shares[name], name))
+        more = f" and {len(largest) - _SHOWN:,} more" if len(largest) > _SHOWN else ""
+        named = ", ".join(f"{visible(name)} {held.shares[name]:.2%}" for name in largest[:_SHOWN])
+        since = f", after {counted(held.step, 'step')}" if held is not found.shares[0] else ""
+        lines.append(f"shares: {named}{more} of the sequences{since}")
+    if len(found.shares) > _SHOWN:
+        later = len(found.shares) - _SHOWN
+        lines.append(f"shares: {later:,} later changes are not shown; --json has them")
     return lines
 
 
 def _mixing_line(name: str, mixing: Mixing) -> str:
     together = f"{mixing.block:,} neighbours" if mixing.block > 1 else "single documents"
+    drawn = f"about {mixing.documents:,.0f} documents from {mixing.blocks:,.0f} places of the store"
+    if mixing.documents < 1:
+        drawn = "less than 1 document"
     return (
         f"{name}: {together} of the store at a time go to pools of {mixing.pool:,} documents; a document and the next "
-        f"one of them are about {mixing.apart:,.0f} sequences apart; a step draws about {mixing.documents:,.0f} "
-        f"documents from {mixing.blocks:,.0f} places of the store"
+        f"one of them are about {mixing.apart:,.0f} sequences apart; a step draws {drawn}"
     )
 
 
@@ -179,9 +212,12 @@ def _tell_journal(path: Path, *, as_json: bool) -> None:
     console = plain_console()
     console.print(f"began as {first}; {counted(len(entries), 'edit')}")
     for entry in entries:
-        console.print(f"step {entry.step:,}: {_changes(entry)}  -> {entry.fingerprint}")
-        if entry.note:
-            console.print(f"  {visible(entry.note)}")
+        console.print(f"{_edit_line(entry)}  -> {entry.fingerprint}")
+
+
+def _edit_line(entry: Entry) -> str:
+    note = f" ({visible(entry.note)})" if entry.note else ""
+    return f"after {counted(entry.step, 'step')}: {_changes(entry)}{note}"
 
 
 def _changes(entry: Entry) -> str:

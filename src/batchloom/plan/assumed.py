@@ -14,12 +14,14 @@ from batchloom.core.keys import keyed_hashes
 
 # Of the logarithm; web text has about this (measured: 1.0 to 1.2).
 SIGMA = 1.1
+# What a store can hold: its index has lengths of 32 bits, with a sign.
+_MOST_TOKENS = (1 << 31) - 1
 # So many quantiles stand for the distribution.
 _BITS = 14
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _NUMBER = r"(\d[\d_]*(?:\.\d+)?)\s*([KMGBT]?)"
 _SOURCE = re.compile(
-    rf"(?:([^\s=,/]+)\s*=\s*)?{_NUMBER}\s*tokens?\s*[,/]\s*{_NUMBER}\s*documents?\s*(?:[,;]\s*|$)",
+    rf"(?:([^\s=,/]+)\s*=\s*)?{_NUMBER}\s*(?:tokens?)?\s*[,/]\s*{_NUMBER}\s*doc(?:ument)?s?\s*(?:[,;]\s*|$)",
     re.I,
 )
 _FORMS = "write '15T tokens, 12B documents', or of several 'web=10T tokens/8B documents, code=5T tokens/4B documents'"
@@ -94,7 +96,7 @@ def assumed_from(text: str) -> dict[str, AssumedStore]:
     """
     found: dict[str, AssumedStore] = {}
     problems: list[str] = []
-    place, text = 0, text.strip()
+    place, text, most = 0, text.strip(), int(_MOST_TOKENS / _quantiles()[-1])
     while place < len(text) and (match := _SOURCE.match(text, place)):
         name = match[1] or "data"
         tokens, documents = _count(match[2], match[3]), _count(match[4], match[5])
@@ -103,6 +105,12 @@ def assumed_from(text: str) -> dict[str, AssumedStore]:
         elif not 0 < documents < 1 << 62 or not documents <= tokens < 1 << 62:
             problems.append(
                 f"assume: {tokens:,} tokens in {documents:,} documents: give at least one document, and a token in each"
+            )
+        elif tokens > most * documents:
+            problems.append(
+                f"assume: {tokens:,} tokens in {documents:,} documents are {tokens / documents:,.0f} tokens each; "
+                f"with a mean above {most:,} the longest would have more than {_MOST_TOKENS:,}, which no store can "
+                "hold. Give more documents"
             )
         else:
             found[name] = AssumedStore(name, tokens, documents)

@@ -89,6 +89,11 @@ class Course:
             return self.stretches[place + 1].step, 0
         return at.step + step, inside
 
+    def steps_until(self, position: int) -> int:
+        """The steps that hold anything before a position: after so many, every step begins at it or behind."""
+        step, inside = self.step_at(position)
+        return step + (inside > 0)
+
     def stretch_of(self, step: int) -> Stretch:
         """The stretch that holds a step."""
         place = bisect_right(self.stretches, step, key=lambda stretch: stretch.step)

@@ -59,6 +59,7 @@ def plan_asked(asked: Asked) -> tuple[Plan, Checkpoint | None]:
         raise SettingsError(problems)
     if asked.checkpoint is not None:
         found = read_checkpoint(asked.checkpoint)
+        _refuse_stream(found)
         own = found.place.parent.parent.parent / _OWN_DATA
         if asked.store is None and asked.mixture is None:
             # A run that prepares its data has it beside its checkpoints.
@@ -147,6 +148,21 @@ def _stores(asked: Asked, found: Checkpoint) -> dict[str, PlanStore]:
     return {SOURCE: store if asked.generation is not None else _as_begun(store, told[SOURCE])}
 
 
+def _refuse_stream(found: Checkpoint) -> None:
+    """Refuse what a run on a stream cannot be asked.
+
+    Raises:
+        InputError: says what can be asked instead.
+    """
+    identity = found.state["identity"]
+    if "lanes_version" in identity:
+        verb = "was on" if "inputs" in identity else "repeats"
+        raise InputError(
+            f"The run of {found.place} {verb} a stream: it takes no edits, and explain, when and plan cannot be asked "
+            "of it. They can of a run on prepared data: batchloom prepare, or the store that a stream keeps (--keep)."
+        )
+
+
 def _as_begun(store: PlanStore, told: Mapping[str, Any] | None) -> PlanStore:
     """A store in the generation a run was begun on; as it is where it never was what the run was on."""
     if not isinstance(store, Store) or store.generation is None or told is None:
@@ -174,12 +190,20 @@ class Entry:
     fingerprint: str
 
 
+def entry_of(edit: Mapping[str, Any]) -> Entry:
+    """An edit as a journal has it."""
+    changes = {k: v for k, v in edit.items() if k not in ("step", "note", "added", "fingerprint")}
+    return Entry(edit["step"], changes, str(edit.get("note", "")), edit["fingerprint"])
+
+
 def journal_of(found: Checkpoint) -> tuple[str, tuple[Entry, ...]]:
     """Fingerprint of the plan a run began with, and the edits since; needs no store.
 
     Raises:
+        InputError: the run was on a stream.
         StateError: the journal was changed by hand; names the edit.
     """
+    _refuse_stream(found)
     state = found.state
     first = name = fingerprint(state["identity"])
     entries = []
@@ -192,8 +216,7 @@ def journal_of(found: Checkpoint) -> tuple[str, tuple[Entry, ...]]:
                     f"{found.place}: edit {number} of the journal (step {edit['step']}) was changed by hand: its "
                     "fingerprint does not follow from it. Use the journal that was saved."
                 )
-            changes = {k: v for k, v in told.items() if k not in ("step", "note", "added")}
-            entries.append(Entry(edit["step"], changes, str(edit.get("note", "")), name))
+            entries.append(entry_of(edit))
     except (AttributeError, KeyError, TypeError) as error:
         raise StateError(f"{found.place} holds no journal of edits ({error!r}).") from error
     if name != state.get("fingerprint"):

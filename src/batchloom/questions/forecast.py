@@ -12,6 +12,7 @@ from batchloom.plan.assumed import AssumedStore
 from batchloom.plan.cut import Cut
 from batchloom.plan.mixture import Mixture, is_positive
 from batchloom.plan.plan import Plan
+from batchloom.plan.ranks import check_world
 from batchloom.plan.source import SourceOrder, quotas
 from batchloom.questions.measure import Measure, Mixing, measure_pools, mixing
 from batchloom.store.reader import Store
@@ -41,9 +42,10 @@ class SourceForecast:
         error: by how much of itself it differs from the weight.
         share: of all tokens that are served in the run.
         through: step at which it has been passed through once; None where the run ends before.
-        exhausted: step from which on it gives no more; None where it goes on.
+        exhausted: the first step of which it has no share any more, since it has had its epochs: how many steps lie
+            before; None where it goes on.
         bytes: of token ids that are read in the run, by all ranks together.
-        mixing: how far apart neighbours of the store come.
+        mixing: how far apart neighbours of the store come, while it is served; None where it serves nothing.
     """
 
     name: str
@@ -64,7 +66,20 @@ class SourceForecast:
     through: int | None
     exhausted: int | None
     bytes: int
-    mixing: Mixing
+    mixing: Mixing | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldShares:
+    """The shares of the sequences that sources of a mixture have, from a step on.
+
+    Attributes:
+        step: the first that they hold for as a whole, which is how many steps lie before.
+        shares: of each source that has one.
+    """
+
+    step: int
+    shares: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +98,13 @@ class Forecast:
         skipped: sequences that edits leave out.
         tokens: that are served.
         padding: share of all places of the run that hold no token, 0 to 1.
-        least_padding: share that no packing of whole documents could do with less of, in an epoch, 0 to 1.
+        least_padding: share that no packing of whole documents could do with less of, of what is served, 0 to 1.
         bytes: of token ids read, by all ranks together.
         rank_bytes: of them by one rank of ``world_size``.
         world_size: number of data-parallel ranks.
         hours: at the given tokens a second, padding included; None where none were given.
         sources: those that have a weight anywhere in the run.
+        shares: of a mixture those of the beginning, and what stages, edits and exhausted sources make of them.
     """
 
     fingerprint: str
@@ -109,6 +125,7 @@ class Forecast:
     world_size: int
     hours: float | None
     sources: tuple[SourceForecast, ...]
+    shares: tuple[HeldShares, ...]
 
 
 def forecast(
@@ -123,7 +140,7 @@ def forecast(
 
     Raises:
         SettingsError: numbers that are none.
-        PlanError: a source that gives no sequence.
+        PlanError: a source that gives no sequence; or a world size that does not divide a step.
     """
     if tokens_per_second is not None and not is_positive(tokens_per_second):
         raise SettingsError(
@@ -131,6 +148,8 @@ def forecast(
         )
     if (whole(world_size) or 0) < 1:
         raise SettingsError([f"world_size: {shown(world_size)} is no whole number of at least 1"])
+    for stretch in plan.course.stretches:
+        check_world(stretch.size, 0, world_size)
     own = plan.twin()
     counted = not own.course.cuts and own.has_counts
     measures = _measured(own)
@@ -139,8 +158,7 @@ def forecast(
     places = run.places()
     tokens = sum(source.tokens_served for source in sources)
     size = sum(source.bytes for source in sources)
-    epoch = [measures[_first_era(own, number), number] for number in own.weighed]
-    least = sum(m.least for m in epoch) * own.spec.seq_len
+    least = run.least_places()
     return Forecast(
         fingerprint=plan.fingerprint,
         exact=counted or all(m.exact for m in measures.values()),
@@ -154,12 +172,13 @@ def forecast(
         skipped=run.skipped,
         tokens=tokens,
         padding=1 - tokens / places if places else 0.0,
-        least_padding=max(1 - sum(m.tokens for m in epoch) / least, 0.0) if least else 0.0,
+        least_padding=max(1 - tokens / least, 0.0) if least else 0.0,
         bytes=size,
         rank_bytes=-(-size // world_size),
         world_size=world_size,
         hours=places / tokens_per_second / 3600 if tokens_per_second else None,
         sources=sources,
+        shares=_held_shares(run) if isinstance(own.data, Mixture) else (),
     )
 
 
@@ -242,6 +261,22 @@ class _Run:
             found += max(min(until, steps) - at.step, 0) * at.size * at.seq_len
         return found
 
+    def least_places(self) -> float:
+        """Places of the run that no packing of the documents that are served could do without."""
+        served = least = 0.0
+        for number in self.plan.weighed:
+            for era, count in self.sequences(number).items():
+                order, measure = self.plan.order(number, era), self.measures[era, number]
+                served += count * order.spec.seq_len
+                least += count * order.spec.seq_len * measure.least / order.sequences
+        empty = self.empty * self.plan.course.stretch_at(self.end).seq_len
+        return (self.places() - empty) * least / served if served else 0.0
+
+    def part(self, number: int) -> float:
+        """Share of the sequences that a source has while it is served."""
+        mine = [(stop - at, int(own[number])) for at, stop, _, own in self.pieces if own[number]]
+        return sum(served for _, served in mine) / max(sum(size for size, _ in mine), 1)
+
     def sequences(self, number: int) -> dict[int, int]:
         """Sequences of a source by era, of those it has some in."""
         found: dict[int, int] = {}
@@ -308,7 +343,7 @@ def _source(run: _Run, number: int) -> SourceForecast:
     store = plan.stores[name]
     served, tokens = sum(run.sequences(number).values()), run.tokens[number]
     everything = sum(run.tokens.values())
-    part = served / max(run.end, 1)
+    part = run.part(number)
     weight, effective = _shares(run, number)
     gone = plan.timeline.exhausted.get(number)
     size = store.dtype.itemsize if isinstance(store, Store) else _UNKNOWN_BYTES
@@ -329,9 +364,27 @@ def _source(run: _Run, number: int) -> SourceForecast:
         error=effective / weight - 1 if weight and effective is not None else None,
         share=tokens / max(everything, 1),
         through=run.through(number),
-        exhausted=None if gone is None or gone >= run.end else plan.course.step_at(gone)[0],
+        exhausted=None if gone is None or gone >= run.end else plan.course.steps_until(gone),
         bytes=tokens * size,
-        mixing=mixing(order, plan.spec.global_batch_size * part, max(part, 1e-12)),
+        mixing=mixing(order, plan.spec.global_batch_size * part, part) if part else None,
+    )
+
+
+def _held_shares(run: _Run) -> tuple[HeldShares, ...]:
+    """The shares of a mixture's sources, and where they change."""
+    plan = run.plan
+    segments = [one for one in plan.timeline.segments() if one.position < run.end]
+    return tuple(
+        HeldShares(
+            plan.course.steps_until(segment.position),
+            {
+                plan.names[number]: count / segment.schedule.period
+                for number, count in zip(
+                    segment.sources.tolist(), segment.schedule.counts, strict=True
+                )
+            },
+        )
+        for segment in segments
     )
 
 

@@ -1,5 +1,6 @@
 """What is known of a source without serving it: sequences, tokens, splits and mixing, of all pools or of a sample."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,9 @@ from batchloom.plan.rows import Rows, aligned
 from batchloom.plan.source import SourceOrder
 
 Ints = NDArray[np.int64]
+
+# Pools of more sequences are not looked into: documents far longer than a sequence would take gigabytes.
+_LARGE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +28,7 @@ class Measure:
         split: documents that are cut, of those that are served.
         dropped: documents that are left out as too long.
         lost: tokens that are left out.
-        pool_tokens: tokens of each pool, int64 [pools]; None of a sample.
-        pool_sequences: sequences of a pool, in the mean.
+        pool_tokens: tokens of each pool, int64 [pools]; None of a sample, or where pools are too large to look into.
     """
 
     exact: bool
@@ -35,7 +38,6 @@ class Measure:
     dropped: float
     lost: float
     pool_tokens: Ints | None
-    pool_sequences: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,7 @@ def measure_pools(order: SourceOrder, most: int) -> Measure:
         split=split * scale,
         dropped=dropped * scale,
         lost=lost * scale,
-        pool_tokens=tokens if whole else None,
-        pool_sequences=float(sequences.mean()) if len(chosen) else 0.0,
+        pool_tokens=tokens if whole and sequences.max(initial=0) <= _LARGE else None,
     )
 
 
@@ -132,11 +133,13 @@ def mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing:
     Args:
         order: the source.
         step_rows: its sequences of a step.
-        share: its share of the sequences of the run.
+        share: its share of the sequences while it is served.
     """
     pools, spec = order.pools, order.spec
     block = pools.blocks[0]
     pool = pools.count // 2
+    if order.counts[pool] > _LARGE:
+        return _mixing_in_large_pools(order, int(order.counts[pool]), step_rows, share)
     rows = pools.rows(pool, 0)
     size = min(max(round(step_rows), 1), max(len(rows), 1))
     first = (len(rows) - size) // 2
@@ -153,6 +156,30 @@ def mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing:
         apart=apart / share,
         documents=len(held) * more,
         blocks=len(np.unique(held // block)) * more,
+    )
+
+
+def _mixing_in_large_pools(
+    order: SourceOrder, sequences: int, step_rows: float, share: float
+) -> Mixing:
+    """What pools of so many sequences that nearly all hold a piece of one document come to."""
+    pools, spec = order.pools, order.spec
+    block, pool = pools.blocks[0], min(spec.pool_size, pools.documents)
+    if not spec.shuffle:
+        held = max(step_rows * pool / sequences, 1.0)
+        return Mixing(
+            block=pools.documents, pool=pool, apart=1 / share, documents=held, blocks=held
+        )
+
+    def distinct(things: float) -> float:
+        return things * -math.expm1(-step_rows / things)
+
+    return Mixing(
+        block=block,
+        pool=pool,
+        apart=(order.sequences if block == 1 else sequences) / 3 / share,
+        documents=distinct(pool),
+        blocks=distinct(max(pool / block, 1)),
     )
 
 

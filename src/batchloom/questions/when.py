@@ -10,6 +10,7 @@ from batchloom.plan.plan import Plan
 from batchloom.plan.when import seen
 from batchloom.questions.dealing import dealt, plan_of, world_of
 from batchloom.questions.tables import have_tables
+from batchloom.questions.unserved import why_unserved
 from batchloom.store.format import QUARANTINE_NAME, SUBSETS, of_generation
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
@@ -41,6 +42,21 @@ class Showing:
     position: int
     epoch: int
     banned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """A document that was asked for, and is in none of the steps.
+
+    Attributes:
+        source: name of the source in the plan; of a lone store ``data``.
+        document: its number in the store.
+        reason: why it is in none.
+    """
+
+    source: str
+    document: int
+    reason: str
 
 
 def when(
@@ -76,19 +92,45 @@ def when(
         SettingsError: neither a document nor a record is named, or both.
         PlanError: a world size that does not divide the step.
     """
+    return when_and_why(
+        data,
+        document=document,
+        source=source,
+        record=record,
+        file=file,
+        last_step=last_step,
+        world_size=world_size,
+    )[0]
+
+
+def when_and_why(
+    data: Plan | Loader,
+    *,
+    document: int | None,
+    source: str | None,
+    record: int | None,
+    file: str | None,
+    last_step: int | None,
+    world_size: int | None,
+) -> tuple[tuple[Showing, ...], tuple[Unserved, ...]]:
+    """What :func:`when` tells, and of each document that is in no step why."""
     plan, (_, ranks) = plan_of(data), world_of(data, None, world_size)
     asked = _asked(document, record, last_step)
     number, documents = _documents(plan, asked, source, file)
     have_tables(plan)
     last = plan.steps - 1 if asked["last_step"] is None else min(asked["last_step"], plan.steps - 1)
-    name, found = plan.names[number], []
+    name, found, unserved = plan.names[number], [], []
     for one in documents:
         bans = [p for p, n, numbers in plan.course.bans if n == name and one in numbers]
-        for at in seen(plan, number, one, last) if last >= 0 else ():
+        places = seen(plan, number, one, last) if last >= 0 else []
+        if not places:
+            unserved.append(Unserved(name, one, why_unserved(plan, number, one, last)))
+        for at in places:
             rank = int(dealt(data, at.step, ranks)[at.row]) if ranks > 1 else 0
             gone = any(at.position >= position for position in bans)
             found.append(Showing(name, one, at.step, at.row, rank, at.position, at.epoch, gone))
-    return tuple(sorted(found, key=lambda showing: (showing.position, showing.document)))
+    found.sort(key=lambda showing: (showing.position, showing.document))
+    return tuple(found), tuple(unserved)
 
 
 def _asked(document: object, record: object, last_step: object) -> dict[str, int | None]:
@@ -166,7 +208,7 @@ def _input(plan: Plan, source: str | None, file: str | None) -> tuple[str, str]:
         )
     if not found:
         raise InputError(
-            f"source: no input of {', '.join(chosen)} is called {shown(wanted)}{nearest(str(wanted), known) or '.'} "
+            f"source: no input of {', '.join(chosen)} is called {shown(wanted)}{_meant(str(wanted), known) or '.'} "
             "batchloom log --json lists them."
         )
     few = ", ".join(sorted({one for _, one in found})[:_SHOWN])
@@ -174,6 +216,15 @@ def _input(plan: Plan, source: str | None, file: str | None) -> tuple[str, str]:
     raise InputError(
         f"file: missing; a record is of one file, and {shown(wanted or source)} has {len(found):,}: {few}{more}"
     )
+
+
+def _meant(wanted: str, known: list[str]) -> str:
+    """The inputs that may be meant: a store calls them by their place below what was prepared."""
+    last = wanted.rpartition("/")[2]
+    same = sorted({name for name in known if name.rpartition("/")[2] == last})
+    if not same:
+        return nearest(wanted, known)
+    return f"; did you mean {' or '.join(map(shown, same[:_SHOWN]))}?"
 
 
 def _all_inputs(store: Store) -> list[str]:

@@ -29,8 +29,8 @@ def mixture_lines(plan: Plan, steps: int) -> list[str]:
         last = plan.journal[-1]
         note = f" ({last['note']})" if "note" in last else ""
         lines.append(
-            f"edits  {counted(len(plan.journal), 'edit')} in the journal, the last from step {last['step'] + 1} on"
-            f"{note}"
+            f"edits  {counted(len(plan.journal), 'edit')} in the journal, the last holds after "
+            f"{counted(last['step'], 'step')}{note}"
         )
     return lines
 
@@ -47,8 +47,7 @@ def _mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
             plan.names[source]: count / segment.schedule.period
             for source, count in zip(segment.sources.tolist(), segment.schedule.counts, strict=True)
         }
-        step = plan.course.step_at(segment.position)[0]
-        since = f", from step {step + 1} on" if number else ""
+        since = f", after {_steps(plan, segment.position)}" if number else ""
         lines.append(f"mix    {_named(shares)} of the sequences{since}")
     if len(segments) > _SHOWN:
         lines.append(f"mix    {len(segments) - _SHOWN:,} later changes of the shares are not shown")
@@ -60,13 +59,19 @@ def _mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
         (where, source) for source, where in plan.timeline.exhausted.items() if where < end
     )
     for where, source in gone[:_SHOWN]:
-        step = plan.course.step_at(where)[0] + 1
         what = "the run ends" if exhausted == "stop" else "the others take its share"
-        lines.append(f"mix    {plan.names[source]} is exhausted at step {step:,}: {what}")
+        lines.append(
+            f"mix    {plan.names[source]} is exhausted after {_steps(plan, where)}: {what}"
+        )
     if exhausted == "redistribute" and plan.timeline.end is not None and plan.timeline.end < end:
-        step = plan.course.step_at(plan.timeline.end)[0] + 1
-        lines.append(f"mix    all sources are exhausted at step {step:,}, and the run ends")
+        done = _steps(plan, plan.timeline.end)
+        lines.append(f"mix    all sources are exhausted after {done}, and the run ends")
     return lines
+
+
+def _steps(plan: Plan, position: int) -> str:
+    """How many steps are done where what a position begins holds for whole steps: one number, from 0 or 1 counted."""
+    return counted(plan.course.steps_until(position), "step")
 
 
 def _named(shares: dict[str, float]) -> str:
