@@ -64,6 +64,7 @@ class LanePool:
         records: records that were read for it, in the lane's first epoch alone.
         bad: how many of these cannot be used.
         said: what is wrong with the first of them.
+        conversations: whether the lane has come to conversations by now.
     """
 
     lane: int
@@ -76,6 +77,7 @@ class LanePool:
     records: int = 0
     bad: int = 0
     said: tuple[str, ...] = ()
+    conversations: bool = False
 
 
 @dataclass(slots=True)
@@ -271,6 +273,7 @@ class LaneReader:
             _flags(taken),
             self.place,
             *(records, bad, said),
+            conversations=self._task.chat is not None,
         )
 
     def _epoch(self, place: Place) -> Iterator[_Batch]:

@@ -47,7 +47,8 @@ from batchloom.sources.spool import Spool
 from batchloom.store.writer import write_file
 from batchloom.streams.feed import Cursors, Feed, Share
 from batchloom.streams.keep import Keeping
-from batchloom.streams.lane import Place
+from batchloom.streams.lane import LanePool, Place
+from batchloom.streams.overlong import cut_too, left_out, overlong_of, some_conversations
 from batchloom.streams.pools import PoolsHere, PoolsOfWorkers, stream_workers
 from batchloom.streams.state import merge_states, read_state, stream_state
 from batchloom.streams.stretches import cut_stretches
@@ -106,7 +107,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
         lanes: how many parts of the input are read side by side: divides ``global_batch_size`` and is
             a multiple of every world size. None: the greatest common divisor of the batch and 64.
         pool_size: documents of a lane that are packed together.
-        overlong: of documents longer than ``seq_len``; None: ``drop`` where the first source holds
+        overlong: of documents longer than ``seq_len``; None: ``drop`` where every input holds
             conversations, else ``split``.
         workers: processes of each rank that tokenize; 0: none but its own; ``auto``: its cores.
         keep: a folder where the store of these inputs grows meanwhile; ``Stream.finish`` ends it.
@@ -239,8 +240,13 @@ class Stream:
         readings = Readings(recipe, settings.run.limits)
         self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
         self._stretches = cut_stretches(self._units, readings.rules, settings.run.unit_bytes)
-        first = readings.of(self._listing.sources[0])
-        self.spec = order.spec("drop" if first.templated else "split")
+        sources = self._listing.sources
+        self.spec = order.spec(order.overlong or overlong_of(sources, readings))
+        # Nobody has said that conversations may be cut, and those that there are will be.
+        cuts_all = order.overlong is None and self.spec.overlong == "split"
+        known = cuts_all and some_conversations(sources, readings)
+        self._unsaid = cut_too(self.spec) if known else left_out(self.spec)
+        self._cuts_unknown = cuts_all and not known
         self.lanes = self._lanes_of(order)
         self.tokenizer = job_tokenizer(recipe, self._listing.sources, readings, _LOG.info, kept)
         self._dtype = dtype_name(recipe, self.tokenizer)
@@ -357,7 +363,7 @@ class Stream:
         )
         if rank == 0:
             self._announce(workers, len(mine))
-        return Feed(share, pools, cursors)
+        return Feed(share, pools, cursors, self._look_at)
 
     def finish(
         self,
@@ -398,7 +404,16 @@ class Stream:
             versions=versions_of(clean),
         )
 
+    def _look_at(self, made: LanePool) -> None:
+        """Tell of conversations that are cut, where they were not known of before."""
+        if made.conversations and self._cuts_unknown:
+            self._cuts_unknown = False
+            _LOG.warning("%s", cut_too(self.spec))
+
     def _announce(self, workers: int, mine: int) -> None:
+        if self._unsaid:
+            _LOG.warning("%s", self._unsaid)
+            self._unsaid = ""
         recipe = self.recipe
         left = [
             f"{share:.3%} of them for {name}".replace(".000%", "%")
