@@ -238,6 +238,13 @@ def test_folders_that_cannot_be_kept_in(tmp_path):
         LanePlan(store, other.spec, lanes=2, bounds=np.array([0, 3]))
 
 
+def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept):
+    asked = {"seq_len": 3, "overlong": "drop", "global_batch_size": 8, "steps": 4}
+    loader = Loader(kept, order="lanes", lanes=1, output="numpy", **asked)
+    with pytest.raises(PlanError, match=rf"all {len(kept)} documents are longer than seq_len 3"):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize(
     "ask",
     [
