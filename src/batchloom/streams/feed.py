@@ -16,6 +16,7 @@ from batchloom.plan.lanes import all_too_long, lane_rows, no_sequence, rank_lane
 from batchloom.plan.rows import Rows, join_rows, reorder_rows, slice_rows
 from batchloom.plan.spec import PlanSpec
 from batchloom.preparation.recipe import allowed_bad
+from batchloom.streams.keep import told_of_keep
 from batchloom.streams.lane import LanePool, Place
 
 _LOG = logging.getLogger("batchloom")
@@ -253,7 +254,8 @@ class Feed:
 
     def _enter(self, lane: _LaneFeed) -> None:
         """Take the next pool of a lane, and have the one after it made."""
-        made = self._pools.take(lane.lane, lane.place)
+        with told_of_keep():
+            made = self._pools.take(lane.lane, lane.place)
         self._pools.ask(lane.lane, made.next)
         self._count(made)
         rows = lane_rows(made.lengths, self._share.spec, lane.lane, made.epoch, made.pool)

@@ -46,7 +46,7 @@ from batchloom.preparation.versions import versions_of
 from batchloom.sources.spool import Spool
 from batchloom.store.writer import write_file
 from batchloom.streams.feed import Cursors, Feed, Share
-from batchloom.streams.keep import Keeping
+from batchloom.streams.keep import Keeping, check_keep, keep_folder
 from batchloom.streams.lane import LanePool, Place
 from batchloom.streams.overlong import cut_too, left_out, overlong_of, some_conversations
 from batchloom.streams.pools import PoolsHere, PoolsOfWorkers, stream_workers
@@ -115,7 +115,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
     Raises:
         SettingsError, InputMissingError, InputError, TokenizerError: what was asked for cannot be done.
         PlanError: lanes that do not fit.
-        StoreConflictError, OutputError: ``keep`` holds another job's work, or cannot be written.
+        StoreConflictError, OutputError: ``keep`` holds another job's store or work, or cannot be written.
     """
     asked = locals()
     options = {name: asked[name] for name in SETTINGS if name in asked and name != "overlong"}
@@ -131,7 +131,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
         pool_size=pool_size,
         lanes=lanes,
     )
-    settings = StreamSettings(workers=workers, keep=None if keep is None else Path(keep))
+    settings = StreamSettings(workers=workers, keep=keep_folder(keep))
     for note in chosen.notes:
         _LOG.info("%s", note)
     return Stream(chosen.recipe, order, settings, kept=chosen.kept)
@@ -225,6 +225,8 @@ class Stream:
                     f"inputs: {recipe.inputs[0]} is made up, and needs no stream: open_store({recipe.inputs[0]!r})"
                 ]
             )
+        if settings.keep is not None:
+            check_keep(recipe.inputs, settings.keep)
         self._folder = Path(tempfile.mkdtemp(prefix="batchloom-stream-"))
         weakref.finalize(self, _remove, self._folder, os.getpid())
         self.recipe, self._settings = recipe, settings
