@@ -23,6 +23,7 @@ from batchloom.questions.explain import explain
 from batchloom.questions.when import when
 from batchloom.store.remove import remove_documents
 from batchloom.store.stretches import read_stretches
+from batchloom.streams.state import merge_states
 from streams.streams import LIMITS, rows_of, small_stream, table, texts, write_lines, write_texts
 
 LONG = {"steps": 120, "seq_len": 128}
@@ -149,6 +150,33 @@ def test_a_stream_goes_on_keeping_after_it_was_stopped(tmp_path):
     assert rest == {place: row for place, row in whole.items() if place[0] > 30}
     stream.finish(workers=1)
     assert files_of(out) == prepared(stream, tmp_path / "prepared")
+
+
+def test_a_stream_that_goes_on_without_keeping_says_what_it_leaves(tmp_path, caplog):
+    inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
+    asked = {"lanes": 2, "steps": 20}
+
+    def go_on(state, at, **request):
+        loader = Loader(small_stream(inputs, **asked, **request), output="numpy", prefetch=0)
+        if state is not None:
+            loader.load_state_dict(state)
+        return next(loader.state_dict() for batch in loader if batch.step == at)
+
+    states = [go_on(None, 5, keep=out)]
+    states.append(go_on(states[0], 9, keep=out))
+    assert "nothing is kept there" not in caplog.text
+    states.append(go_on(states[1], 12))
+    assert caplog.text.count(f"nothing is kept there from here on: give keep={out} to go on") == 1
+    go_on(states[2], 15)
+    assert caplog.text.count("nothing is kept there") == 2
+    stream = small_stream(inputs, keep=out, **asked)
+    loader = Loader(stream, output="numpy", prefetch=0)
+    loader.load_state_dict(states[2])
+    assert stream.abandoned is None
+    stream.finish(workers=1)
+    assert merge_states(states[2:])["keep"] == str(out)
+    go_on(states[2], 15)
+    assert caplog.text.count("nothing is kept there") == 2
 
 
 def test_a_worker_that_is_killed_changes_nothing(tmp_path):

@@ -18,6 +18,7 @@ from batchloom.core.errors import (
     StateError,
     TooManyBadRecordsError,
 )
+from batchloom.core.fingerprint import fingerprint
 from batchloom.plan.lanes import lane_stretches
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe
@@ -192,6 +193,44 @@ def test_a_state_knows_its_stream(lines, tmp_path):
         Loader(small_stream(lines), rank=1, world_size=2, output="numpy").load_state_dict(part)
     with pytest.raises(StateError, match="do not belong together: position"):
         merge_states([part, state])
+
+
+def test_a_state_names_the_fields_of_a_recipe_that_differ(lines, tmp_path):
+    batchloom.prepare(lines, out=tmp_path / "a", tokenizer="train:270", val_fraction=0)
+    batchloom.prepare(lines, out=tmp_path / "b", tokenizer="train:285", val_fraction=0)
+    order = {"seq_len": 32, "global_batch_size": 8, "steps": 4, "workers": 0}
+
+    def loader(**changes):
+        asked = {"tokenizer": str(tmp_path / "a"), "val_fraction": 0, **order, **changes}
+        return Loader(batchloom.stream(lines, **asked), output="numpy")
+
+    state = json.loads(json.dumps(loader().state_dict()))
+    for changes, said in (
+        ({"tokenizer": str(tmp_path / "b")}, "stream: tokenizer: 'a' -> 'b'. Give"),
+        ({"val_fraction": 0.1}, "stream: val_fraction: 0.0 -> 0.1. Give"),
+        ({"normalize": False, "seed": 4}, "True -> False; spec.seed was 0 and is 4. Give"),
+    ):
+        with pytest.raises(StateError, match=said):
+            loader(**changes).load_state_dict(state)
+    (tmp_path / "a").rename(tmp_path / "old")
+    (tmp_path / "b").rename(tmp_path / "a")
+    with pytest.raises(StateError, match=r"stream: tokenizer was '\w{32}' and is '\w{32}'. Give"):
+        loader().load_state_dict(state)
+
+
+def test_a_state_without_a_recipe_goes_on(lines):
+    def loader(**changes):
+        return Loader(small_stream(lines, **changes), output="numpy", prefetch=0)
+
+    first = loader()
+    next(iter(first))
+    state = {k: v for k, v in first.state_dict().items() if k not in ("recipe", "keep", "check")}
+    old = {**state, "check": fingerprint(state)}
+    again = loader()
+    again.load_state_dict(old)
+    assert again.next_step == 1
+    with pytest.raises(StateError, match="stream: spec.seed was 3 and is 4. Give"):
+        loader(seed=4).load_state_dict(old)
 
 
 def test_a_loader_of_a_stream_is_as_any_other(lines):

@@ -98,6 +98,24 @@ def check_keep(inputs: Sequence[str], out: Path) -> None:
             check_folder(out)
 
 
+def unfinished(out: Path) -> bool:
+    """Whether a stream has kept something in a folder of which no store was made yet."""
+    return (out / WORK_NAME / STRETCHES / _BEGUN).exists() and not (out / MANIFEST_NAME).exists()
+
+
+def abandoned(before: str | None, keeping: "Keeping | None") -> Path | None:
+    """Where a stream kept what it read before it went on, where it does so no more and no store was made of it.
+
+    Args:
+        before: where it kept it.
+        keeping: where it does now.
+    """
+    if before is None or not unfinished(Path(before)):
+        return None
+    here = keeping is not None and keeping.out.resolve() == Path(before).resolve()
+    return None if here else Path(before)
+
+
 @final
 class Keeping:
     """A store that grows while a stream is read; ``prepare`` ends it, and reads nothing twice.
