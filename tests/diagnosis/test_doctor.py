@@ -176,6 +176,25 @@ def test_what_is_dropped_and_what_is_long_is_told_beforehand(tmp_path):
     assert "left out: overlong" in found.faults[0]
 
 
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ([CHATS], "leaves conversations out (overlong='drop')"),
+        ([[{"text": "long " * 40}]], "cuts them (overlong='split')"),
+        ([CHATS, [{"text": "long " * 40}]], "cuts them, and conversations too"),
+    ],
+)
+def test_what_becomes_of_long_documents_is_told_as_a_loader_has_it(tmp_path, inputs, said):
+    paths = [jsonl(tmp_path / f"{number}.jsonl", rows) for number, rows in enumerate(inputs)]
+    found = diagnose(paths, seq_len=64)
+    assert any(said in warning for warning in found.warnings)
+    store = batchloom.open_store(
+        batchloom.prepare(paths, out=tmp_path / "o", tokenizer="bytes").path
+    )
+    rule = batchloom.Loader(store, seq_len=64, global_batch_size=1).plan.spec.overlong
+    assert f"overlong='{rule}'" in said or store.mixed
+
+
 def test_packing_is_the_plans_and_has_a_bound(tmp_path):
     rows = [{"text": "x" * (1100 + n % 400)} for n in range(500)]
     path = jsonl(tmp_path / "in.jsonl", rows)

@@ -10,8 +10,9 @@ import numpy as np
 import psutil
 import pytest
 
+import batchloom
 from batchloom import Edit, Loader, open_store
-from batchloom.core.errors import PlanError, SettingsError, StoreConflictError
+from batchloom.core.errors import OutputError, PlanError, SettingsError, StoreConflictError
 from batchloom.plan.lane_plan import LanePlan
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.job import run_recipe
@@ -22,6 +23,7 @@ from batchloom.questions.explain import explain
 from batchloom.questions.when import when
 from batchloom.store.remove import remove_documents
 from batchloom.store.stretches import read_stretches
+from batchloom.streams.state import merge_states
 from streams.streams import LIMITS, rows_of, small_stream, table, texts, write_lines, write_texts
 
 LONG = {"steps": 120, "seq_len": 128}
@@ -150,6 +152,33 @@ def test_a_stream_goes_on_keeping_after_it_was_stopped(tmp_path):
     assert files_of(out) == prepared(stream, tmp_path / "prepared")
 
 
+def test_a_stream_that_goes_on_without_keeping_says_what_it_leaves(tmp_path, caplog):
+    inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
+    asked = {"lanes": 2, "steps": 20}
+
+    def go_on(state, at, **request):
+        loader = Loader(small_stream(inputs, **asked, **request), output="numpy", prefetch=0)
+        if state is not None:
+            loader.load_state_dict(state)
+        return next(loader.state_dict() for batch in loader if batch.step == at)
+
+    states = [go_on(None, 5, keep=out)]
+    states.append(go_on(states[0], 9, keep=out))
+    assert "nothing is kept there" not in caplog.text
+    states.append(go_on(states[1], 12))
+    assert caplog.text.count(f"nothing is kept there from here on: give keep={out} to go on") == 1
+    go_on(states[2], 15)
+    assert caplog.text.count("nothing is kept there") == 2
+    stream = small_stream(inputs, keep=out, **asked)
+    loader = Loader(stream, output="numpy", prefetch=0)
+    loader.load_state_dict(states[2])
+    assert stream.abandoned is None
+    stream.finish(workers=1)
+    assert merge_states(states[2:])["keep"] == str(out)
+    go_on(states[2], 15)
+    assert caplog.text.count("nothing is kept there") == 2
+
+
 def test_a_worker_that_is_killed_changes_nothing(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
     whole = rows_of(small_stream(inputs, lanes=2, **LONG))
@@ -236,6 +265,95 @@ def test_folders_that_cannot_be_kept_in(tmp_path):
         read_stretches(store)
     with pytest.raises(PlanError, match="end at document"):
         LanePlan(store, other.spec, lanes=2, bounds=np.array([0, 3]))
+
+
+def _prepared(inputs, out, **settings):
+    asked = {"tokenizer": "bytes", "dedup": "none", "val_fraction": 0, **settings}
+    batchloom.prepare(inputs, out=out, workers=1, **asked)
+
+
+def _begun(inputs, out, **settings):
+    keeping(inputs, out, **settings)
+    assert (out / ".work").is_dir()
+
+
+def keeping(inputs, out, **settings):
+    asked = {"tokenizer": "bytes", "val_fraction": 0, "workers": 0, **settings}
+    order = {"seq_len": 128, "global_batch_size": 8, "steps": 20}
+    stream = batchloom.stream(inputs, keep=out, **order, **asked)
+    for _ in Loader(stream, output="numpy"):
+        pass
+    return stream
+
+
+@pytest.mark.parametrize("make", [_prepared, _begun])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"val_fraction": 0.1}, "val_fraction"),
+        ({"tokenizer": "gpt2"}, "tokenizer"),
+        ({"inputs": "b.jsonl"}, "inputs: b.jsonl is new"),
+    ],
+)
+def test_the_folder_of_another_job_is_refused_before_the_first_batch(tmp_path, make, changes, said):
+    for number, name in enumerate("ab"):
+        write_texts(tmp_path / f"{name}.jsonl", 200, seed=number)
+    make(tmp_path / "a.jsonl", tmp_path / "kept")
+    asked = {"inputs": "a.jsonl", **changes}
+    with pytest.raises(StoreConflictError, match=said) as error:
+        stream = batchloom.stream(
+            tmp_path / asked.pop("inputs"),
+            keep=tmp_path / "kept",
+            **{"tokenizer": "bytes", "val_fraction": 0, "workers": 0, **asked},
+            seq_len=128,
+            global_batch_size=8,
+            steps=2,
+        )
+        assert make is _begun
+        next(iter(Loader(stream, output="numpy")))
+    assert "another keep=" in str(error.value)
+    assert "--" not in str(error.value)
+
+
+def test_the_finished_store_of_the_same_job_is_kept(tmp_path):
+    lines = write_texts(tmp_path / "a.jsonl", 200)
+    _prepared(lines, tmp_path / "kept")
+    assert keeping(lines, tmp_path / "kept").finish(workers=1).already_done
+
+
+def test_inputs_that_change_while_a_stream_keeps_are_told_at_its_end(tmp_path):
+    lines = write_texts(tmp_path / "a.jsonl", 200)
+    stream = keeping(lines, tmp_path / "kept")
+    write_texts(lines, 300)
+    with pytest.raises(StoreConflictError, match=r"a.jsonl has .* choose another keep=") as error:
+        stream.finish(workers=1)
+    assert "--" not in str(error.value)
+
+
+@pytest.mark.parametrize("keep", [3, "\0", "", b"x", True])
+def test_what_is_no_folder_is_not_kept_in(tmp_path, keep):
+    lines = write_texts(tmp_path / "a.jsonl", 20)
+    with pytest.raises(SettingsError, match=r"keep: .* is no path; name the folder of the store"):
+        keeping(lines, keep)
+
+
+@pytest.mark.parametrize("keep", ["corpus", ".", "corpus/x"])
+def test_the_folder_of_an_input_is_not_kept_in(tmp_path, keep):
+    (tmp_path / "corpus").mkdir()
+    write_texts(tmp_path / "corpus/a.jsonl", 20)
+    write_texts(tmp_path / "corpus/x", 20)
+    with pytest.raises((StoreConflictError, OutputError)) as error:
+        keeping(tmp_path / "corpus", tmp_path / keep)
+    assert "another keep=" in str(error.value)
+    assert "keep= " not in str(error.value)
+    assert "--" not in str(error.value)
+
+
+def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept):
+    asked = {"seq_len": 3, "overlong": "drop", "global_batch_size": 8, "steps": 4}
+    loader = Loader(kept, order="lanes", lanes=1, output="numpy", **asked)
+    with pytest.raises(PlanError, match=rf"all {len(kept)} documents are longer than seq_len 3"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from batchloom.core.errors import (
     StateError,
     TooManyBadRecordsError,
 )
+from batchloom.core.fingerprint import fingerprint
 from batchloom.plan.lanes import lane_stretches
 from batchloom.preparation.dedup_recipe import DedupRecipe
-from batchloom.preparation.recipe import Recipe
+from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.questions.explain import explain
 from batchloom.questions.when import when
 from batchloom.streams.state import merge_states
@@ -194,6 +195,44 @@ def test_a_state_knows_its_stream(lines, tmp_path):
         merge_states([part, state])
 
 
+def test_a_state_names_the_fields_of_a_recipe_that_differ(lines, tmp_path):
+    batchloom.prepare(lines, out=tmp_path / "a", tokenizer="train:270", val_fraction=0)
+    batchloom.prepare(lines, out=tmp_path / "b", tokenizer="train:285", val_fraction=0)
+    order = {"seq_len": 32, "global_batch_size": 8, "steps": 4, "workers": 0}
+
+    def loader(**changes):
+        asked = {"tokenizer": str(tmp_path / "a"), "val_fraction": 0, **order, **changes}
+        return Loader(batchloom.stream(lines, **asked), output="numpy")
+
+    state = json.loads(json.dumps(loader().state_dict()))
+    for changes, said in (
+        ({"tokenizer": str(tmp_path / "b")}, "stream: tokenizer: 'a' -> 'b'. Give"),
+        ({"val_fraction": 0.1}, "stream: val_fraction: 0.0 -> 0.1. Give"),
+        ({"normalize": False, "seed": 4}, "True -> False; spec.seed was 0 and is 4. Give"),
+    ):
+        with pytest.raises(StateError, match=said):
+            loader(**changes).load_state_dict(state)
+    (tmp_path / "a").rename(tmp_path / "old")
+    (tmp_path / "b").rename(tmp_path / "a")
+    with pytest.raises(StateError, match=r"stream: tokenizer was '\w{32}' and is '\w{32}'. Give"):
+        loader().load_state_dict(state)
+
+
+def test_a_state_without_a_recipe_goes_on(lines):
+    def loader(**changes):
+        return Loader(small_stream(lines, **changes), output="numpy", prefetch=0)
+
+    first = loader()
+    next(iter(first))
+    state = {k: v for k, v in first.state_dict().items() if k not in ("recipe", "keep", "check")}
+    old = {**state, "check": fingerprint(state)}
+    again = loader()
+    again.load_state_dict(old)
+    assert again.next_step == 1
+    with pytest.raises(StateError, match="stream: spec.seed was 3 and is 4. Give"):
+        loader(seed=4).load_state_dict(old)
+
+
 def test_a_loader_of_a_stream_is_as_any_other(lines):
     stream = small_stream(lines)
     loader = Loader(stream, output="numpy")
@@ -242,12 +281,52 @@ def test_what_cannot_be_is_refused(lines, tmp_path):
         batchloom.stream("dummy", seq_len=8, global_batch_size=1, steps=1)
 
 
-def test_an_empty_input_is_an_error(tmp_path):
-    empty = write_lines(tmp_path / "e.jsonl", [])
-    blank = write_lines(tmp_path / "b.jsonl", [{"text": " "}] * 30)
-    for path in (empty, blank):
-        with pytest.raises((PlanError, InputError)):
-            list(Loader(small_stream(path), output="numpy"))
+NOTHING = [
+    ("e.jsonl", b"", {}, "was dealt no record|holds no|empty"),
+    ("b.jsonl", b'{"text": ""}\n' * 30, {}, r"of 30 records: 30 empty. Name other inputs.$"),
+    ("blank.txt", b"\n\n  \n", {}, r"of 1 record: 1 empty. Name other inputs.$"),
+    ("x.txt", b"\xff\xfe\x00\x01\x02", {}, r"1 bad. The first bad one: x.txt.* Mend the input"),
+    (
+        "t.jsonl",
+        b'{"text": "abcdef"}\n' * 9,
+        {"val": 0.999999},
+        r"9 for val. Give a smaller val_fr",
+    ),
+    (
+        *("t.jsonl", b'{"text": "abcdef"}\n' * 9, {"overlong": "drop", "seq_len": 3}),
+        r"all 9 documents are longer than seq_len 3 \(the shortest has 7 tokens\).*'split'\).$",
+    ),
+    (
+        *("c.jsonl", b'{"question": "a?", "answer": "b."}\n' * 9, {"most": 3}),
+        r"of 9 records: 9 overlong. Leave fewer out \(clean=, max_tokens=",
+    ),
+]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("name", "held", "asked", "said"), NOTHING)
+def test_a_stream_without_documents_says_why(tmp_path, name, held, asked, said, workers):
+    (tmp_path / name).write_bytes(held)
+    order = dict(asked)
+    recipe = Recipe(
+        inputs=("x",),
+        tokenizer="bytes",
+        dedup=DedupRecipe(mode="none"),
+        val_fraction=order.pop("val", 0.0),
+        chat=ChatRecipe(max_tokens=order.pop("most", None)),
+    )
+    with pytest.raises((PlanError, InputError), match=said) as error:
+        stream = small_stream(tmp_path / name, recipe=recipe, lanes=1, workers=workers, **order)
+        list(Loader(stream, output="numpy"))
+    assert "lanes=" not in str(error.value)
+
+
+@pytest.mark.parametrize(("lanes", "fewer"), [(9, 3), (6, 3), (5, 1), (2, 1)])
+def test_a_lane_without_documents_names_lanes_that_fit(tmp_path, lanes, fewer):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": ""}] * 1000)
+    order = {"global_batch_size": 90, "lanes": lanes}
+    with pytest.raises(PlanError, match=rf"Lane 0 of {lanes} .* fewer lanes \(lanes={fewer}\)"):
+        rows_of(small_stream(path, **order))
 
 
 def test_bad_records_are_left_out_within_the_budget(lines, tmp_path, caplog):

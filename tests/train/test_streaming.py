@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import batchloom
+from batchloom.cli.commands import carry_out
 from batchloom.core.errors import SettingsError, StateError
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog
@@ -17,7 +19,7 @@ from batchloom.train.ranks import joined_ranks
 from batchloom.train.run import set_up
 from batchloom.train.settings import settings_from
 from batchloom.train.start import DataRequest
-from batchloom.train.streaming import StreamRequest
+from batchloom.train.streaming import StreamData, StreamRequest, refuse_other_stream
 from train.folders import write_model
 from train.runs import PLAIN, steps_of
 
@@ -66,6 +68,37 @@ def test_a_run_keeps_the_store_of_what_it_read(tmp_path, lines):
     more.write_text(lines.read_text() * 10)
     _, said = run_stream(more, tmp_path / "short", {"steps": 4}, keep=tmp_path / "part")
     assert any("0 of 1 units of the input are kept" in line for line in said)
+
+
+def test_a_run_that_stops_keeping_says_what_ends_the_store(tmp_path, lines):
+    kept, run = tmp_path / "k", tmp_path / "run"
+    run_stream(lines, run, stop_at=5, keep=kept)
+    _, said = run_stream(lines, run, resume=True, stop_at=9)
+    assert not any("is unfinished" in line for line in said)
+    _, said = run_stream(lines, run, resume=True)
+    command = f"batchloom prepare {lines} --tokenizer bytes --dedup none --out {kept}"
+    assert (
+        f"keep   {kept} is unfinished, nothing was kept there since --resume: {command} ends it"
+        in said
+    )
+    assert carry_out(shlex.split(command)[1:]) == 0
+    _, said = run_stream(lines, run, {"steps": 22}, resume=True)
+    assert not any("is unfinished" in line for line in said)
+
+
+def test_the_checkpoint_of_a_run_on_another_stream_is_refused_by_what_differs(tmp_path, lines):
+    run_stream(lines, tmp_path / "run", stop_at=5)
+    newest = RunFolder(tmp_path / "run").newest()
+    with joined_ranks("cpu") as ranks:
+        settings = settings_from(PLAIN, {"steps": 20})
+        for tokenizer in ("bytes", "gpt2"):
+            asked = StreamRequest(inputs=(str(lines),), tokenizer=tokenizer, workers=0)
+            data = StreamData(asked, settings, ranks)
+            refuse_other_stream(data, None)
+            if tokenizer == "bytes":
+                refuse_other_stream(data, newest)
+    with pytest.raises(StateError, match="tokenizer: 'bytes' -> 'gpt2'"):
+        refuse_other_stream(data, newest)
 
 
 def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):

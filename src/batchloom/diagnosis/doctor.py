@@ -23,6 +23,7 @@ from batchloom.preparation.findings import (
 from batchloom.preparation.inputs import Given, as_given, name_of, read_inputs
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.read_recipe import ReadRecipe, weights_note
+from batchloom.preparation.reading import TEMPLATED
 from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.preparation.recipe_choice import usual_dedup
 from batchloom.preparation.tally import Note, Progress
@@ -201,8 +202,8 @@ def _diagnosis(
         about = "" if found.exact else "about "
         longer = counted(packing.longer, "document")
         warnings.append(
-            f"{about}{longer} {'is' if packing.longer == 1 else 'are'} longer than seq_len {packing.seq_len:,}: the "
-            "loader cuts texts there (overlong='split'), and leaves out conversations."
+            f"{about}{longer} {'is' if packing.longer == 1 else 'are'} longer than seq_len {packing.seq_len:,}: "
+            f"{_what_becomes({one.way for one in found.sources if one.way})}."
         )
     if prepared:
         listed = ", ".join(one.path for one in prepared)
@@ -233,6 +234,18 @@ def _diagnosis(
         notes=found.notes,
         commands=(*commands, *_uses(prepared)),
     )
+
+
+def _what_becomes(ways: set[str]) -> str:
+    """What a loader or a stream does with documents that are longer than a sequence, unless it is told."""
+    if ways <= TEMPLATED:
+        return "a loader leaves conversations out (overlong='drop')"
+    if ways & TEMPLATED:
+        return (
+            "a loader cuts them, and conversations too where texts lie beside them (overlong='split'); overlong='drop' "
+            "leaves all of them out"
+        )
+    return "a loader cuts them (overlong='split')"
 
 
 def unread(inputs: Sequence[str], *faults: str) -> Diagnosis:

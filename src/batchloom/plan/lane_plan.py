@@ -16,12 +16,13 @@ from batchloom.plan.edits import Edit
 from batchloom.plan.lanes import (
     LANE_POOL_SIZE,
     LANES_VERSION,
+    all_too_long,
     check_lanes,
     lane_pool_size,
     lane_pool_start,
     lane_rows,
     lane_stretches,
-    no_documents,
+    no_sequence,
     rank_lanes,
 )
 from batchloom.plan.mixture import PlanStore
@@ -102,6 +103,17 @@ class _Lane:
         self._entered[epoch, number] = rows
         return rows
 
+    def _nothing(self, epoch: int) -> tuple[str, str]:
+        """Why an epoch gives no sequence, and what would mend it."""
+        documents, shortest, number = 0, 0, 0
+        while len(found := self.documents(epoch, number)):
+            least = int(self._plan.store.lengths.take(found).min())
+            shortest = min(shortest, least) if documents else least
+            documents, number = documents + len(found), number + 1
+        if documents:
+            return all_too_long(documents, shortest, self._plan.spec)
+        return "it was dealt no document", "Give more input"
+
     def locate(self, sequence: int) -> tuple[_Pool, Rows]:
         """The pool that holds a sequence of the lane."""
         at = bisect_right(self._known, sequence, key=lambda one: one.before)
@@ -111,7 +123,7 @@ class _Lane:
             if rows is None:
                 barren += 1
                 if barren > 1:
-                    raise no_documents(self.lane, self._plan.lanes)
+                    raise no_sequence(self.lane, self._plan.lanes, *self._nothing(pool.epoch))
                 pool = _Pool(pool.epoch + 1, 0, pool.before)
                 continue
             if len(rows):

@@ -138,10 +138,28 @@ def lane_rows(
     return packed_rows(members, np.zeros_like(members), fitted(lengths, spec)[members], spec, keys)
 
 
-def no_documents(lane: int, lanes: int) -> PlanError:
-    """What is said of a lane that has read all of its input and found no sequence."""
+def no_sequence(lane: int, lanes: int, why: str, remedy: str) -> PlanError:
+    """What is said of a lane that has read all of its input and found no sequence.
+
+    Args:
+        lane: of the order.
+        lanes: how many it has.
+        why: what was found instead.
+        remedy: what would mend it, as the beginning of a sentence.
+    """
+    if lanes == 1:
+        return PlanError(f"There is no sequence: {why}. {remedy}.")
+    fewer = next(lanes // n for n in range(2, lanes + 1) if lanes % n == 0)
     return PlanError(
-        f"Lane {lane} of {lanes} has no sequence: what it was dealt of the input has too few "
-        f"documents for so many lanes. Give fewer (lanes={max(lanes // 2, 1)}), or more input; a small input is "
-        "better prepared (batchloom prepare)."
+        f"Lane {lane} of {lanes} has no sequence: {why}. {remedy}; or, where other parts of the input have more, give "
+        f"fewer lanes (lanes={fewer})."
+    )
+
+
+def all_too_long(documents: int, shortest: int, spec: PlanSpec) -> tuple[str, str]:
+    """Why documents give no sequence, and what would mend it."""
+    longer = f"are longer than seq_len {spec.seq_len} (the shortest has {shortest:,} tokens)"
+    return (
+        f"all {documents:,} documents {longer}, and overlong='drop' leaves them out",
+        "Raise seq_len, or cut them (overlong='split')",
     )

@@ -22,6 +22,8 @@ from batchloom.store.pairs import Preferences
 
 Way = Literal["text", "conversation", "tokens", "pairs", "text-pairs", "labels"]
 
+# Ways whose documents a chat template renders.
+TEMPLATED: frozenset[str] = frozenset({"conversation", "pairs", "labels"})
 # What is detected where a column called text holds text.
 USUAL = "text -> plain text"
 _FIRST_RECORDS = 100
@@ -65,7 +67,7 @@ class Reading:
     @property
     def templated(self) -> bool:
         """Whether a chat template renders its documents; what it gives is left as it is."""
-        return self.way in ("conversation", "pairs", "labels")
+        return self.way in TEMPLATED
 
     @property
     def ended(self) -> bool:

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, TooManyBadRecordsError
-from batchloom.plan.lanes import lane_rows, no_documents, rank_lanes
+from batchloom.plan.lanes import all_too_long, lane_rows, no_sequence, rank_lanes
 from batchloom.plan.rows import Rows, join_rows, reorder_rows, slice_rows
 from batchloom.plan.spec import PlanSpec
 from batchloom.preparation.recipe import allowed_bad
+from batchloom.streams.keep import told_of_keep
 from batchloom.streams.lane import LanePool, Place
 
 _LOG = logging.getLogger("batchloom")
@@ -105,42 +106,6 @@ class StepReader:
         return found
 
 
-@final
-class _LaneFeed:
-    """One lane of a rank."""
-
-    def __init__(self, lane: int, place: Place, before: int) -> None:
-        self.lane, self.place, self.before = lane, place, before
-        self.open: deque[_Open] = deque()
-        self.known: deque[tuple[int, Place]] = deque([(before, place)])
-        self._barren: int | None = None
-
-    def add(self, made: LanePool, rows: Rows, lanes: int) -> None:
-        """Take the next pool."""
-        if len(rows):
-            self._barren = None
-            self.open.append(_Open(made, rows, self.before))
-        elif self._barren is None:
-            self._barren = made.epoch
-        elif made.epoch >= self._barren + _BARREN_EPOCHS:
-            raise no_documents(self.lane, lanes)
-        self.before += len(rows)
-        self.place = made.next
-        if self.known[-1][0] == self.before:
-            self.known.pop()
-        self.known.append((self.before, self.place))
-
-    def cursor(self, sequence: int) -> tuple[int, Place]:
-        """The last pool that begins at or before a sequence."""
-        at = bisect_right(self.known, sequence, key=lambda one: one[0]) - 1
-        return self.known[max(at, 0)]
-
-    def forget(self, sequence: int) -> None:
-        """Forget where pools began that end before a sequence."""
-        while len(self.known) > 1 and self.known[1][0] <= sequence:
-            self.known.popleft()
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
     """What a feed serves.
@@ -160,6 +125,52 @@ class Share:
     world_size: int
     end_id: int
     max_bad: int | str
+
+
+@final
+class _LaneFeed:
+    """One lane of a rank."""
+
+    def __init__(self, lane: int, place: Place, before: int) -> None:
+        self.lane, self.place, self.before = lane, place, before
+        self.open: deque[_Open] = deque()
+        self.known: deque[tuple[int, Place]] = deque([(before, place)])
+        self._barren: int | None = None
+        self._long: list[tuple[int, int]] = []
+
+    def add(self, made: LanePool, rows: Rows, share: Share) -> None:
+        """Take the next pool."""
+        if len(rows):
+            self._barren = None
+            self.open.append(_Open(made, rows, self.before))
+        else:
+            self._note_barren(made, share)
+        self.before += len(rows)
+        self.place = made.next
+        if self.known[-1][0] == self.before:
+            self.known.pop()
+        self.known.append((self.before, self.place))
+
+    def _note_barren(self, made: LanePool, share: Share) -> None:
+        """Note that a pool gave no sequence; whole epochs of such pools end the stream."""
+        if self._barren is None:
+            self._barren, self._long = made.epoch, []
+        if made.epoch == self._barren + 1:
+            self._long.append((len(made.lengths), int(made.lengths.min())))
+        if made.epoch >= self._barren + _BARREN_EPOCHS:
+            counts, shortest = zip(*self._long, strict=True)
+            why = all_too_long(sum(counts), min(shortest), share.spec)
+            raise no_sequence(self.lane, share.lanes, *why)
+
+    def cursor(self, sequence: int) -> tuple[int, Place]:
+        """The last pool that begins at or before a sequence."""
+        at = bisect_right(self.known, sequence, key=lambda one: one[0]) - 1
+        return self.known[max(at, 0)]
+
+    def forget(self, sequence: int) -> None:
+        """Forget where pools began that end before a sequence."""
+        while len(self.known) > 1 and self.known[1][0] <= sequence:
+            self.known.popleft()
 
 
 @final
@@ -243,12 +254,13 @@ class Feed:
 
     def _enter(self, lane: _LaneFeed) -> None:
         """Take the next pool of a lane, and have the one after it made."""
-        made = self._pools.take(lane.lane, lane.place)
+        with told_of_keep():
+            made = self._pools.take(lane.lane, lane.place)
         self._pools.ask(lane.lane, made.next)
         self._count(made)
         rows = lane_rows(made.lengths, self._share.spec, lane.lane, made.epoch, made.pool)
         with self._lock:
-            lane.add(made, rows, self._share.lanes)
+            lane.add(made, rows, self._share)
         self._progress(made)
 
     def _count(self, made: LanePool) -> None:

@@ -2,18 +2,30 @@
 
 import logging
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import final
 
+from batchloom.core.errors import OutputError, SettingsError, StoreConflictError
+from batchloom.core.files import refuse_url
+from batchloom.core.spec import shown
 from batchloom.preparation.crews import Execution
 from batchloom.preparation.job import run_recipe
 from batchloom.preparation.making import unit_decided_by
 from batchloom.preparation.reading import Readings
-from batchloom.preparation.recipe import Recipe
-from batchloom.preparation.rerun import begin_or_go_on, check_apart, check_folder, job_facts
+from batchloom.preparation.recipe import Recipe, is_path
+from batchloom.preparation.report import read_facts
+from batchloom.preparation.rerun import (
+    begin_or_go_on,
+    check_apart,
+    check_folder,
+    finished_store,
+    job_facts,
+)
 from batchloom.preparation.result import PrepareResult
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.stretched import STRETCHES, kept_stretches
@@ -33,6 +45,75 @@ from batchloom.tokens import Tokenizer
 _LOG = logging.getLogger("batchloom")
 _BEGUN = "begun"
 _WAIT_SECONDS, _LOOK_SECONDS = 30.0, 0.05
+# What the command line of prepare names, in the words of a stream.
+_WORDS = (
+    (
+        r"; give --restart .*, or choose another --out",
+        "; choose another keep=, or delete that folder",
+    ),
+    ("; what is new can be added to it with --append", ""),
+    ("--out (?=.* is the folder|.*, where only)", "keep="),
+    ("an --out", "a keep="),
+    ("--out", "keep="),
+)
+
+
+@contextmanager
+def told_of_keep() -> Iterator[None]:
+    """Have what ``prepare`` says of ``--out`` said of ``keep``."""
+    try:
+        yield
+    except (StoreConflictError, OutputError) as error:
+        said = str(error)
+        for words, ours in _WORDS:
+            said = re.sub(words, ours, said)
+        raise type(error)(said) from error
+
+
+def keep_folder(asked: str | os.PathLike[str] | None) -> Path | None:
+    """The folder of ``keep``; None where nothing is to be kept.
+
+    Raises:
+        SettingsError: it is no path.
+        InputError: it is a URL.
+    """
+    if asked is None:
+        return None
+    name = os.fspath(asked) if isinstance(asked, os.PathLike) else asked
+    if not is_path(name):
+        raise SettingsError([f"keep: {shown(asked)} is no path; name the folder of the store"])
+    refuse_url(name, "keep")
+    return Path(name)
+
+
+def check_keep(inputs: Sequence[str], out: Path) -> None:
+    """Refuse a folder that is, or holds, an input, or something else than a store or the work of one.
+
+    Raises:
+        StoreConflictError: it does.
+    """
+    with told_of_keep():
+        check_apart(inputs, out)
+        if not (out / MANIFEST_NAME).exists():
+            check_folder(out)
+
+
+def unfinished(out: Path) -> bool:
+    """Whether a stream has kept something in a folder of which no store was made yet."""
+    return (out / WORK_NAME / STRETCHES / _BEGUN).exists() and not (out / MANIFEST_NAME).exists()
+
+
+def abandoned(before: str | None, keeping: "Keeping | None") -> Path | None:
+    """Where a stream kept what it read before it went on, where it does so no more and no store was made of it.
+
+    Args:
+        before: where it kept it.
+        keeping: where it does now.
+    """
+    if before is None or not unfinished(Path(before)):
+        return None
+    here = keeping is not None and keeping.out.resolve() == Path(before).resolve()
+    return None if here else Path(before)
 
 
 @final
@@ -49,6 +130,10 @@ class Keeping:
         settings: the sizes that decide units.
         units: of the inputs.
         tokenizer: of the store.
+
+    Raises:
+        StoreConflictError: there is a finished store of other inputs or of another recipe.
+        StoreError: there is one, and it is damaged.
     """
 
     def __init__(
@@ -60,9 +145,8 @@ class Keeping:
         units: Sequence[Unit],
         tokenizer: Tokenizer,
     ) -> None:
-        check_apart(recipe.inputs, out)
-        if not (out / MANIFEST_NAME).exists():
-            check_folder(out)
+        with told_of_keep():
+            finished_store(out, recipe, listing, read_facts(out))
         self.out, self._recipe, self._listing, self._settings = out, recipe, listing, settings
         self._units, self._tokenizer = units, tokenizer
         self._stretches = out / WORK_NAME / STRETCHES
@@ -93,7 +177,8 @@ class Keeping:
             _LOG.info("%s is a store already: nothing is kept.", self.out)
             return None
         if rank == 0:
-            self._begin()
+            with told_of_keep():
+                self._begin()
         until = time.monotonic() + _WAIT_SECONDS
         while not (self._stretches / _BEGUN).exists() and time.monotonic() < until:
             # What is read before the first rank has begun would not be kept.
@@ -120,7 +205,8 @@ class Keeping:
             BatchloomError: whatever ``prepare`` finds wrong.
         """
         settings = replace(self._settings, execution=execution)
-        result = run_recipe(self._recipe, self.out, listener, settings=settings)
+        with told_of_keep():
+            result = run_recipe(self._recipe, self.out, listener, settings=settings)
         self._write_bounds(stretches)
         return result
 

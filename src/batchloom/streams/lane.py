@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
-from batchloom.plan.lanes import lane_pool_size, lane_stretches, no_documents
+from batchloom.plan.lanes import lane_pool_size, lane_stretches, no_sequence
 from batchloom.plan.spec import PlanSpec
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.encoding import Task
@@ -22,6 +22,8 @@ from batchloom.preparation.units import Unit
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Source
+from batchloom.store.format import SUBSETS
+from batchloom.streams.came import Came
 from batchloom.streams.reading import PieceReader
 from batchloom.streams.stretches import Stretch
 
@@ -64,6 +66,7 @@ class LanePool:
         records: records that were read for it, in the lane's first epoch alone.
         bad: how many of these cannot be used.
         said: what is wrong with the first of them.
+        conversations: whether the lane has come to conversations by now.
     """
 
     lane: int
@@ -76,6 +79,7 @@ class LanePool:
     records: int = 0
     bad: int = 0
     said: tuple[str, ...] = ()
+    conversations: bool = False
 
 
 @dataclass(slots=True)
@@ -106,6 +110,7 @@ class Taken:
         documents: tokens, rows and flags, in order.
         bad: records that cannot be used, each with the number of its piece.
         log: keeps everything for the store; None where nothing is kept.
+        shares: how many documents each subset has.
     """
 
     documents: deque[tuple[NDArray[np.generic], NDArray[np.void], NDArray[np.bool_] | None]] = (
@@ -113,6 +118,7 @@ class Taken:
     )
     bad: list[tuple[int, BadRecord]] = field(default_factory=list)
     log: StretchLog | None = None
+    shares: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SUBSETS), np.int64))
 
     def add(
         self,
@@ -127,6 +133,7 @@ class Taken:
         """Take documents."""
         if self.log is not None:
             self.log.add(tokens, rows, codes, trained)
+        self.shares += np.bincount(codes, minlength=len(SUBSETS))
         mine = codes == 0
         if not mine.all():
             flags = np.repeat(mine, rows["length"])
@@ -228,6 +235,7 @@ class LaneReader:
         self._buffer: deque[_Batch] = deque()
         self._held = self._records = self._bad = 0
         self._said: list[str] = []
+        self._came = Came()
         self._source = self._epoch(place)
 
     def next(self) -> LanePool:
@@ -246,7 +254,7 @@ class LaneReader:
             if self._held:
                 return self._pool(size)
             if place[1:] == Place()[1:]:
-                raise no_documents(self._lane, self._lanes)
+                raise no_sequence(self._lane, self._lanes, *self._came.nothing(self._said))
             self.place = Place(epoch=place.epoch + 1)
             self._source = self._epoch(self.place)
 
@@ -271,10 +279,12 @@ class LaneReader:
             _flags(taken),
             self.place,
             *(records, bad, said),
+            conversations=self._task.chat is not None,
         )
 
     def _epoch(self, place: Place) -> Iterator[_Batch]:
         """The documents of an epoch from a place on."""
+        self._came = Came()
         order = lane_stretches(self._count, self._lanes, self._spec, self._lane, place.epoch)
         for slot in range(place.slot, len(order)):
             number = int(order[slot])
@@ -314,6 +324,7 @@ class LaneReader:
                             if len(batch):
                                 yield batch
             facts = run.facts()
+            self._came.add(facts, sink.shares)
             if log is not None:
                 parts = [(piece.place, piece.is_whole) for piece in stretch.pieces]
                 log.finish(stretch.place, parts, facts, last=stretch.last)

@@ -16,7 +16,7 @@ from batchloom.chat.trained import TrainOn
 from batchloom.core.cycles import uncollected
 from batchloom.core.errors import InputMissingError, PlanError, SettingsError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.spec import shown, to_plain, whole
+from batchloom.core.spec import is_text, shown, to_plain, whole
 from batchloom.core.values import counted
 from batchloom.plan.lanes import (
     LANE_POOL_SIZE,
@@ -33,7 +33,7 @@ from batchloom.preparation.hand import Hand
 from batchloom.preparation.inputs import Given, list_inputs
 from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import Readings
-from batchloom.preparation.recipe import Recipe, recipe_fingerprint
+from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
 from batchloom.preparation.recipe_choice import RecipePlace, choose_recipe
 from batchloom.preparation.recipe_file import SETTINGS
 from batchloom.preparation.result import PrepareResult
@@ -46,10 +46,17 @@ from batchloom.preparation.versions import versions_of
 from batchloom.sources.spool import Spool
 from batchloom.store.writer import write_file
 from batchloom.streams.feed import Cursors, Feed, Share
-from batchloom.streams.keep import Keeping
-from batchloom.streams.lane import Place
+from batchloom.streams.keep import Keeping, abandoned, check_keep, keep_folder
+from batchloom.streams.lane import LanePool, Place
+from batchloom.streams.overlong import cut_too, left_out, overlong_of, some_conversations
 from batchloom.streams.pools import PoolsHere, PoolsOfWorkers, stream_workers
-from batchloom.streams.state import merge_states, read_state, stream_state
+from batchloom.streams.state import (
+    StreamFacts,
+    merge_states,
+    read_state,
+    refuse_other,
+    stream_state,
+)
 from batchloom.streams.stretches import cut_stretches
 from batchloom.streams.worker import StreamSetup
 from batchloom.text.steps import CleanStep
@@ -106,7 +113,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
         lanes: how many parts of the input are read side by side: divides ``global_batch_size`` and is
             a multiple of every world size. None: the greatest common divisor of the batch and 64.
         pool_size: documents of a lane that are packed together.
-        overlong: of documents longer than ``seq_len``; None: ``drop`` where the first source holds
+        overlong: of documents longer than ``seq_len``; None: ``drop`` where every input holds
             conversations, else ``split``.
         workers: processes of each rank that tokenize; 0: none but its own; ``auto``: its cores.
         keep: a folder where the store of these inputs grows meanwhile; ``Stream.finish`` ends it.
@@ -114,7 +121,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
     Raises:
         SettingsError, InputMissingError, InputError, TokenizerError: what was asked for cannot be done.
         PlanError: lanes that do not fit.
-        StoreConflictError, OutputError: ``keep`` holds another job's work, or cannot be written.
+        StoreConflictError, OutputError: ``keep`` holds another job's store or work, or cannot be written.
     """
     asked = locals()
     options = {name: asked[name] for name in SETTINGS if name in asked and name != "overlong"}
@@ -130,7 +137,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
         pool_size=pool_size,
         lanes=lanes,
     )
-    settings = StreamSettings(workers=workers, keep=None if keep is None else Path(keep))
+    settings = StreamSettings(workers=workers, keep=keep_folder(keep))
     for note in chosen.notes:
         _LOG.info("%s", note)
     return Stream(chosen.recipe, order, settings, kept=chosen.kept)
@@ -224,6 +231,8 @@ class Stream:
                     f"inputs: {recipe.inputs[0]} is made up, and needs no stream: open_store({recipe.inputs[0]!r})"
                 ]
             )
+        if settings.keep is not None:
+            check_keep(recipe.inputs, settings.keep)
         self._folder = Path(tempfile.mkdtemp(prefix="batchloom-stream-"))
         weakref.finalize(self, _remove, self._folder, os.getpid())
         self.recipe, self._settings = recipe, settings
@@ -239,14 +248,20 @@ class Stream:
         readings = Readings(recipe, settings.run.limits)
         self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
         self._stretches = cut_stretches(self._units, readings.rules, settings.run.unit_bytes)
-        first = readings.of(self._listing.sources[0])
-        self.spec = order.spec("drop" if first.templated else "split")
+        sources = self._listing.sources
+        self.spec = order.spec(order.overlong or overlong_of(sources, readings))
+        # Nobody has said that conversations may be cut, and those that there are will be.
+        cuts_all = order.overlong is None and self.spec.overlong == "split"
+        known = cuts_all and some_conversations(sources, readings)
+        self._unsaid = cut_too(self.spec) if known else left_out(self.spec)
+        self._cuts_unknown = cuts_all and not known
         self.lanes = self._lanes_of(order)
         self.tokenizer = job_tokenizer(recipe, self._listing.sources, readings, _LOG.info, kept)
         self._dtype = dtype_name(recipe, self.tokenizer)
         write_file(self._folder / _STATE, msgspec.json.encode(self.tokenizer.state()))
-        self.identity = self._identity()
+        self.identity, self._recipe_plain = self._identity(), recipe_plain(recipe)
         self.fingerprint = fingerprint(self.identity)
+        self._kept_in: str | None = None
         self.keeping = (
             Keeping(settings.keep, recipe, self._listing, settings.run, self._units, self.tokenizer)
             if settings.keep is not None
@@ -322,7 +337,22 @@ class Stream:
     def state(self, step: int, cursors: Cursors) -> dict[str, Any]:
         """A step as plain JSON values, with where the lanes of this rank go on."""
         position = step * self.spec.global_batch_size
-        return stream_state(self.fingerprint, self.identity, position, cursors)
+        return stream_state(self._facts, position, cursors)
+
+    @property
+    def abandoned(self) -> Path | None:
+        """Where the stream kept what it read before it went on, and does no more; None where a store was made of it."""
+        return abandoned(self._kept_in, self.keeping)
+
+    @property
+    def _facts(self) -> StreamFacts:
+        """What states know of the stream."""
+        keep = self.abandoned if self.keeping is None else self.keeping.out.absolute()
+        named = None if keep is None else str(keep)
+        return StreamFacts(
+            *(self.fingerprint, self.identity, self._recipe_plain),
+            named if is_text(named) else None,
+        )
 
     def resume(self, state: Mapping[str, Any], rank: int, world_size: int) -> tuple[int, Cursors]:
         """The step of a state, and where the lanes of a rank go on.
@@ -331,8 +361,22 @@ class Stream:
             StateError: it is of another stream, was changed, or lacks a lane of this rank.
         """
         mine = rank_lanes(self.lanes, rank, world_size)
-        position, cursors = read_state(state, self.fingerprint, self.identity, mine)
+        position, cursors, self._kept_in = read_state(state, self._facts, mine)
+        if self.abandoned is not None and rank == 0:
+            _LOG.warning(
+                "The stream kept what it read in %s, and nothing is kept there from here on: give keep=%s to go on "
+                "keeping, or end that store with batchloom prepare.",
+                *(self.abandoned, self.abandoned),
+            )
         return position // self.spec.global_batch_size, cursors
+
+    def refuse_other(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of another stream.
+
+        Raises:
+            StateError: it is; names each field that differs.
+        """
+        refuse_other(state, self._facts)
 
     def merged(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """One state of those of all ranks, which any number of ranks can go on with; see ``merge_states``."""
@@ -357,7 +401,7 @@ class Stream:
         )
         if rank == 0:
             self._announce(workers, len(mine))
-        return Feed(share, pools, cursors)
+        return Feed(share, pools, cursors, self._look_at)
 
     def finish(
         self,
@@ -398,7 +442,16 @@ class Stream:
             versions=versions_of(clean),
         )
 
+    def _look_at(self, made: LanePool) -> None:
+        """Tell of conversations that are cut, where they were not known of before."""
+        if made.conversations and self._cuts_unknown:
+            self._cuts_unknown = False
+            _LOG.warning("%s", cut_too(self.spec))
+
     def _announce(self, workers: int, mine: int) -> None:
+        if self._unsaid:
+            _LOG.warning("%s", self._unsaid)
+            self._unsaid = ""
         recipe = self.recipe
         left = [
             f"{share:.3%} of them for {name}".replace(".000%", "%")

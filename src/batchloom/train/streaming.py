@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast, final
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from batchloom import Loader, Store, stream
 from batchloom.core.errors import StateError
+from batchloom.train.checkpoint import read_state
 from batchloom.train.log import Say
 from batchloom.train.ranks import Ranks
 from batchloom.train.settings import TrainSettings
@@ -43,6 +45,7 @@ class StreamData:
 
     Attributes:
         stream: what is read.
+        request: as it was asked for.
         path: of the first input; place: how messages call it.
     """
 
@@ -68,6 +71,7 @@ class StreamData:
             workers="auto" if request.workers is None else request.workers,
             keep=request.keep,
         )
+        self.request = request
         self.path, self._ranks = Path(request.inputs[0]), ranks
         self.place = request.inputs[0]
         self.fingerprint = self.stream.fingerprint
@@ -153,17 +157,39 @@ def tell_stream(data: StreamData, loader: Loader, say: Say) -> None:
         say(f"keep   the store of these inputs grows in {found.keeping.out}")
 
 
+def refuse_other_stream(data: StreamData, newest: Path | None) -> None:
+    """Refuse to go on from the checkpoint of a run on another stream; without one nothing is known.
+
+    Raises:
+        StateError: names each field that differs.
+    """
+    if newest is not None:
+        data.stream.refuse_other(read_state(newest)[1])
+
+
 def end_keeping(data: StreamData, say: Say) -> None:
     """Make the store of what was kept, where the whole input was; else say what does."""
-    keeping = data.stream.keeping
+    keeping, left = data.stream.keeping, data.stream.abandoned
+    if left is not None:
+        say(
+            f"keep   {left} is unfinished, nothing was kept there since --resume: {_ending(data, left)} ends it"
+        )
     if keeping is None or keeping.finished:
         return
     kept, units = data.stream.kept_units()
     if kept < units:
         say(
-            f"keep   {kept:,} of {units:,} units of the input are kept in {keeping.out}; batchloom prepare with "
-            f"--dedup none and --out {keeping.out} reads the others"
+            f"keep   {kept:,} of {units:,} units of the input are kept in {keeping.out}; {_ending(data, keeping.out)} "
+            "reads the others"
         )
         return
     data.stream.finish(workers=1)
     say(f"keep   {keeping.out} is the store of the inputs")
+
+
+def _ending(data: StreamData, out: Path) -> str:
+    """The command that makes the store of what was kept."""
+    asked = data.request
+    inputs = " ".join(map(quote, asked.inputs))
+    tokenizer = "" if asked.tokenizer is None else f" --tokenizer {quote(asked.tokenizer)}"
+    return f"batchloom prepare {inputs}{tokenizer} --dedup none --out {quote(str(out))}"

@@ -1,0 +1,53 @@
+"""Documents longer than a sequence: what becomes of them where nobody says so, and what is told of it."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from batchloom.plan.spec import Overlong, PlanSpec
+from batchloom.preparation.reading import Readings
+from batchloom.sources.rules import Source
+
+# So many files are looked into for a warning; what else holds conversations is told when it is come to.
+_LOOKED_INTO = 64
+# Kinds of files that are texts whatever they hold.
+_TEXTS = ("text", "code")
+
+
+def overlong_of(sources: Sequence[Source], readings: Readings) -> Overlong:
+    """``drop`` where every input holds conversations, else ``split``: as a loader over their store has it.
+
+    Files that are texts by their kind are not looked into, nor is any after the first that holds
+    no conversations.
+    """
+    texts_first = sorted(sources, key=lambda source: source.kind not in _TEXTS)
+    alone = all(readings.of(source).templated for source in texts_first)
+    return "drop" if alone else "split"
+
+
+def some_conversations(sources: Sequence[Source], readings: Readings) -> bool:
+    """Whether some of the first files that may hold conversations do: the first of each input, then the others."""
+    unsure = [source for source in sources if source.kind not in _TEXTS]
+    first = {source.input: source for source in reversed(unsure)}
+    others = (source for source in unsure if first[source.input] is not source)
+    looked = islice((*first.values(), *others), _LOOKED_INTO)
+    return any(readings.of(source).templated for source in looked)
+
+
+def cut_too(spec: PlanSpec) -> str:
+    """What is said where conversations are cut since texts lie beside them."""
+    return (
+        f"The inputs hold texts and conversations, and documents longer than seq_len {spec.seq_len} are cut, "
+        f"conversations too: overlong='drop' leaves all of them out, stream(max_tokens={spec.seq_len}) conversations "
+        "alone."
+    )
+
+
+def left_out(spec: PlanSpec) -> str:
+    """What is said where something is left out; empty where nothing is."""
+    if spec.overlong not in ("drop", "truncate"):
+        return ""
+    what = "documents" if spec.overlong == "drop" else "the ends of documents"
+    return (
+        f"overlong={spec.overlong!r} leaves out {what} longer than seq_len {spec.seq_len}; overlong='split' keeps "
+        "them."
+    )
