@@ -362,6 +362,19 @@ def test_settings_that_are_none(near, url, tmp_path):
         open_store(url, cache_limit=0)
     with pytest.raises(SettingsError, match="cache: only what lies behind a URL is kept"):
         open_store(near.path, cache=tmp_path)
+    for none in (3, "", b"x", "x\0", "s3://a/b", "~nobody-is-called-so/x"):
+        with pytest.raises(
+            SettingsError, match=re.escape(f"cache: {none!r} is no folder of this machine: give")
+        ):
+            open_store(url, cache=none)
+    for none in ("", []):
+        with pytest.raises(SettingsError, match="verify: .* is none of off, first-read, full"):
+            open_store(url, verify=none)
+    with pytest.raises(InputError, match=r"no documents in subset \[\]; it has: train, val"):
+        open_store(url, [])
+    for none in (3, None, b"near"):
+        with pytest.raises(InputError, match=f"{none!r} is no place of a store: give the path or"):
+            open_store(none)
     with pytest.raises(
         SettingsError, match="verify: only stores have checksums, and dummy is none"
     ):
@@ -386,6 +399,12 @@ def test_what_needs_files_says_so(opened):
 
 def test_a_file_url_is_a_path(near):
     assert open_store(f"file://{near.path}").fingerprint == near.fingerprint
+
+
+def test_a_cache_in_the_folder_of_the_user(url, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_store(url, cache="~/blocks")[0].ids.size == len(DOCUMENTS[0])
+    assert kept(tmp_path / "blocks")
 
 
 def test_the_default_cache_is_the_users(url, tmp_path, monkeypatch):
