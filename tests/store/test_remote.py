@@ -21,7 +21,7 @@ from batchloom.core.errors import (
     StoreError,
     StoreMissingError,
 )
-from batchloom.store import far, far_store, segments
+from batchloom.store import far, far_store, held, segments
 from batchloom.store.compact import compact_store
 from batchloom.store.manifest import manifest_bytes, read_manifest
 from batchloom.store.remove import remove_documents
@@ -306,6 +306,25 @@ def test_what_was_used_last_stays(url, tmp_path):
     left = set(kept(cache))
     assert not first & left
     assert last & left
+
+
+def test_what_is_read_again_and_again_stays_mapped(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(held, "_MOST_MAPPED", 3)
+    hot, *cold = (0, 100, 200, 300, 400)
+    opened[hot]
+    first = set(kept(tmp_path / "cache"))
+    for number in (*cold, hot):
+        opened[number]
+    files = kept(tmp_path / "cache")
+    for path in files:
+        os.utime(path, (1, 1))
+    for number in cold * 3:
+        opened[hot]
+        opened[number]
+    # What is mapped anew has another time.
+    again = {path for path in files if path.stat().st_mtime != 1}
+    assert again
+    assert not again & first
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT", "EROFS"])
