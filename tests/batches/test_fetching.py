@@ -1,14 +1,17 @@
 """The thread that has coming steps of remote stores fetched: through errors that pass, and through edits."""
 
 import logging
+import threading
 import time
 
 import numpy as np
 import pytest
 
 from batchloom import Edit, Loader, Mixture, open_store
-from batchloom.batches.fetching import Fetching
+from batchloom.batches import fetching as fetching_module
+from batchloom.batches.fetching import Fetching, Sizes
 from batchloom.core.errors import InputError
+from batchloom.plan.plan import Plan
 from batchloom.testing.stores import write_store
 from store.far import to_memory
 
@@ -49,7 +52,7 @@ def test_fetching_goes_on_after_errors_that_pass_and_tells_them_once(stores, cap
         positions = np.arange(step * ROWS, (step + 1) * ROWS)
         return loader.plan.rows(int(positions[0]), int(positions[-1]) + 1), positions
 
-    fetching = Fetching([stores["a"]], [1], rows, 0, TOKENS * ROWS)
+    fetching = Fetching([stores["a"]], [1], rows, 0, Sizes((0,), (TOKENS * ROWS,), (0,)))
     try:
         with caplog.at_level(logging.WARNING, "batchloom"):
             for step in range(30):
@@ -86,3 +89,99 @@ def test_an_edit_turns_the_thread_to_the_new_order(stores):
         time.sleep(0.002)
     # One group of steps may have been on its way.
     assert stores["a"].fetched_bytes <= before + 8 * STEP
+
+
+def loader_of(store, rows, **settings):
+    plain = {"seq_len": TOKENS, "steps": 200, "rank": 0, "world_size": 1, "output": "numpy"}
+    return Loader(store, **{**plain, "global_batch_size": rows, "prefetch": 2, **settings})
+
+
+def test_tokens_of_steps_are_told_of_each_stretch():
+    sizes = Sizes((0, 3, 10), (5, 2, 7), (0, 15, 29))
+    each = [5] * 3 + [2] * 7 + [7] * 20
+    before = np.cumsum([0, *each]).tolist()
+    assert [sizes.of(step) for step in range(30)] == each
+    assert [sizes.until(step) for step in range(31)] == before
+    for tokens in range(-3, 100):
+        assert sizes.behind(tokens) == np.searchsorted(before, tokens)
+    assert [sizes.stretch_behind(step) for step in (0, 2, 3, 9, 10)] == [3, 3, 10, 10, None]
+
+
+def test_an_edit_beside_the_beginning_of_an_iteration_holds_for_it(stores, tmp_path, monkeypatch):
+    loader, edit = loader_of(stores["a"], 2, steps=30), Edit(step=20, seq_len=64, skip=5)
+    begun, twin = threading.Event(), Plan.twin
+
+    def slow(plan):
+        found = twin(plan)
+        if not begun.is_set():
+            begun.set()
+            time.sleep(0.2)
+        return found
+
+    monkeypatch.setattr(Plan, "twin", slow)
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(loader))
+    thread.start()
+    assert begun.wait(10)
+    loader.edit(edit)
+    thread.join(60)
+    right = loader_of(open_store(tmp_path / "a"), 2, steps=30)
+    right.edit(edit)
+    for ours, theirs in zip(found, right, strict=True):
+        assert np.array_equal(ours["input_ids"], theirs["input_ids"]), ours.step
+
+
+def test_an_edit_to_smaller_steps_while_larger_ones_are_looked_up(stores, monkeypatch):
+    fetch = fetching_module.fetch_rows
+
+    def slow(*given):
+        time.sleep(0.1)
+        fetch(*given)
+
+    monkeypatch.setattr(fetching_module, "fetch_rows", slow)
+    faults = []
+    monkeypatch.setattr(threading, "excepthook", lambda what: faults.append(what.exc_value))
+    loader = loader_of(stores["a"], ROWS, steps=40)
+    batches = iter(loader)
+    next(batches)
+    # No batch is made ahead any more, and the thread looks up later steps.
+    time.sleep(0.15)
+    loader.edit(Edit(step=loader.first_to_edit, global_batch_size=2))
+    time.sleep(0.5)
+    assert len(list(batches)) == 39
+    assert not faults
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_how_far_is_looked_ahead_follows_what_steps_hold(stores, tmp_path, resumed):
+    """Steps of one sequence, and of 32 after an edit; a quarter of the cache holds 7 of these."""
+    loader = loader_of(open_store(tmp_path / "a") if resumed else stores["a"], 1)
+    batches = iter(loader)
+    next(batches)
+    loader.edit(Edit(step=6, global_batch_size=32))
+    if resumed:
+        state, loader = loader.state_dict(), loader_of(stores["a"], 1)
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        next(batches)
+    else:
+        next(batches)
+    assert reaches(lambda: stores["a"].fetched_bytes > 600_000)
+    time.sleep(0.3)
+    # With lengths and checksums, and what was on its way when the edit came.
+    assert stores["a"].fetched_bytes < 1_300_000
+    batches.close()
+
+
+def test_steps_that_do_not_fit_are_passed_over(stores, tmp_path, caplog):
+    """Between others come steps of which the cache does not hold two: told when they are made."""
+    small = open_store(stores["a"].place, cache=tmp_path / "small", cache_limit=100_000)
+    loader = loader_of(small, 1, steps=40)
+    for step, rows in ((10, 32), (20, 2)):
+        loader.edit(Edit(step=step, global_batch_size=rows))
+    fetching_module._tell_of_room.cache_clear()
+    with caplog.at_level(logging.WARNING, "batchloom"):
+        for batch in loader:
+            # The thread that makes batches ahead may be 3 steps further.
+            assert batch.step > 6 or not caplog.text
+    assert caplog.text.count("are not fetched ahead: a step of this rank has 131,072 bytes") == 1

@@ -21,7 +21,7 @@ from batchloom.core.errors import (
     StoreError,
     StoreMissingError,
 )
-from batchloom.store import far, far_store, segments
+from batchloom.store import far, far_store, held, segments
 from batchloom.store.compact import compact_store
 from batchloom.store.manifest import manifest_bytes, read_manifest
 from batchloom.store.remove import remove_documents
@@ -308,6 +308,25 @@ def test_what_was_used_last_stays(url, tmp_path):
     assert last & left
 
 
+def test_what_is_read_again_and_again_stays_mapped(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(held, "_MOST_MAPPED", 3)
+    hot, *cold = (0, 100, 200, 300, 400)
+    opened[hot]
+    first = set(kept(tmp_path / "cache"))
+    for number in (*cold, hot):
+        opened[number]
+    files = kept(tmp_path / "cache")
+    for path in files:
+        os.utime(path, (1, 1))
+    for number in cold * 3:
+        opened[hot]
+        opened[number]
+    # What is mapped anew has another time.
+    again = {path for path in files if path.stat().st_mtime != 1}
+    assert again
+    assert not again & first
+
+
 @pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT", "EROFS"])
 def test_a_cache_that_cannot_be_written_is_told_once_and_gone_without(
     near, url, tmp_path, monkeypatch, caplog, error
@@ -362,6 +381,19 @@ def test_settings_that_are_none(near, url, tmp_path):
         open_store(url, cache_limit=0)
     with pytest.raises(SettingsError, match="cache: only what lies behind a URL is kept"):
         open_store(near.path, cache=tmp_path)
+    for none in (3, "", b"x", "x\0", "s3://a/b", "~nobody-is-called-so/x"):
+        with pytest.raises(
+            SettingsError, match=re.escape(f"cache: {none!r} is no folder of this machine: give")
+        ):
+            open_store(url, cache=none)
+    for none in ("", []):
+        with pytest.raises(SettingsError, match="verify: .* is none of off, first-read, full"):
+            open_store(url, verify=none)
+    with pytest.raises(InputError, match=r"no documents in subset \[\]; it has: train, val"):
+        open_store(url, [])
+    for none in (3, None, b"near"):
+        with pytest.raises(InputError, match=f"{none!r} is no place of a store: give the path or"):
+            open_store(none)
     with pytest.raises(
         SettingsError, match="verify: only stores have checksums, and dummy is none"
     ):
@@ -386,6 +418,12 @@ def test_what_needs_files_says_so(opened):
 
 def test_a_file_url_is_a_path(near):
     assert open_store(f"file://{near.path}").fingerprint == near.fingerprint
+
+
+def test_a_cache_in_the_folder_of_the_user(url, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_store(url, cache="~/blocks")[0].ids.size == len(DOCUMENTS[0])
+    assert kept(tmp_path / "blocks")
 
 
 def test_the_default_cache_is_the_users(url, tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 import pytest
 
 from batchloom import open_store
+from batchloom.core.errors import StoreError
 from batchloom.store.compact import compact_store
+from batchloom.store.headed import HEADER
 from batchloom.store.remove import remove_documents
 from batchloom.store.whence import documents_of
 from batchloom.testing.stores import append_documents, write_store
@@ -29,3 +31,19 @@ def test_every_document_is_found_by_its_record(tmp_path, compacted):
         ]
         assert number in alike
         assert documents_of(store, origin.source, origin.record) == alike
+
+
+@pytest.mark.parametrize("part", [1, 1 << 24, (1 << 32) - 1])
+def test_a_part_that_no_source_has_is_damage_and_no_answer(tmp_path, part):
+    store = write_store(tmp_path / "s", [[n % 250, 256] for n in range(100)])
+    origin = store.origin(70)
+    path = next(tmp_path.glob("s/train/*.docs"))
+    data = bytearray(path.read_bytes())
+    for document in range(len(store)):
+        at = HEADER.size + 32 * len(store) + 4 * document
+        data[at : at + 4] = part.to_bytes(4, "little")
+    path.write_bytes(data)
+    store = open_store(store.path)
+    for ask in (lambda: documents_of(store, origin.source, origin.record), lambda: store.origin(3)):
+        with pytest.raises(StoreError, match="names a part of its sources that the manifest does"):
+            ask()

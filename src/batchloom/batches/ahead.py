@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar, final
 
+import numpy as np
+
 T = TypeVar("T")
+
+# glibc keeps no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
+_MOST_KEPT = 32 << 20
 
 
 @dataclass(slots=True)
@@ -106,3 +111,13 @@ def in_turn(make: Callable[[int], T | None], first: int, depth: int) -> Iterator
     while (made := make(number)) is not None:
         yield made
         number += 1
+
+
+def reserve(size: int) -> None:
+    """Let the allocator keep blocks that items of so many bytes are made of, instead of giving them back each time.
+
+    glibc learns from the largest block freed so far which sizes to keep (mallopt(3),
+    M_MMAP_THRESHOLD): without this, freed items go back to the system and come again as
+    page faults. The block is never touched, so it costs no memory.
+    """
+    np.empty(min(size, _MOST_KEPT), np.uint8)

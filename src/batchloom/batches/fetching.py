@@ -5,8 +5,9 @@ import functools
 import logging
 import threading
 import weakref
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from batchloom.core.errors import BatchloomError
 from batchloom.plan.lane_plan import LanePlan
 from batchloom.plan.plan import Plan
 from batchloom.plan.rows import Rows
+from batchloom.plan.spec import PlanSpec
 from batchloom.store.reader import Store
 
 LOG = logging.getLogger("batchloom")
@@ -30,6 +32,52 @@ _SECONDS = 5.0
 Found = tuple[Rows, NDArray[np.int64]]
 
 
+class Sizes(NamedTuple):
+    """Tokens of the steps of a rank: as many for all of a stretch, between two edits.
+
+    Attributes:
+        steps: the first step of each stretch, ascending from 0.
+        each: tokens of one of its steps.
+        before: tokens of all steps before it.
+    """
+
+    steps: tuple[int, ...]
+    each: tuple[int, ...]
+    before: tuple[int, ...]
+
+    def of(self, step: int) -> int:
+        """Tokens of a step."""
+        return self.each[bisect_right(self.steps, step) - 1]
+
+    def until(self, step: int) -> int:
+        """Tokens of all steps before one."""
+        at = bisect_right(self.steps, step) - 1
+        return self.before[at] + (step - self.steps[at]) * self.each[at]
+
+    def behind(self, tokens: int) -> int:
+        """The first step before which there are so many tokens, or more."""
+        at = max(bisect_left(self.before, tokens) - 1, 0)
+        return self.steps[at] - (self.before[at] - max(tokens, 0)) // self.each[at]
+
+    def stretch_behind(self, step: int) -> int | None:
+        """The first step of the next stretch; None where no other follows."""
+        at = bisect_right(self.steps, step)
+        return self.steps[at] if at < len(self.steps) else None
+
+
+def sizes_of(plan: Plan, share: Callable[[PlanSpec], Share]) -> Sizes:
+    """Tokens of the steps of a rank, whose share of a step its settings tell."""
+    steps: list[int] = []
+    each: list[int] = []
+    before = [0]
+    for stretch in plan.course.stretches:
+        if steps:
+            before.append(before[-1] + (stretch.step - steps[-1]) * each[-1])
+        steps.append(stretch.step)
+        each.append(share(plan.spec_at(stretch.step)).rows * stretch.seq_len)
+    return Sizes(tuple(steps), tuple(each), tuple(before))
+
+
 @final
 class Fetching:
     """A thread that has coming steps fetched while earlier ones are made.
@@ -42,7 +90,7 @@ class Fetching:
         blocks: of each store, how many neighbouring documents the plan keeps together.
         rows: the rows of a step of this rank and their positions, None behind the last; called by the thread alone.
         first: the first step.
-        tokens: tokens of a step of this rank.
+        sizes: tokens of each step of this rank.
     """
 
     def __init__(
@@ -51,32 +99,28 @@ class Fetching:
         blocks: Sequence[int],
         rows: Callable[[int], Found | None],
         first: int,
-        tokens: int,
+        sizes: Sizes,
     ) -> None:
-        self._stores, self._blocks, self._rows = stores, blocks, rows
+        self._stores, self._blocks, self._rows, self._sizes = stores, blocks, rows, sizes
         far = [store for store in stores if store.is_far]
-        room = min(store.cache_limit // store.dtype.itemsize for store in far)
-        self._ahead = min(_AHEAD, room // _CACHE_SHARE) // tokens
-        if not self._ahead and room >= 2 * tokens:
-            # The step that is made and the next one fit.
-            self._ahead = 1
-        if not self._ahead:
-            _tell_of_room(
-                min(store.cache_limit for store in far),
-                tokens * max(store.dtype.itemsize for store in far),
-            )
-        self._together = max(1, min(_TOGETHER // tokens, self._ahead // 2))
+        self._limit = min(store.cache_limit for store in far)
+        self._itemsize = max(store.dtype.itemsize for store in far)
+        # Tokens that the cache holds, that are looked ahead, and that are fetched together.
+        self._room = min(store.cache_limit // store.dtype.itemsize for store in far)
+        self._ahead = min(_AHEAD, self._room // _CACHE_SHARE)
+        self._together = min(_TOGETHER, self._ahead // 2)
         self._at = self._needed = self._waits_for = first
         self._found: dict[int, Found] = {}
         self._turn = threading.Condition()
         self._ended = self._told = False
         self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
-        if self._ahead:
-            _RUNNING.add(self)
-            self._thread.start()
+        _RUNNING.add(self)
+        self._thread.start()
 
     def reach(self, step: int) -> None:
         """Say which step is made now."""
+        if not self._fits(step):
+            _tell_of_room(self._limit, self._sizes.of(step) * self._itemsize)
         with self._turn:
             self._needed = step
             # To wake it with every step costs a consumer that takes all it can much of its time.
@@ -101,30 +145,52 @@ class Fetching:
 
     def _run(self) -> None:
         steps = 1
-        while (start := self._next(steps)) is not None:
+        while (group := self._next(steps)) is not None:
             try:
-                if not self._fetch(start, start + steps):
+                if not self._fetch(group):
                     return
             except BatchloomError as error:
                 self._tell(error)
-                self._wait_behind(start)
+                self._wait_behind(group.start)
                 steps = 1
                 continue
             except RuntimeError:
                 # What threads meet at the end of the interpreter.
                 return
             # The first step is waited for, so it comes alone; the others in ever larger groups.
-            steps = min(2 * steps, self._together)
+            steps = 2 * len(group)
 
-    def _next(self, steps: int) -> int | None:
-        """The step to go on with, once it is near enough; None where nobody wants more."""
+    def _next(self, steps: int) -> range | None:
+        """The steps to go on with, once they are near enough, so many at most; None where nobody wants more."""
         with self._turn:
-            self._waits_for = self._at + steps - 1 - self._ahead
-            while not self._ended and self._needed < self._waits_for:
+            while not self._ended:
+                group = self._group(max(self._at, self._needed), steps)
+                if group is None:
+                    return None
+                # What is looked ahead begins behind the step that is made; one that fits may always be the next.
+                far = self._sizes.behind(self._sizes.until(group.stop) - self._ahead) - 1
+                self._waits_for = min(far, group.stop - 2) if len(group) == 1 else far
+                if self._needed >= self._waits_for:
+                    self._at = group.stop
+                    return group
                 self._turn.wait()
-            start = max(self._at, self._needed)
-            self._at = start + steps
-            return None if self._ended else start
+            return None
+
+    def _group(self, start: int, most: int) -> range | None:
+        """Steps from one on that are fetched together; None where no step follows that fits."""
+        sizes = self._sizes
+        at: int | None = start
+        while at is not None and not self._fits(at):
+            at = sizes.stretch_behind(at)
+        if at is None:
+            return None
+        # The last step before which there are not more tokens than are fetched together.
+        stop = sizes.behind(sizes.until(at) + self._together + 1) - 1
+        return range(at, max(at + 1, min(at + most, stop)))
+
+    def _fits(self, step: int) -> bool:
+        """Whether the cache holds a step and the one that is made meanwhile."""
+        return self._room >= 2 * self._sizes.of(step)
 
     def _tell(self, error: BatchloomError) -> None:
         """Say once that steps are not fetched ahead; they are fetched as they are made."""
@@ -144,11 +210,11 @@ class Fetching:
             while not self._ended and self._needed == needed:
                 self._turn.wait()
 
-    def _fetch(self, start: int, stop: int) -> bool:
+    def _fetch(self, group: range) -> bool:
         """Have steps fetched; whether there are more behind them."""
         if all(store.is_here for store in self._stores):
             return True
-        found = [(step, self._rows(step)) for step in range(start, stop)]
+        found = [(step, self._rows(step)) for step in group]
         kept = {step: one for step, one in found if one is not None}
         if kept:
             fetch_rows(self._stores, self._blocks, *(rows for rows, _ in kept.values()))
@@ -209,13 +275,13 @@ atexit.register(_end_all)
 
 
 def rows_of(
-    plan: Plan, share_of: Callable[[int], Share], *, balance: bool
+    plan: Plan, share: Callable[[PlanSpec], Share], *, balance: bool
 ) -> Callable[[int], Found | None]:
     """What tells the rows of a rank in each step and their positions, None behind the last."""
 
     def found(step: int) -> Found | None:
-        return (
-            rank_rows(plan, step, share_of(step), balance=balance) if plan.has_step(step) else None
-        )
+        if not plan.has_step(step):
+            return None
+        return rank_rows(plan, step, share(plan.spec_at(step)), balance=balance)
 
     return found

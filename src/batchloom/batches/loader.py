@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.ahead import Ahead, in_turn
+from batchloom.batches.ahead import Ahead, in_turn, reserve
 from batchloom.batches.assemble import IGNORE, Batch, Reader
 from batchloom.batches.augment import (
     Augment,
@@ -28,7 +28,7 @@ from batchloom.batches.data import (
     store_of,
 )
 from batchloom.batches.device import require_torch, to_torch
-from batchloom.batches.fetching import Fetching, Found, blocks_of, fetch_rows, rows_of
+from batchloom.batches.fetching import Fetching, Found, blocks_of, fetch_rows, rows_of, sizes_of
 from batchloom.batches.id_range import refuse_beyond
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
@@ -57,9 +57,6 @@ from batchloom.plan.rows import Rows
 from batchloom.plan.spec import Last, Overlong, PlanSpec
 from batchloom.plan.state import with_journal
 from batchloom.store.reader import Store
-
-# glibc keeps no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
-_MOST_KEPT = 32 << 20
 
 
 @final
@@ -175,7 +172,6 @@ class Loader:
         )
         if output == "torch":
             require_torch()
-        self._shares: dict[PlanSpec, Share] = {}
         self._turn = threading.RLock()
         # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
         self._beside = self.plan
@@ -268,7 +264,8 @@ class Loader:
 
     def _batches(self, first: int) -> Iterator[Batch]:
         if self.spec.prefetch:
-            self._reserve()
+            batch = 3 * 8 * self._share_of(0).rows * self.plan.spec.seq_len
+            reserve((self.spec.prefetch + 2) * batch)
         if self.spec.prefetch and self._is_far:
             yield from self._fetched(first)
             return
@@ -285,7 +282,9 @@ class Loader:
 
     def _fetched(self, first: int) -> Iterator[Batch]:
         """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
-        plan = self._beside = self.plan.twin()
+        # Not while an edit is at it: the rows looked up ahead have to be of the plan that batches are made of.
+        with self._turn:
+            plan = self._beside = self.plan.twin()
         fetching, over = self._fetching(plan, first), False
 
         def make(step: int) -> Batch | None:
@@ -309,9 +308,8 @@ class Loader:
 
     def _fetching(self, plan: Plan, first: int) -> Fetching:
         """What has the steps of a plan fetched from one on."""
-        rows = rows_of(plan, self._share_of, balance=self.spec.balance)
-        tokens = self._share_of(first).rows * self._spec_at(first).seq_len
-        return Fetching(self._stores(), blocks_of(plan), rows, first, tokens)
+        rows = rows_of(plan, self._share, balance=self.spec.balance)
+        return Fetching(self._stores(), blocks_of(plan), rows, first, sizes_of(plan, self._share))
 
     def __len__(self) -> int:
         if self._stream is None:
@@ -420,14 +418,11 @@ class Loader:
 
     def _share_of(self, step: int) -> Share:
         """This process's share of a step, which edits may change."""
-        spec = self._spec_at(step)
-        share = self._shares.get(spec)
-        if share is None:
-            share = share_of(spec, self.spec)
-            if self._stream is None and self.store.replicated:
-                share = Share(replace(share.place, rank=0), share.rows)
-            self._shares[spec] = share
-        return share
+        return self._share(self._spec_at(step))
+
+    def _share(self, plan: PlanSpec) -> Share:
+        """This process's share of the steps of these settings."""
+        return share_of(plan, self.spec, replicated=self._stream is None and self.store.replicated)
 
     def _numbered(self, rows: Rows) -> Rows:
         """The rows as the store numbers its documents."""
@@ -478,7 +473,7 @@ class Loader:
         self.plan = self.plan.twin()
 
     def _use(self, plan: Plan) -> None:
-        """Go on by another plan of the same stores."""
+        """Go on by another plan of the same stores; the lock is held."""
         # Before anybody else has the plan, so that it stands still.
         beside = plan.twin() if self._is_far else plan
         self.store = store_of(plan)
@@ -536,7 +531,8 @@ class Loader:
         position = plan.resume(state)
         if plan is not self.plan:
             refuse_undealt(plan, self.spec)
-            self._use(plan)
+            with self._turn:
+                self._use(plan)
         step, inside = plan.course.step_at(position)
         if inside:
             raise StateError(
@@ -556,16 +552,6 @@ class Loader:
         if self._cuts_all:
             announce_cut(self.plan)
         return announce_left_out(self.plan)
-
-    def _reserve(self) -> None:
-        """Let the allocator keep what batches are made of, instead of giving it back each time.
-
-        glibc learns from the largest block freed so far which sizes to keep (mallopt(3),
-        M_MMAP_THRESHOLD): without this, freed batches go back to the system and come again as
-        page faults. The block is never touched, so it costs no memory.
-        """
-        batch = 3 * 8 * self._share_of(0).rows * self.plan.spec.seq_len
-        np.empty(min((self.spec.prefetch + 2) * batch, _MOST_KEPT), np.uint8)
 
     def _count_beside(self) -> None:
         """Start counting once a run has begun, in one process of the node."""

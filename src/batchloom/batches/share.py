@@ -1,6 +1,7 @@
 """What one process is given of a step: its rows, and its slice of them."""
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,14 @@ class Share:
     rows: int
 
 
-def share_of(plan: PlanSpec, spec: BatchSpec) -> Share:
+@functools.lru_cache(maxsize=1024)
+def share_of(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False) -> Share:
     """A process's share, after checking that it can be dealt, cut and counted.
+
+    Args:
+        plan: the settings of the steps.
+        spec: how batches are made, and which rank this is.
+        replicated: whether every rank is to have rank 0's.
 
     Raises:
         PlanError: says which sizes would fit.
@@ -50,7 +57,7 @@ def share_of(plan: PlanSpec, spec: BatchSpec) -> Share:
             f"{_MOST_TOKENS}: lower global_batch_size or seq_len, or use more ranks."
         )
     _check_slices(plan, spec)
-    return Share(place, rows)
+    return Share(replace(place, rank=0) if replicated else place, rows)
 
 
 def refuse_undealt(plan: Plan, spec: BatchSpec) -> None:

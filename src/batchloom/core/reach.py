@@ -29,6 +29,8 @@ _EXTRAS = {
 }
 _SECONDS_TO_CONNECT, _SECONDS_TO_ANSWER = 15, 60
 _CONNECTIONS = 96
+# What ends so is meant to be a page.
+_PAGES = (".html", ".htm", ".xhtml")
 
 
 def patience(tries: int) -> float:
@@ -75,15 +77,30 @@ async def web_range(fs: Any, url: str, start: int, stop: int) -> bytes:
     """Bytes [start, stop) of a file on the web; raises what its library raises.
 
     Raises:
-        DownloadError: its server gives no stretches.
+        DownloadError: its server gives no stretches, or a page for people.
     """
     data, info = await _web_range(fs, url, start, stop)
     if not info["ranges"]:
-        raise DownloadError(
-            f"{shown(url)} comes whole or not at all: its server gives no stretches of it; name the file by "
-            "itself, or download it first."
-        )
+        raise no_stretches(url, info)
     return data
+
+
+def no_stretches(url: str, info: dict[str, Any]) -> DownloadError:
+    """The error to raise where a server gives no stretches of a file on the web, of which ``info`` tells."""
+    if info.get("page"):
+        return no_data(url)
+    return DownloadError(
+        f"{shown(url)} comes whole or not at all: its server gives no stretches of it (no ranges). Use a server that "
+        "does, such as nginx or an object store, name the file by itself, or download it first."
+    )
+
+
+def no_data(url: str) -> DownloadError:
+    """The error to raise where a server answers with a page for people."""
+    return DownloadError(
+        f"{shown(url)} is no data: its server answered with a page of HTML, perhaps to log in or to say that there is "
+        "no such file. Check the address, and that it can be read without a login."
+    )
 
 
 def reach(url: str) -> tuple[Any, str]:
@@ -212,7 +229,9 @@ async def _web_range(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, d
             return data, {**facts, "type": "file", "size": int(place[2]), "ranges": True}
         size = answer.headers.get("Content-Length")
         answer.close()
-        return b"", {**facts, "type": "file", "size": size and int(size), "ranges": False}
+        page = answer.content_type == "text/html" and not answer.url.path.endswith(_PAGES)
+        facts |= {"type": "file", "size": size and int(size), "ranges": False, "page": page}
+        return b"", facts
 
 
 def whole(url: str) -> Iterator[bytes]:

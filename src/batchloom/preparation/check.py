@@ -8,6 +8,7 @@ from batchloom.core.addresses import is_far, is_url, label_of, local_path, shown
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import (
     BatchloomError,
+    DownloadError,
     InputError,
     InputMissingError,
     SettingsError,
@@ -15,6 +16,7 @@ from batchloom.core.errors import (
     StoreMissingError,
 )
 from batchloom.core.files import because, nearest_path
+from batchloom.core.reach import is_web
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES, parse_synthetic
 from batchloom.core.values import counted
@@ -72,8 +74,8 @@ def check(
     """
     given = local_path(os.fspath(path))
     place = Path(given)
-    if is_url(given) and (generation is not None or _is_far_store(given)):
-        return verify_far(given, generation=generation)
+    if is_url(given):
+        return _check_far(given, text_field, generation)
     if is_far(given) and generation is None:
         return _check_raw(given, text_field)
     try:
@@ -85,19 +87,32 @@ def check(
     return verdict or _check_raw(given, text_field)
 
 
-def _is_far_store(url: str) -> bool:
-    """Whether a store lies at a URL: then it has a manifest."""
-    if Path(shown(url)).suffix:
-        # A file; its server may answer anything to what lies below it.
-        return False
+def _check_far(url: str, text_field: str | None, generation: int | None) -> Verdict:
+    """The verdict on what lies at a URL: a store where there is a manifest, else raw input."""
+    is_store, strange = generation is not None, None
+    # What has an ending is a file; its server may answer anything to what lies below it.
+    if not is_store and not Path(shown(url)).suffix:
+        try:
+            read_far_manifest(url)
+            is_store = True
+        except StoreMissingError:
+            pass
+        except StoreError:
+            is_store = True  # A damaged one.
+        except InputError as error:
+            # What cannot be reached is told by who looks for records, but for what a server answered instead.
+            strange = error if is_web(url) and isinstance(error, DownloadError) else None
+    if is_store:
+        return verify_far(url, generation=generation)
     try:
-        read_far_manifest(url)
-    except (StoreMissingError, InputError):
-        # What cannot be reached is told by who looks for records.
-        return False
-    except StoreError:
-        return True  # A damaged one.
-    return True
+        verdict = _check_raw(url, text_field)
+    except InputMissingError:
+        if strange is not None:
+            raise strange from None
+        raise
+    if strange is not None:
+        verdict.facts["no store"] = str(strange)
+    return verdict
 
 
 def _check_prepared(place: Path, vocab_size: int | None, generation: int | None) -> Verdict | None:

@@ -35,7 +35,7 @@ from batchloom.store.manifest import (
 from batchloom.store.opening import open_store
 from batchloom.store.pairs import Sides
 from batchloom.store.reader import Store
-from batchloom.store.walk import known_parts, walk
+from batchloom.store.walk import walk
 from batchloom.store.writer import LengthsWriter, ShardWriter, sync_folder
 
 REASON = "removed"
@@ -214,7 +214,7 @@ class _Lost:
         self._documents, self._tokens = np.zeros(parts, np.int64), np.zeros(parts, np.int64)
 
     def count(self, store: Store, shard: int, gone: NDArray[np.int64]) -> None:
-        parts = known_parts(store, store.shard_origins(shard)).parts[gone]
+        parts = store.shard_origins(shard).parts[gone]
         lengths = store.lengths.take(gone + store.bounds[shard]).astype(np.int64)
         np.add.at(self._documents, parts, 1)
         np.add.at(self._tokens, parts, lengths)

@@ -233,8 +233,9 @@ class FarBlocks:
         for owner in set(index.owners[touched].tolist()):
             segment = known.get(owner)
             data = segment.data if segment is not None else None
-            if data is None:
+            if segment is None or data is None:
                 return None
+            segment.used = True
             segments[owner] = data
         views = cut_out(index, segments, at, begins, sizes, dtype)
         for number in apart.tolist():

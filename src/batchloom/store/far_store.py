@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchloom.core.addresses import check_address, shown
 from batchloom.core.errors import SettingsError, StoreMissingError
 from batchloom.core.ranges import Ranges
-from batchloom.core.reach import fetch, first_contact
+from batchloom.core.reach import fetch, first_contact, no_data
 from batchloom.core.spec import shown as shown_value
 from batchloom.core.spec import whole
 from batchloom.store.extents import Extents, joined
@@ -97,7 +97,7 @@ def _file(base: str, name: str) -> bytes:
     """All of a small file; raises FileNotFoundError where there is none."""
     url = f"{base}/{name}"
     try:
-        return first_contact(url, lambda: fetch(url, 0, _MOST_AT_ONCE, _MOST_AT_ONCE))
+        data = first_contact(url, lambda: fetch(url, 0, _MOST_AT_ONCE, _MOST_AT_ONCE))
     except FileNotFoundError:
         if name != MANIFEST_NAME:
             raise
@@ -105,6 +105,10 @@ def _file(base: str, name: str) -> bytes:
             f"There is no store at {shown(base)}: it has no {MANIFEST_NAME}, which is written last. Give the prepare "
             "command again where it is unfinished, or check the address."
         ) from None
+    # No file of a store begins so.
+    if data[:64].lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        raise no_data(url)
+    return data
 
 
 @final

@@ -28,9 +28,10 @@ class Segment:
         table: what it holds.
         data: its blocks, uint8; None while it is not mapped.
         sound: whether this process knows each of its blocks to be right, bool.
+        used: whether it was read since others gave way last; set without the lock, so that it orders them and no more.
     """
 
-    __slots__ = ("data", "name", "sound", "table")
+    __slots__ = ("data", "name", "sound", "table", "used")
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Segment:
         sound: NDArray[np.bool_],
     ) -> None:
         self.name, self.table, self.data, self.sound = name, table, data, sound
+        self.used = False
 
 
 class Index(NamedTuple):
@@ -183,6 +185,8 @@ class Segments:
         gone: set[int] = set()
         if not self._too_many():
             return gone
+        used = [one for one in self._mapped if one != number and self.known[one].used]
+        self._put_behind([*used, number])
         for oldest in [one for one in self._mapped if one != number and one not in busy]:
             if not self._too_many():
                 break
@@ -191,6 +195,12 @@ class Segments:
             if old.name is None:
                 gone.add(oldest)
         return gone
+
+    def _put_behind(self, used: list[int]) -> None:
+        """Let others give way first: these were read since the last time."""
+        for number in used:
+            self.known[number].used = False
+            self._mapped.move_to_end(number)
 
     def _too_many(self) -> bool:
         many = len(self._mapped) > _MOST_MAPPED or self._bytes > self._limit

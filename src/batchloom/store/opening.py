@@ -1,5 +1,6 @@
 """Opening a store, a bare Megatron prefix, or synthetic data that is asked for by name."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -58,18 +59,22 @@ def open_store(
         StoreMissingError: there is neither a store nor a prefix at ``path``.
         GenerationError: the generation never was, or was compacted away; names those that are there.
         StoreError: the store is damaged, of another format, or names files outside itself.
-        InputError: the subset does not exist or is empty; ``path`` is a shard of a store of synthetic documents or
-            preferences; a URL cannot be reached.
+        InputError: the subset does not exist or is empty; ``path`` is no path, or a shard of a store of synthetic
+            documents or preferences; a URL cannot be reached.
         SettingsError: settings that are none, a generation of what has none, or a cache of what lies here.
     """
     if generation is not None and whole(generation) is None:
         raise SettingsError([f"generation: {shown(generation)} is no number of a generation"])
-    place = os.fspath(path)
+    place = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(place, str):
+        raise InputError(
+            f"{shown(path)} is no place of a store: give the path or the URL of its folder, as a string."
+        )
     if is_url(place):
         settings = FarSettings(
-            cache=None if cache is None else Path(cache).absolute(),
+            cache=None if cache is None else _folder_of(cache),
             limit=CACHE_LIMIT if cache_limit is None else cache_limit,
-            verify=verify or "first-read",
+            verify="first-read" if verify is None else verify,
         )
         return _open_far(place, split, generation, settings)
     refuse_url(path, "The store")
@@ -79,6 +84,18 @@ def open_store(
     if verify is not None and verify not in VERIFY:
         raise SettingsError([f"verify: {shown(verify)} is none of {', '.join(VERIFY)}"])
     return _open_here(path, split, generation, verify or "off")
+
+
+def _folder_of(cache: object) -> Path:
+    """The folder that is given as a cache, whatever folder the process changes to."""
+    place = os.fspath(cache) if isinstance(cache, os.PathLike) else cache
+    if isinstance(place, str) and place and "\0" not in place and not is_url(place):
+        # Where there is no such user, this is no folder either.
+        with contextlib.suppress(RuntimeError):
+            return Path(local_path(place)).expanduser().absolute()
+    raise SettingsError(
+        [f"cache: {shown(cache)} is no folder of this machine: give its path, as a string"]
+    )
 
 
 def _open_here(path: str, split: str, generation: int | None, verify: Verify) -> Store:
@@ -129,14 +146,12 @@ def _open_far(url: str, split: str, generation: int | None, settings: FarSetting
 
 
 def _subset(manifest: Manifest, split: str, place: Path | str) -> SubsetEntry:
-    if split not in manifest.subsets or not manifest.subsets[split].documents:
-        have = [
-            name
-            for name in SUBSETS
-            if name in manifest.subsets and manifest.subsets[name].documents
-        ]
+    have = [
+        name for name in SUBSETS if name in manifest.subsets and manifest.subsets[name].documents
+    ]
+    if split not in have:
         raise InputError(
-            f"{place} has no documents in subset {split!r}; it has: {', '.join(have) or 'none'}."
+            f"{place} has no documents in subset {shown(split)}; it has: {', '.join(have) or 'none'}."
         )
     return manifest.subsets[split]
 

@@ -8,7 +8,7 @@ Every column begins at a multiple of 8 bytes.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.store.headed import HEADER, read_header, unlike
 from batchloom.store.index import map_file
+from batchloom.store.manifest import SourceEntry
 
 MAGIC = b"BLMDOCS\x00"
 ROW_BYTES = 36
@@ -114,3 +115,48 @@ def origins_of(view: memoryview, path: Path) -> Origins:
         offsets=np.frombuffer(view, "<u8", count, at + 24 * count),
         parts=np.frombuffer(view, "<u4", count, at + 32 * count),
     )
+
+
+class Places(NamedTuple):
+    """Of every part of a store's sources its source, and the records of that source before it."""
+
+    sources: Sequence[SourceEntry]
+    numbers: NDArray[np.int64]
+    before: NDArray[np.int64]
+
+    def named(self, found: Origins) -> list[Origin]:
+        """Where documents came from, in words."""
+        named = []
+        columns = (found.parts, found.records, found.offsets, found.hashes)
+        for part, record, offset, halves in zip(*(one.tolist() for one in columns), strict=True):
+            source = self.sources[int(self.numbers[part])]
+            number = int(self.before[part]) + record
+            line = number + 1 if source.kind == "jsonl" else None
+            name = f"{(halves[1] << 64) | halves[0]:032x}"
+            named.append(Origin(source.name, number, offset, line, name))
+        return named
+
+
+def places_of(sources: Sequence[SourceEntry]) -> Places:
+    """The parts of a store's sources, in the order documents name them."""
+    sizes = np.array([len(source.parts) for source in sources], np.int64)
+    records = np.array([part.records for source in sources for part in source.parts], np.int64)
+    numbers = np.repeat(np.arange(len(sources)), sizes)
+    all_before = np.cumsum(records) - records
+    firsts = np.cumsum(sizes) - sizes
+    first = all_before[np.minimum(firsts, max(len(records) - 1, 0))] if len(records) else firsts
+    return Places(sources, numbers, all_before - np.repeat(first, sizes))
+
+
+def known_parts(found: Origins, sources: Sequence[SourceEntry], store: Path) -> Origins:
+    """Origins of a store, none of which names a part that its manifest does not list.
+
+    Raises:
+        StoreError: one does.
+    """
+    if len(found) and int(found.parts.max()) >= sum(len(source.parts) for source in sources):
+        raise StoreError(
+            f"{store}: a document names a part of its sources that the manifest does not list. The store is "
+            "damaged: run batchloom check on it."
+        )
+    return found

@@ -28,7 +28,7 @@ from batchloom.store.manifest import (
     subset_fingerprint,
 )
 from batchloom.store.mask import Mask, map_mask
-from batchloom.store.origins import Origin, Origins, map_origins
+from batchloom.store.origins import Origin, Origins, known_parts, map_origins, places_of
 from batchloom.store.pairs import Preferences, Sides, map_sides
 from batchloom.store.removed import are_removed, map_removed
 from batchloom.store.shards import (
@@ -518,7 +518,7 @@ class Store:
         """Where a document came from.
 
         Raises:
-            StoreError: the store does not say (a bare prefix), or its ``.docs`` is damaged.
+            StoreError: the store does not say (a bare prefix), or its ``.docs`` is missing or damaged.
             IndexError: there is no such document.
         """
         if self.manifest is None:
@@ -528,22 +528,24 @@ class Store:
         if self._generated is not None:
             ids = self[number].ids.astype("<u4")
             return Origin(str(self.path), self._checked(number), 0, None, checksum(ids.data))
-        # It reads stores; this is the one way back.
-        from batchloom.store.whence import origins_of  # noqa: PLC0415
-
-        (found,) = origins_of(self, [self._checked(number)])
-        if found is None:
-            raise AssertionError("a store with a manifest says where its documents came from")
-        return found
+        shard, row = self._place(self._checked(number))
+        found = self.some_origins(shard, np.array([row]))
+        return places_of(self.manifest.sources).named(found)[0]
 
     def some_origins(self, shard: int, rows: NDArray[np.int64]) -> Origins:
         """Rows of the ``.docs`` of a shard, as :meth:`shard_origins` gives all; from elsewhere they come alone."""
         if self._far is not None:
-            return self._far.some_origins(shard, rows)
-        return self.shard_origins(shard).take(rows)
+            return self._known(self._far.some_origins(shard, rows))
+        return self._known(self._origins(shard).take(rows))
 
     def shard_origins(self, shard: int) -> Origins:
         """The ``.docs`` of a shard: hashes, records, offsets and parts; StoreError where it is missing or damaged."""
+        return self._known(self._origins(shard))
+
+    def _known(self, found: Origins) -> Origins:
+        return known_parts(found, self.manifest.sources if self.manifest else (), self.path)
+
+    def _origins(self, shard: int) -> Origins:
         stem, documents = self._places[shard][:2]
         path = stem.with_name(stem.name + ".docs")
         origins = map_origins(path) if self._far is None else self._far.origins(shard)

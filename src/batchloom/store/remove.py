@@ -26,7 +26,6 @@ from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed, removed_bytes
 from batchloom.store.selection import Named, Selection, name_documents, name_sources
-from batchloom.store.walk import known_parts
 from batchloom.store.writer import sync_folder, write_file
 
 _AT_ONCE = 1024
@@ -129,9 +128,7 @@ def _found_in(
     """The open subset, and the numbers of its documents that are named."""
     store = open_store(folder, name, generation=base.generation)
     found = [
-        selection.of_shard(
-            name, store.bounds[shard], known_parts(store, store.shard_origins(shard))
-        )
+        selection.of_shard(name, store.bounds[shard], store.shard_origins(shard))
         for shard in range(store.shards)
     ]
     numbers = np.concatenate(found)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 from batchloom.core.addresses import shown
 from batchloom.core.errors import StoreError, StoreMissingError
 from batchloom.core.ranges import RangeError, Ranges
-from batchloom.core.reach import first_contact, info_of
+from batchloom.core.reach import first_contact, info_of, is_web, no_stretches
 from batchloom.core.remote_faults import told
 from batchloom.store.far_store import read_far_manifest
 from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME, generation_name
@@ -134,9 +134,12 @@ class _Copy:
         """Copy a file; one that is not there is told by who looks at it."""
         url = f"{self._base}/{name}"
         try:
-            size = int(first_contact(url, lambda: info_of(url))["size"])
+            info = first_contact(url, lambda: info_of(url))
         except FileNotFoundError:
             return
+        if is_web(url) and not info["ranges"]:
+            raise no_stretches(url, info)
+        size = int(info["size"])
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         waiting: deque[Future[bytes]] = deque()

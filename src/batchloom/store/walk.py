@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, StoreError
-from batchloom.store.origins import Origins
+from batchloom.core.errors import InputError
 from batchloom.store.pairs import Sides
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
@@ -97,23 +96,8 @@ def _parts(store: Store) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
 def _origins(
     store: Store, shard: int, sources: NDArray[np.int64], before: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    found = known_parts(store, store.shard_origins(shard))
+    found = store.shard_origins(shard)
     return sources[found.parts], before[found.parts] + found.records.astype(np.int64)
-
-
-def known_parts(store: Store, found: Origins) -> Origins:
-    """The origins of a shard, none of which names a part that the manifest does not list.
-
-    Raises:
-        StoreError: one does.
-    """
-    sources = store.manifest.sources if store.manifest else ()
-    if len(found) and int(found.parts.max()) >= sum(len(source.parts) for source in sources):
-        raise StoreError(
-            f"{store.path}: a document names a part of its sources that the manifest does not list. The store is "
-            "damaged: run batchloom check on it."
-        )
-    return found
 
 
 def int32_ids(ids: NDArray[Any]) -> NDArray[np.int32]:

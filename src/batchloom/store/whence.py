@@ -2,43 +2,20 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.spec import nearest, shown
-from batchloom.store.manifest import SourceEntry
-from batchloom.store.origins import Origin
+from batchloom.store.origins import Origin, places_of
 from batchloom.store.reader import Store
 from batchloom.store.synthetic import SyntheticLengths
-from batchloom.store.walk import known_parts
 
 # Documents that are looked at together, in a search and one after the other.
 _PROBES, _MANY = 16, 1 << 16
 # Records of a part are fewer than 2 to the power of so many.
 _RECORD = 40
-
-
-class Places(NamedTuple):
-    """Of every part of a store's sources its source, and the records of that source before it."""
-
-    sources: tuple[SourceEntry, ...]
-    numbers: NDArray[np.int64]
-    before: NDArray[np.int64]
-
-
-def places_of(store: Store) -> Places:
-    """The parts of a store's sources, in the order documents name them."""
-    sources = store.manifest.sources if store.manifest else ()
-    sizes = np.array([len(source.parts) for source in sources], np.int64)
-    records = np.array([part.records for source in sources for part in source.parts], np.int64)
-    numbers = np.repeat(np.arange(len(sources)), sizes)
-    all_before = np.cumsum(records) - records
-    firsts = np.cumsum(sizes) - sizes
-    first = all_before[np.minimum(firsts, max(len(records) - 1, 0))] if len(records) else firsts
-    return Places(sources, numbers, all_before - np.repeat(first, sizes))
 
 
 def origins_of(store: Store, documents: Sequence[int]) -> list[Origin | None]:
@@ -51,26 +28,15 @@ def origins_of(store: Store, documents: Sequence[int]) -> list[Origin | None]:
         return [None] * len(documents)
     if not store.on_disk:
         return [store.origin(number) for number in documents]
-    places, bounds = places_of(store), np.array(store.bounds, np.int64)
+    places, bounds = places_of(store.manifest.sources), np.array(store.bounds, np.int64)
     wanted = np.array(documents, np.int64)
     shards = bounds.searchsorted(wanted, side="right") - 1
     found: list[Origin | None] = [None] * len(documents)
     for shard in np.unique(shards).tolist():
         at = np.flatnonzero(shards == shard)
-        mine = known_parts(store, store.some_origins(shard, wanted[at] - bounds[shard]))
-        for place, part, record, offset, halves in zip(
-            at.tolist(),
-            mine.parts.tolist(),
-            mine.records.tolist(),
-            mine.offsets.tolist(),
-            mine.hashes.tolist(),
-            strict=True,
-        ):
-            source = places.sources[int(places.numbers[part])]
-            number = int(places.before[part]) + record
-            line = number + 1 if source.kind == "jsonl" else None
-            name = f"{(halves[1] << 64) | halves[0]:032x}"
-            found[place] = Origin(source.name, number, offset, line, name)
+        mine = store.some_origins(shard, wanted[at] - bounds[shard])
+        for place, origin in zip(at.tolist(), places.named(mine), strict=True):
+            found[place] = origin
     return found
 
 
@@ -99,7 +65,7 @@ def documents_of(store: Store, file: str, record: int) -> list[int]:
         raise InputError(
             f"{store.path} does not say which records its documents came from; ask by the number of a document."
         )
-    places = places_of(store)
+    places = places_of(store.manifest.sources)
     names = [source.name for source in places.sources]
     if file not in names:
         raise InputError(
