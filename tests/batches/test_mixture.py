@@ -362,3 +362,20 @@ print(sum(int(batch["labels"].clip(0).sum()) for batch in loader))
 def test_a_plan_of_a_mixture_can_be_given(stores):
     plan = Plan(mixed(stores), PlanSpec(seq_len=SEQ_LEN, global_batch_size=8, steps=40))
     assert all(same(a, b) for a, b in zip(make(plan), make(mixed(stores)), strict=True))
+
+
+def test_an_edit_past_the_end_would_let_none_come_before_it(tmp_path):
+    store = write_store(tmp_path / "s", [[7] * 9] * 60)
+    loader = Loader(store, seq_len=16, global_batch_size=2, steps=10, rank=0, world_size=1)
+    with pytest.raises(PlanError, match="The run has 10 steps, and an edit at step 11"):
+        loader.edit(Edit(step=11, skip=1))
+    loader.edit(Edit(step=10, skip=1))
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "1", True, None])
+def test_a_step_is_a_whole_number_from_0_on(tmp_path, step):
+    store = write_store(tmp_path / "s", [[7] * 9] * 60)
+    loader = Loader(store, seq_len=16, global_batch_size=2, steps=10, rank=0, world_size=1)
+    for asked in (loader.batch, loader.tokens, loader.imbalance):
+        with pytest.raises(SettingsError, match="step: .* is no whole number from 0 on"):
+            asked(step)

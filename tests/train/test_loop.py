@@ -72,7 +72,7 @@ def test_killed_between_checkpoints_the_steps_after_the_last_are_done_again(stor
         file.write('{"kind": "step", "st')
     _, said = run_training(store, out, {"save_interval": 30}, resume=True)
     assert "resume from the checkpoint of step 30" in said
-    assert "changed   save_interval was 10 and is 30, from step 31 on" in said
+    assert "changed   save_interval was 10 and is 30, after 30 steps" in said
     assert steps_of(out) == steps_of(reference)
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
         "step_00000060",
@@ -93,7 +93,7 @@ def test_a_run_can_be_made_longer(store, tmp_path):
     run_training(store, tmp_path / "run", {"steps": 4})
     outcome, said = run_training(store, tmp_path / "run", {"steps": 6}, resume=True)
     assert outcome.step == 6
-    assert "changed   steps was 4 and is 6, from step 5 on" in said
+    assert "changed   steps was 4 and is 6, after 4 steps" in said
     assert [step for step, *_ in steps_of(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 

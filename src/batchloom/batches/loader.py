@@ -47,8 +47,9 @@ from batchloom.batches.spec import BatchSpec, Form, Labels, Output
 from batchloom.batches.streamed import Steps, Streamed, Streaming, no_step, streaming
 from batchloom.batches.tables import IN_PLACE, count_beside, load_tables, wait_for_tables
 from batchloom.batches.world import find_world
-from batchloom.core.errors import PlanError, StateError
+from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.spec import shown, whole
+from batchloom.plan.check import refuse_past_end
 from batchloom.plan.deal import Imbalance
 from batchloom.plan.edits import Edit
 from batchloom.plan.plan import Plan
@@ -342,7 +343,11 @@ class Loader:
         return self.batch(step)
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step of this rank, whether or not the run is that long."""
+        """The batch of a step of this rank, whether or not the run is that long.
+
+        Raises:
+            SettingsError: no number of a step.
+        """
         if self._stream is not None:
             raise no_step(str(step))
         # An edit waits until the batch is made: it is one plan's, and one store's.
@@ -414,6 +419,8 @@ class Loader:
 
     def _spec_at(self, step: int) -> PlanSpec:
         """The settings that hold at a step."""
+        if (number := whole(step)) is None or number < 0:
+            raise SettingsError([f"step: {shown(step)} is no whole number from 0 on"])
         return self.plan.spec if self._stream is not None else self.plan.spec_at(step)
 
     def _share_of(self, step: int) -> Share:
@@ -464,6 +471,7 @@ class Loader:
                     f"first that can change is {self.first_to_edit}."
                 )
             plan = self.plan.edited(edit)
+        refuse_past_end(edit, plan.spec.steps)
         refuse_undealt(plan, self.spec)
         return plan
 

@@ -65,7 +65,7 @@ def _resizes(edit: Edit) -> bool:
     return bool(edit.global_batch_size or edit.seq_len or edit.skip)
 
 
-def refuse_beyond(edit: Edit, steps: int | None) -> None:
+def refuse_past_end(edit: Edit, steps: int | None) -> None:
     """Refuse an edit beyond the end of a run that goes on: it would let no other come before it.
 
     Raises:

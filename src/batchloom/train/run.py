@@ -309,7 +309,7 @@ def open_folder(run: Run, *, resume: bool) -> int:
     if resume and not done:
         log.say("resume from the start: the run has no checkpoint yet")
     for change in changes:
-        log.say(f"changed   {change}, from step {done + 1} on")
+        log.say(f"changed   {change}, after {counted(done, 'step')}")
     log.write({"kind": "start", "step": done, "origin": run.loader.origin, "run": asked})
     return done
 
