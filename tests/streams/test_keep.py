@@ -166,7 +166,10 @@ def test_a_stream_that_goes_on_without_keeping_says_what_it_leaves(tmp_path, cap
     states.append(go_on(states[0], 9, keep=out))
     assert "nothing is kept there" not in caplog.text
     states.append(go_on(states[1], 12))
-    assert caplog.text.count(f"nothing is kept there from here on: give keep={out} to go on") == 1
+    assert (
+        caplog.text.count(f"nothing is kept there from here on: give keep={out} (--keep) to go on")
+        == 1
+    )
     go_on(states[2], 15)
     assert caplog.text.count("nothing is kept there") == 2
     stream = small_stream(inputs, keep=out, **asked)

@@ -364,8 +364,8 @@ class Stream:
         position, cursors, self._kept_in = read_state(state, self._facts, mine)
         if self.abandoned is not None and rank == 0:
             _LOG.warning(
-                "The stream kept what it read in %s, and nothing is kept there from here on: give keep=%s to go on "
-                "keeping, or end that store with batchloom prepare.",
+                "The stream kept what it read in %s, and nothing is kept there from here on: give keep=%s (--keep) to "
+                "go on keeping, or end that store with batchloom prepare.",
                 *(self.abandoned, self.abandoned),
             )
         return position // self.spec.global_batch_size, cursors
