@@ -45,6 +45,8 @@ def test_a_store_is_opened_and_checked(web, tmp_path):
 @pytest.mark.parametrize("look", [open_store, check])
 def test_a_server_without_ranges_is_told(web, look):
     web.ranges = False
+    # What its server shows of the folder is no data, however well it reads.
+    web.files["/near"] = PAGE
     words = r"/near/dataset_metadata.json comes whole or not at all: .*no ranges.*Use a server that"
     with serving(web=web), pytest.raises(DownloadError, match=words):
         look(f"{web.url}/near")

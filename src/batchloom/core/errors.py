@@ -32,6 +32,10 @@ class DownloadError(InputError, ConnectionError):
     """An input lies elsewhere and cannot be reached, or its bytes did not come."""
 
 
+class NoRangesError(DownloadError):
+    """A file is there, and its server gives it as a whole only."""
+
+
 class RecordError(InputError):
     """One record of an input cannot be used.
 

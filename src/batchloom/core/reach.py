@@ -13,6 +13,7 @@ from batchloom.core.errors import (
     DownloadError,
     InputError,
     MissingDependencyError,
+    NoRangesError,
 )
 from batchloom.core.gcs import ask_once, numbered
 from batchloom.core.remote_faults import Fault, fault_of, no_address, their_errors, told
@@ -89,7 +90,7 @@ def no_stretches(url: str, info: dict[str, Any]) -> DownloadError:
     """The error to raise where a server gives no stretches of a file on the web, of which ``info`` tells."""
     if info.get("page"):
         return no_data(url)
-    return DownloadError(
+    return NoRangesError(
         f"{shown(url)} comes whole or not at all: its server gives no stretches of it (no ranges). Use a server that "
         "does, such as nginx or an object store, name the file by itself, or download it first."
     )

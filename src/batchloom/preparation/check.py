@@ -11,6 +11,7 @@ from batchloom.core.errors import (
     DownloadError,
     InputError,
     InputMissingError,
+    NoRangesError,
     SettingsError,
     StoreError,
     StoreMissingError,
@@ -99,6 +100,8 @@ def _check_far(url: str, text_field: str | None, generation: int | None) -> Verd
             pass
         except StoreError:
             is_store = True  # A damaged one.
+        except NoRangesError:
+            raise  # A manifest is there, and so the store that was meant.
         except InputError as error:
             # What cannot be reached is told by who looks for records, but for what a server answered instead.
             strange = error if is_web(url) and isinstance(error, DownloadError) else None

@@ -29,7 +29,14 @@ from batchloom.train.settings import (
     accumulation,
     rank_share,
 )
-from batchloom.train.streaming import StreamData, StreamRequest, as_store, streamed, tell_stream
+from batchloom.train.streaming import (
+    StreamData,
+    StreamRequest,
+    as_store,
+    refuse_other_stream,
+    streamed,
+    tell_stream,
+)
 
 # What a run cannot change half-way: the model, the data and their order.
 _FIXED = (
@@ -288,6 +295,8 @@ def open_folder(run: Run, *, resume: bool) -> int:
     changes: list[str] = []
     done = 0
     if resume:
+        if (stream := streamed(run.store)) is not None:
+            refuse_other_stream(stream, folder.newest())
         changes = _allowed_changes(folder.read(), asked)
         done = _go_on(run)
     else:
