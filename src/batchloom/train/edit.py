@@ -158,7 +158,8 @@ def _edited(
     loader.edit(edit)
     if edit.global_batch_size is not None:
         accumulation(replace(settings, global_batch_size=edit.global_batch_size), 1)
-    check_journal(loader.plan.journal)
+    journal, after = loader.plan.journal, mixture_lines(loader.plan, steps)
+    check_journal(journal)
     if write:
         try:
             write_state(checkpoint, step_of(checkpoint), loader.state_dict(), checksums)
@@ -166,8 +167,6 @@ def _edited(
             raise OutputError(
                 f"{checkpoint} cannot be written: {error.strerror}. Nothing was changed; make room, or mend the folder."
             ) from error
-    after = mixture_lines(loader.plan, steps)
-    journal = loader.plan.journal
     return Edited(checkpoint, len(journal), journal[-1], told, after)
 
 
