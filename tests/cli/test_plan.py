@@ -255,6 +255,34 @@ def test_estimates_go_on_where_an_edit_of_seq_len_leaves_a_source(lanes, part):
     assert (plan.cut(0, 1) is None) == (part == 0.95)
 
 
+class FewLengths:
+    """Lengths that are asked of a sample only: a thousandth of all, at most."""
+
+    def __init__(self, lengths):
+        self.lengths, self.size, self.left = lengths, lengths.size, lengths.size // 1000
+
+    def take(self, documents):
+        self.left -= documents.size
+        assert self.left >= 0, "more than a sample is counted"
+        return self.lengths.take(documents)
+
+
+def test_a_dry_run_counts_nothing_of_a_source_that_was_retired_before():
+    stores = assumed_from("a=3T tokens/2B documents, b=3T tokens/2B documents")
+    for store in stores.values():
+        store.lengths = FewLengths(store.lengths)
+    plan = Plan(
+        Mixture({"a": 1, "b": 1}, stores=stores),
+        PlanSpec(seq_len=2048, global_batch_size=512, steps=30_000),
+        [
+            Edit(step=10_000, seq_len=4096, weights={"a": 1}),
+            Edit(step=20_000, seq_len=8192),
+            Edit(step=25_000, weights={"a": 1, "b": 1}),
+        ],
+    )
+    assert [one.exhausted for one in forecast(plan).sources] == [None, None]
+
+
 def test_neighbours_of_a_block_are_as_far_apart_as_is_told():
     store = LengthsOnly([10] * 4096)
     spec = PlanSpec(seq_len=40, global_batch_size=8, pool_size=1024, block=64)

@@ -55,8 +55,9 @@ class Plan:
         names: of the sources, in the order of their numbers in rows; of a lone store ``data``.
 
     Raises:
-        PlanError: a source without documents, or with one that is too long with overlong='error'; weights that
-            cannot be met; a mixture that says nothing of its end; an edit that cannot be.
+        PlanError: a source without documents, that gives no sequence, or with a document too long with
+            overlong='error'; weights that cannot be met; a mixture that says nothing of its end; an edit that cannot
+            be.
         SettingsError: settings or edits that contradict the mixture; every problem.
     """
 
@@ -166,10 +167,10 @@ class Plan:
                     self.measured(number, era)
 
     def _check_weights(self) -> None:
-        """Refuse weights of later in the run that cannot be met then."""
-        for era, held in enumerate(self.course.weights_by_era()):
-            for weights in held:
-                self._slots(weights, frozenset(), era)
+        """Refuse weights of later in the run that cannot be met then; the timeline has begun with the first."""
+        eras = enumerate(self.course.weights_by_era())
+        for era, weights in [(era, one) for era, held in eras for one in held][1:]:
+            self._slots(weights, frozenset(), era)
 
     @property
     def store(self) -> PlanStore:

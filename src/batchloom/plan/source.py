@@ -216,7 +216,7 @@ class SourceOrder:
 
         Args:
             counts: of each lane, int64 [lanes].
-            epochs: of the run, those before ``begin`` counted.
+            epochs: of the run, those before ``begins`` counted.
         """
         return self._surely_has(_dealt(counts, np.arange(self.lanes), self.lanes), epochs)
 

@@ -192,7 +192,9 @@ def _measured(plan: Plan) -> dict[tuple[int, int], Measure]:
         estimated = {number for (_, number), one in found.items() if not one.exact}
         for number in estimated:
             served = plan.served_in(number, era - 1)
-            plan.cuts[era, number] = _cut_between_pools(plan.order(number, era - 1), served)
+            # Who served nothing stands where it stood, and nothing is counted of it.
+            if served.any():
+                plan.cuts[era, number] = _cut_between_pools(plan.order(number, era - 1), served)
         for number in numbers:
             order = plan.order(number, era)
             found[era, number] = measure_pools(order, pools if pools <= _PACKED else most)
