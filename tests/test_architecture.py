@@ -36,6 +36,8 @@ MAY = {
     "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"},
     "train": {"core", "batchloom"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
+    "examples": {"batchloom", "adapters"},
+    "comparison": {"core", "batchloom", "adapters", "examples"},
     "cli": {
         "core",
         "chat",
@@ -48,7 +50,7 @@ MAY = {
         "questions",
     },
 }
-TORCH_FREE_EXCEPT = ("train/", "adapters/", "batches/device.py")
+TORCH_FREE_EXCEPT = ("train/", "adapters/", "examples/", "comparison/", "batches/device.py")
 PLAN_MAY = {"numpy", "batchloom"} | (
     set(sys.stdlib_module_names)
     - {"os", "pathlib", "time", "random", "io", "socket", "subprocess", "datetime"}
@@ -200,7 +202,7 @@ HASH = {"dedup/components.py", "dedup/minhash.py"}
 # Where tokens are changed or moved, because somebody asked for it.
 CHANGE = {"batches/augment.py", "batches/augmented.py", "preparation/fim.py"}
 READ_MADE_UP = {"store/synthetic.py", "preparation/synthetic.py"}
-DRAW = {"train/model.py", "train/sample.py"}
+DRAW = {"train/model.py", "train/sample.py", "examples/job.py"}
 DRAWING = {"Generator", "default_rng", "manual_seed", "multinomial", "rand", "randint", "randn"} | {
     *("normal_", "uniform_", "random_", "randperm", "urandom", "getrandbits", "token_bytes"),
     *("rand_like", "randint_like", "bernoulli", "RandomState", "uuid4"),

@@ -518,6 +518,13 @@ class Loader:
             steps = self._latest.steps if self._latest else None
             state = self._stream.state(step, steps, resumed=self._resumed)
             return with_augment(state, self.augmentation)
+        return self.state_at(step)
+
+    def state_at(self, step: int) -> dict[str, Any]:
+        """The state before a step, for trainers that count steps and fetch ahead; raises as ``batch`` does."""
+        if self._stream is not None:
+            raise no_step(shown(step))
+        self._spec_at(step)
         state = self.plan.state(self.plan.positions_of(step)[0])
         return with_augment(state, self.augmentation)
 

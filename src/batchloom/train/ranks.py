@@ -201,7 +201,11 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
             "torchrun, and see that this address can be reached."
         ) from error
     try:
-        yield Ranks(rank, world_size, local_rank, chosen)
+        ranks = Ranks(rank, world_size, local_rank, chosen)
+        yield ranks
+        # Torch joins gloo's threads while it holds the interpreter, which one that lets go of the last sum waits for.
+        with ranks.talking():
+            dist.barrier()
     finally:
         dist.destroy_process_group()
 

@@ -1,0 +1,122 @@
+"""Ranks that read different data train on it without a word; here they are found out before the first step."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from batchloom.adapters.requirements import installed
+from batchloom.batches.loader import Loader
+from batchloom.core.errors import TrainError
+from batchloom.plan.spec import ORDER_VERSION
+
+_SHOWN = 4
+
+
+def require_agreement(loader: Loader, group: dist.ProcessGroup | None = None) -> None:
+    """Make sure that all ranks read the same plan, each its own share; every rank calls it, and once.
+
+    Without torch.distributed, or with one process, there is nothing to compare.
+
+    Args:
+        loader: of this process.
+        group: the data-parallel processes; None for all.
+
+    Raises:
+        TrainError: on every rank: versions, stores, settings, edits or steps differ, or two ranks have the
+            same share; names the first that differs, and both values.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    heard = [json.loads(one) for one in gathered(json.dumps(_said(loader)).encode(), group)]
+    if (problem := disagreement(heard)) is not None:
+        raise TrainError(problem)
+
+
+def _said(loader: Loader) -> dict[str, Any]:
+    """What a rank says of itself: all that has to be equal, and its place."""
+    plan, spec = loader.plan, loader.spec
+    return {
+        "place": [spec.rank, spec.world_size],
+        "equal": {
+            "batchloom": installed("batchloom"),
+            "order_version": ORDER_VERSION,
+            "identity": plan.identity,
+            "edits": [] if loader.streamed else plan.journal,
+            "fingerprint": plan.fingerprint,
+            "next_step": loader.next_step,
+            "steps": plan.spec.steps,
+            "epochs": plan.spec.epochs,
+            "world_size": spec.world_size,
+            "labels": spec.labels,
+            "form": spec.form,
+            "uneven": spec.uneven,
+            "micro_batch_size": spec.micro_batch_size,
+            "balance": spec.balance,
+        },
+    }
+
+
+def disagreement(heard: Sequence[dict[str, Any]]) -> str | None:
+    """Which of the ranks says something else than the first, and what; None where all fit together."""
+    first = flattened(heard[0]["equal"])
+    for rank, said in enumerate(heard):
+        other = flattened(said["equal"])
+        names = [
+            name
+            for name in sorted({*first, *other})
+            if first.get(name, "nothing") != other.get(name, "nothing")
+        ]
+        # The fingerprint follows from the others, and says least.
+        names.sort(key=lambda name: name == "fingerprint")
+        if names:
+            shown = "; ".join(
+                f"{name} is {first.get(name, 'nothing')!r} on rank 0 and {other.get(name, 'nothing')!r} on rank {rank}"
+                for name in names[:_SHOWN]
+            )
+            more = f", and {len(names) - _SHOWN} more differ" if len(names) > _SHOWN else ""
+            return (
+                f"The ranks do not read the same: {shown}{more}. Give every rank the same store, settings, "
+                "checkpoint and version of batchloom."
+            )
+    places = [tuple(said["place"]) for said in heard]
+    for rank, place in enumerate(places):
+        if (before := places.index(place)) != rank:
+            return (
+                f"Ranks {before} and {rank} both read the share of rank {place[0]} of {place[1]}: make the Loader "
+                "after torch.distributed.init_process_group, or give it rank= and world_size=."
+            )
+    return None
+
+
+def flattened(plain: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of plain values by their paths."""
+    if not isinstance(plain, dict):
+        return {path: plain}
+    inner = ((f"{path}.{name}" if path else name, value) for name, value in plain.items())
+    return {leaf: value for name, one in inner for leaf, value in flattened(one, name).items()}
+
+
+def gathered(said: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
+    """What every rank of a group said, in the order of the ranks, the same on every rank; no pickle is read."""
+    size, device = dist.get_world_size(group), _device(group)
+    sizes = torch.zeros(size, dtype=torch.int64, device=device)
+    sizes[dist.get_rank(group)] = len(said)
+    dist.all_reduce(sizes, group=group)
+    mine = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+    mine[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+    heard = [torch.zeros_like(mine, device=device) for _ in range(size)]
+    dist.all_gather(heard, mine.to(device), group=group)
+    return [
+        one.cpu().numpy().tobytes()[:length]
+        for one, length in zip(heard, sizes.tolist(), strict=True)
+    ]
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    """Where tensors of a group's collectives lie."""
+    if "nccl" in str(dist.get_backend(group)):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,74 @@
+"""Which versions of frameworks the adapters were written for, and how to install them."""
+
+import importlib.metadata
+import re
+from dataclasses import dataclass
+
+from batchloom.core.errors import MissingDependencyError
+
+_NUMBERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A package an adapter needs.
+
+    Attributes:
+        package: its name on the package index.
+        least: the oldest version the adapter works with.
+        extra: of batchloom, that installs it.
+        below: the first version that is known not to work; empty for none.
+    """
+
+    package: str
+    least: str
+    extra: str
+    below: str = ""
+
+
+TORCH = Requirement("torch", "2.6", "train")
+TRANSFORMERS = Requirement("transformers", "5.0", "hf")
+TRL = Requirement("trl", "1.0", "trl")
+LIGHTNING = Requirement("lightning", "2.4", "lightning")
+ACCELERATE = Requirement("accelerate", "1.4", "accelerate")
+DEEPSPEED = Requirement("deepspeed", "0.16", "deepspeed")
+MEGATRON = Requirement("megatron-core", "0.12", "megatron")
+RAY = Requirement("ray", "2.60", "ray")
+
+
+def require(*needed: Requirement) -> None:
+    """Make sure that packages are installed, in versions an adapter works with.
+
+    Raises:
+        MissingDependencyError: names every package that is missing or of another version, which one is
+            needed, and how to install it.
+    """
+    problems = [problem for one in needed if (problem := problem_of(one))]
+    if problems:
+        raise MissingDependencyError(" ".join(problems))
+
+
+def problem_of(needed: Requirement) -> str | None:
+    """What is wrong with a package as it is installed, and the remedy; None when it can be used."""
+    bound = f">={needed.least}" + (f",<{needed.below}" if needed.below else "")
+    remedy = f"pip install 'batchloom[{needed.extra}]' (or '{needed.package}{bound}')."
+    found = installed(needed.package)
+    if found is None:
+        return f"{needed.package} is needed and not installed: {remedy}"
+    if _key(found) < _key(needed.least) or (needed.below and _key(found) >= _key(needed.below)):
+        return f"{needed.package} {found} is installed and {bound} is needed: {remedy}"
+    return None
+
+
+def installed(package: str) -> str | None:
+    """The version of a package that is installed; None where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _key(version: str) -> tuple[int, ...]:
+    """The numbers of a release, to compare; what stands behind them (rc1, +cpu) is left aside."""
+    release = re.split(r"[^0-9.]", version, maxsplit=1)[0]
+    return tuple(int(number) for number in _NUMBERS.findall(release))

@@ -1,0 +1,92 @@
+"""Starts an example in processes of its own, and reads what its witnesses told."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchloom.comparison.frameworks import by_name
+from batchloom.core.errors import TrainError
+
+_MOST_SHOWN = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the witnesses of a run told.
+
+    Attributes:
+        first: the step the run began with.
+        ranks: of each rank the entries of its steps, see ``witness.StepHash.told``.
+        losses: of each step from ``first`` on, nats a trained token over all ranks.
+    """
+
+    first: int
+    ranks: list[list[dict[str, Any]]]
+    losses: list[float]
+
+
+def run_example(
+    name: str, job: Mapping[str, Any], record: Path, *, processes: int = 1, seconds: float = 600
+) -> Record:
+    """Run an example to its end.
+
+    Args:
+        name: of the framework.
+        job: settings of ``examples.job.Job``.
+        record: a folder for what is told; made anew.
+        processes: how many ranks.
+        seconds: after which it is killed.
+
+    Raises:
+        TrainError: it failed, or did not end; with the end of what it said.
+    """
+    shutil.rmtree(record, ignore_errors=True)
+    record.mkdir(parents=True)
+    Path(job["out"]).mkdir(parents=True, exist_ok=True)
+    command = [sys.executable]
+    if processes > 1 and by_name(name).started_by == "torchrun":
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += ["-m", "batchloom.comparison.process", name, str(record), json.dumps(dict(job))]
+    try:
+        done = subprocess.run(  # noqa: S603 - the command is ours
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+            env=_environment(),
+        )
+    except subprocess.TimeoutExpired as error:
+        said = _text(error.stderr)
+        raise TrainError(
+            f"{name} did not end within {seconds:.0f} s; it said last: {said}"
+        ) from error
+    if done.returncode:
+        raise TrainError(f"{name} ended with {done.returncode}; it said last: {_text(done.stderr)}")
+    return read_record(record)
+
+
+def _environment() -> dict[str, str]:
+    """One thread a process, so that sums are the same and processes share the cores; no network."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def _text(said: bytes | str | None) -> str:
+    text = said.decode(errors="replace") if isinstance(said, bytes) else said or "nothing"
+    return text[-_MOST_SHOWN:]
+
+
+def read_record(record: Path) -> Record:
+    """What the ranks of a finished run told."""
+    files = sorted(record.glob("rank_*.json"), key=lambda file: int(file.stem[5:]))
+    told = [json.loads(file.read_text()) for file in files]
+    losses = [tuple(one) for one in told[0]["losses"]]
+    if not losses:
+        raise TrainError(f"No step was told of in {record}: the run made none.")
+    return Record(losses[0][0], [one["steps"] for one in told], [loss for _, loss in losses])

@@ -1,0 +1,34 @@
+"""``python -m batchloom.comparison.process NAME RECORD JOB``: one process of an example, with a witness at its model.
+
+RECORD is a folder, where each rank leaves ``rank_N.json`` when it ends; JOB the settings of an
+``examples.job.Job`` as a JSON object.
+"""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from batchloom import open_store
+from batchloom.comparison.frameworks import by_name
+from batchloom.comparison.witness import Witness
+from batchloom.examples.job import Job, tiny_model
+
+
+def main(name: str, record: str, asked: str) -> None:
+    """Run the example and leave the record, whatever ends it."""
+    losses: list[tuple[int, float]] = []
+    job = Job(**json.loads(asked), tell=lambda step, loss: losses.append((step, loss)))
+    model = tiny_model(open_store(job.data), job.seed)
+    witness = Witness(model)
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        importlib.import_module(f"batchloom.examples.{by_name(name).module}").train(model, job)
+    finally:
+        told = {"rank": rank, "steps": witness.end(), "losses": losses}
+        (Path(record) / f"rank_{rank}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""What reached a model, step by step: heard at the model itself, behind everything a framework does with a batch."""
+
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+import xxhash
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from batchloom import Loader
+
+
+@final
+class StepHash:
+    """Hash of what a model was given in one step, part by part.
+
+    Ids and positions are two streams of int64, so that the cut into passes does not matter. Spans are where
+    positions restart.
+
+    Attributes:
+        passes: forward passes of the step.
+        rows: of all of them.
+        places: for tokens, padding included.
+    """
+
+    __slots__ = ("_ids", "_positions", "passes", "places", "rows")
+
+    def __init__(self) -> None:
+        self._ids, self._positions = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self.passes = self.rows = self.places = 0
+
+    def add(self, input_ids: Any, position_ids: Any) -> None:
+        """Take the ids and positions of a pass, both [R, S]; tensors or arrays."""
+        ids, positions = _plain(input_ids), _plain(position_ids)
+        if ids.shape != positions.shape:
+            raise ValueError(f"ids of shape {ids.shape} have positions of shape {positions.shape}")
+        self._ids.update(ids.tobytes())
+        self._positions.update(positions.tobytes())
+        self.passes, self.rows = self.passes + 1, self.rows + len(ids)
+        self.places += ids.size
+
+    def told(self) -> dict[str, Any]:
+        """The entry of a step: ``hash`` (32 hex digits), ``passes``, ``rows`` and ``places``."""
+        both = f"{self._ids.hexdigest()} {self._positions.hexdigest()}"
+        return {
+            "hash": xxhash.xxh3_128_hexdigest(both.encode()),
+            "passes": self.passes,
+            "rows": self.rows,
+            "places": self.places,
+        }
+
+
+def _plain(given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    return np.ascontiguousarray(array, np.int64)
+
+
+@final
+class Witness:
+    """Hears what a model is given while it trains, and tells of every step when the optimizer has made it.
+
+    The passes before an optimizer step are that step's. Passes of evaluation are not heard.
+
+    Args:
+        model: the module that is called with ``input_ids`` and ``position_ids`` by name.
+
+    Attributes:
+        entries: one a step; see :meth:`StepHash.told`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._hash, self._stepped = StepHash(), False
+        self._hooks = [
+            model.register_forward_pre_hook(self._hear, with_kwargs=True),
+            register_optimizer_step_post_hook(self._step),
+        ]
+
+    def _hear(self, model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not model.training:
+            return
+        self._close()
+        if given or "input_ids" not in named or named.get("position_ids") is None:
+            said = f"{len(given)} values and {', '.join(named)}"
+            raise ValueError(
+                f"The model was called with {said}; input_ids and position_ids were expected by name"
+            )
+        mask = named.get("attention_mask")
+        if mask is not None and mask.ndim == 2:
+            raise ValueError(
+                "The model was given an attention_mask of two dimensions: documents of a packed row see each other"
+            )
+        self._hash.add(named["input_ids"], named["position_ids"])
+
+    def _step(self, *_: object) -> None:
+        # An optimizer of several parts steps more than once.
+        self._stepped = True
+
+    def _close(self) -> None:
+        """Tell of the step that is over, where one is."""
+        if self._stepped and self._hash.passes:
+            self.entries.append(self._hash.told())
+            self._hash = StepHash()
+        self._stepped = False
+
+    def end(self) -> list[dict[str, Any]]:
+        """Hear no more; the entries of all steps."""
+        self._close()
+        for hook in self._hooks:
+            hook.remove()
+        return self.entries
+
+
+def expected(loader: Loader, steps: int) -> Iterator[dict[str, Any]]:
+    """What a witness tells of a trainer that is given the batches of a loader as they are, in one pass each."""
+    for step in range(steps):
+        made, batch = StepHash(), loader.batch(step)
+        made.add(batch["input_ids"], batch["position_ids"])
+        yield made.told()

@@ -1,0 +1,105 @@
+"""What the examples share: the settings of a small job, a small model, and a command line."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchloom import Store, open_store
+
+
+def print_loss(step: int, loss: float) -> None:
+    """Say how a step went."""
+    print(f"step {step:5d}  loss {loss:.4f}", flush=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A small job on a store.
+
+    Attributes:
+        data: the store's folder.
+        out: where checkpoints go.
+        seq_len: tokens of a sequence.
+        global_batch_size: sequences of a step, over all ranks.
+        batch_size: sequences of one forward pass of one rank.
+        steps: the step to stop after.
+        save_every: steps between two checkpoints.
+        lr: the learning rate, the same at every step.
+        seed: of the order of the data and of the first weights.
+        resume: go on from the newest checkpoint in ``out``.
+        tell: told (step from 0, loss in nats a trained token of the whole step) by rank 0.
+    """
+
+    data: str
+    out: str
+    seq_len: int = 128
+    global_batch_size: int = 8
+    batch_size: int = 2
+    steps: int = 20
+    save_every: int = 10
+    lr: float = 3e-3
+    seed: int = 0
+    resume: bool = False
+    tell: Callable[[int, float], None] = print_loss
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Keep a checkpoint of so many steps done, when one is due."""
+        if step % self.save_every == 0:
+            torch.save(state, Path(self.out) / f"step_{step}.pt")
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest checkpoint to go on from; None at the start."""
+        found = sorted(Path(self.out).glob("step_*.pt"), key=lambda file: int(file.stem[5:]))
+        if not (self.resume and found):
+            return None
+        state: dict[str, Any] = torch.load(found[-1], weights_only=True)
+        return state
+
+
+def tiny_model(store: Store, seed: int = 0) -> Any:
+    """A Llama of two layers with first weights drawn from a seed, float32, without dropout."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - slow to import
+
+    if store.vocab_size is None:
+        raise ValueError(
+            f"{store.place} does not say which tokenizer made it; its ids need a model of that size"
+        )
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=-(-store.vocab_size // 64) * 64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=None,
+        # A cache would let the documents of a row see each other.
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def adamw(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    """The optimizer of all examples, so that their losses can be compared."""
+    return torch.optim.AdamW(parameters, lr, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def main(train: Callable[[Any, Job], None]) -> None:
+    """Run an example from the command line: ``python examples/NAME.py STORE OUT --steps 20``."""
+    parser = argparse.ArgumentParser()
+    for field in fields(Job):
+        if field.name in ("data", "out"):
+            parser.add_argument(field.name)
+        elif field.name == "resume":
+            parser.add_argument("--resume", action="store_true")
+        elif field.name != "tell":
+            name = "--" + field.name.replace("_", "-")
+            parser.add_argument(name, type=type(field.default), default=field.default)
+    job = Job(**vars(parser.parse_args()))
+    train(tiny_model(open_store(job.data), job.seed), job)
