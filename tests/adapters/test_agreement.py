@@ -1,0 +1,104 @@
+"""Ranks that would train on different data are found out before the first step, on every rank."""
+
+import subprocess
+import sys
+
+import pytest
+
+import batchloom
+from batchloom.adapters.agreement import disagreement, require_agreement
+from batchloom.testing.stores import write_store
+
+SIZES = {"seq_len": 16, "global_batch_size": 4}
+SCRIPT = """
+import json, os, sys
+import torch.distributed as dist
+import batchloom
+from batchloom.adapters.agreement import require_agreement
+from batchloom.core.errors import TrainError
+from batchloom.plan.edits import Edit
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+stores = sys.argv[1:]
+SIZES = {"seq_len": 16, "global_batch_size": 4}
+cases = {
+    "alike": ({}, {}),
+    "store": ({"data": stores[0]}, {"data": stores[1]}),
+    "seed": ({}, {"seed": 1}),
+    "share": ({"rank": 0, "world_size": 2}, {"rank": 0, "world_size": 2}),
+    "world": ({}, {"rank": 0, "world_size": 1}),
+    "labels": ({}, {"labels": "shifted"}),
+    "step": ({}, {"resume": 1}),
+    "edit": ({}, {"edit": 3}),
+}
+told = {}
+for name, given in cases.items():
+    mine = dict(given[rank])
+    store, resume, edit = (mine.pop(key, none) for key, none in (("data", stores[0]), ("resume", 0), ("edit", 0)))
+    loader = batchloom.Loader(batchloom.open_store(store), **SIZES, **mine)
+    if resume:
+        loader.load_state_dict(loader.state_at(resume))
+    if edit:
+        loader.edit(Edit(step=edit, global_batch_size=2))
+    try:
+        require_agreement(loader)
+        told[name] = ""
+    except TrainError as error:
+        told[name] = str(error)
+with open(f"{sys.argv[3]}/rank_{rank}.json", "w") as file:
+    json.dump(told, file)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    import json
+
+    folder = tmp_path_factory.mktemp("agreement")
+    for name, base in (("one", 1), ("two", 2)):
+        write_store(folder / name, [[base + n % 7 for n in range(k)] for k in range(1, 60)])
+    (folder / "script.py").write_text(SCRIPT)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*words, str(folder / "script.py"), str(folder / "one"), str(folder / "two"), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_ranks_that_agree_go_on(told):
+    assert told[0]["alike"] == ""
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("store", "identity.sources.data.store is "),
+        ("seed", "identity.spec.seed is 0 on rank 0 and 1 on rank 1"),
+        ("share", "Ranks 0 and 1 both read the share of rank 0 of 2"),
+        ("world", "world_size is 2 on rank 0 and 1 on rank 1"),
+        ("labels", "labels is 'aligned' on rank 0 and 'shifted' on rank 1"),
+        ("step", "next_step is 0 on rank 0 and 1 on rank 1"),
+        ("edit", "edits is "),
+    ],
+)
+def test_what_differs_is_named_on_every_rank(told, case, said):
+    assert said in told[0][case]
+    assert told[0][case] == told[1][case]
+
+
+def test_versions_are_compared(tmp_path):
+    same = {"place": [0, 2], "equal": {"batchloom": "1.0"}}
+    other = {"place": [1, 2], "equal": {"batchloom": "1.1"}}
+    assert "batchloom is '1.0' on rank 0 and '1.1' on rank 1" in disagreement([same, other])
+
+
+def test_one_process_has_nothing_to_compare(tmp_path):
+    store = write_store(tmp_path, [[1, 2, 3]])
+    require_agreement(batchloom.Loader(store, **SIZES))
