@@ -112,7 +112,7 @@ def _packed(batch: Batch) -> Staged:
     import torch  # noqa: PLC0415 - torch is optional and slow to import
 
     parts = parts_of(batch)
-    block = torch.empty(parts[-1].stop, dtype=torch.uint8)
+    block = torch.empty(parts[-1].stop, dtype=torch.uint8, device="cpu")
     pack(batch, parts, block.numpy())
     batch.update(_tensors(block, parts))
     return Staged(batch)
@@ -149,7 +149,7 @@ class _Pinned:
         if self.memory is None or len(self.memory) < size:
             # torch pins powers of two anyway; so a block grows a few times in a run, never by the step.
             whole = 1 << (size - 1).bit_length()
-            self.memory = torch.empty(whole, dtype=torch.uint8, pin_memory=True)
+            self.memory = torch.empty(whole, dtype=torch.uint8, device="cpu", pin_memory=True)
         return self.memory[:size]
 
 
