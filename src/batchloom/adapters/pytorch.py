@@ -34,6 +34,12 @@ class _Twin:
                 "A stream goes through no DataLoader: it has worker processes of its own (stream(workers=...)). "
                 "Iterate the Loader, or prepare the data."
             )
+        if loader.spec.device is not None:
+            # Also of the CPU: what works without a GPU is to work with one.
+            raise InputError(
+                f"device={loader.spec.device!r} goes through no DataLoader, whose workers hand batches on in memory: "
+                "iterate the Loader, which copies ahead by itself, or leave device out and move each batch."
+            )
         plan = loader.plan
         refuse_lanes(plan, "goes through no DataLoader")
         self._plan = (plan.data, plan.spec, plan.edits)

@@ -44,7 +44,7 @@ class Batch(dict[str, Any]):
         """The batch in parts of so many rows each, in order, as views of the same memory.
 
         A part of the varlen form whose rows hold no span is padding without loss, since models
-        take no empty input.
+        take no empty input. Nothing waits for a GPU: where rows end is known here.
 
         Raises:
             PlanError: a size that does not divide the rows (names those that do), or a varlen batch
@@ -75,10 +75,12 @@ class VarlenCuts:
 
     Attributes:
         pointers: row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
+        bounds: where spans begin and the last one ends, as ``cu_seq_lens_q`` has it, int32 [N + 1].
         align: what the tokens of every span are a multiple of.
     """
 
     pointers: Ids
+    bounds: NDArray[np.int32]
     align: int
 
 
@@ -95,25 +97,26 @@ def _firsts(rows: int, size: int) -> range:
 
 def _varlen_part(batch: Batch, cuts: VarlenCuts, first: int, stop: int) -> dict[str, Any]:
     """Some rows of a varlen batch; arrays or tensors, whole documents or slices of each."""
-    bounds, tokens = batch["cu_seq_lens_q"], batch["input_ids"].shape[1]
+    # What is asked of the tensors themselves would wait for the GPU they are on.
+    bounds, starts = cuts.bounds, batch["cu_seq_lens_q"]
     # Of C context ranks each holds every C-th part of all spans.
-    context = int(bounds[-1]) // tokens
+    context = int(bounds[-1]) // batch["input_ids"].shape[1]
     from_span, to_span = int(cuts.pointers[first]), int(cuts.pointers[stop])
     empty = from_span == to_span
     if empty:
-        begin, end = 0, cuts.align // context
-        own = bounds[:2] - bounds[:2]
+        begin, end, longest = 0, cuts.align // context, cuts.align
+        own = starts[:2] - starts[:2]
         own[1] = cuts.align
     else:
-        own = bounds[from_span : to_span + 1] - bounds[from_span]
+        own = starts[from_span : to_span + 1] - starts[from_span]
         begin, end = (int(bounds[span]) // context for span in (from_span, to_span))
+        longest = int(np.diff(bounds[from_span : to_span + 1]).max())
     part = {
         name: batch[name][:, begin:end]
         for name in ("input_ids", "labels", "position_ids", "seq_idx")
     }
     if empty:
         part["labels"] = part["labels"] * 0 + IGNORE
-    longest = int((own[1:] - own[:-1]).max())
     part["seq_idx"] = part["seq_idx"] - part["seq_idx"][0, 0]
     lengths = {"max_length_q": longest, "max_length_k": longest}
     return {**part, "cu_seq_lens_q": own, "cu_seq_lens_k": own + 0, **lengths}

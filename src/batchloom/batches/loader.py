@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, final
 
@@ -27,9 +27,10 @@ from batchloom.batches.data import (
     refuse_other_generation,
     store_of,
 )
-from batchloom.batches.device import require_torch, to_torch
+from batchloom.batches.device import Staged, stage_of
 from batchloom.batches.fetching import Fetching, Found, blocks_of, fetch_rows, rows_of, sizes_of
 from batchloom.batches.id_range import refuse_beyond
+from batchloom.batches.iterations import Iterations
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.origin import origin_of
 from batchloom.batches.share import (
@@ -44,7 +45,7 @@ from batchloom.batches.share import (
 )
 from batchloom.batches.shelf import Shelf
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
-from batchloom.batches.streamed import Steps, Streamed, Streaming, no_step, streaming
+from batchloom.batches.streamed import Streamed, Streaming, no_step, streaming
 from batchloom.batches.tables import IN_PLACE, count_beside, load_tables, wait_for_tables
 from batchloom.batches.world import find_world
 from batchloom.core.errors import PlanError, SettingsError, StateError
@@ -96,6 +97,8 @@ class Loader:
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
         prefetch: batches made ahead by one producer thread; 0 for none.
+        device: ``cpu``, ``cuda`` (torch's current one now), ``cuda:N`` or a ``torch.device``: tensors are given
+            there, copied ahead on a stream of their own. None for tensors in the memory they were made in.
         augment: tokens that are masked or replaced: an ``Augment`` of ``batches.augment``, or its settings
             by name (``{"noise_prob": 0.1}``); None for none.
 
@@ -109,7 +112,8 @@ class Loader:
         SettingsError: settings that are unknown or contradict each other.
         PlanError: a world size or micro-batch that does not divide the batch, a mesh that does not
             fit (names what would), a batch of 2**31 tokens or more, or a store without documents.
-        InputError: a store of preferences, whose rejected answers are not to be imitated.
+        InputError: a GPU that torch does not see; or a store of preferences, whose rejected answers are not
+            to be imitated.
         MissingDependencyError: torch is asked for and not installed.
     """
 
@@ -141,6 +145,7 @@ class Loader:
         output: Output = "torch",
         form: Form = "rows",
         prefetch: int = 4,
+        device: object = None,
         augment: Augment | Mapping[str, Any] | None = None,
     ) -> None:
         settings = {
@@ -170,19 +175,15 @@ class Loader:
             uneven=uneven,
             micro_batch_size=micro_batch_size,
             balance=balance,
+            device=None if device is None else str(device),
         )
-        if output == "torch":
-            require_torch()
+        self._stage = stage_of(self.spec)
         self._turn = threading.RLock()
         # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
         self._beside = self.plan
-        # Of the next iteration the first step, and the one after the last that any has given.
-        self._start = self._given = 0
-        self._resumed = self._told = False
+        self._iterations, self._told = Iterations(), False
         # Nobody has said that conversations may be cut, and they are.
         self._cuts_all = overlong is None and not isinstance(data, Plan)
-        self._iterations: list[_Iteration] = []
-        self._latest: _Iteration | None = None
         self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
         self.augmentation = make_augmentation(augment, named_by(data, self.plan), labels)
         if self._stream is not None:
@@ -211,12 +212,11 @@ class Loader:
         return self._iterate(self.next_step)
 
     def _iterate_stream(self, stream: Streaming, first: int) -> Iterator[Batch]:
-        steps = stream.open(resumed=self._resumed)
-        run = _Iteration(first, steps=steps)
-        self._iterations.append(run)
+        steps = stream.open(resumed=self._iterations.resumed)
+        run = self._iterations.begin(first, steps)
         share, size = self._share_of(0), self.plan.spec.global_batch_size
 
-        def make(step: int) -> Batch | None:
+        def make(step: int) -> Staged | None:
             if step >= stream.stream.steps:
                 return None
             reader, rows = steps.take(step)
@@ -224,46 +224,30 @@ class Loader:
             return self._assembled(reader, *filled_up(rows, positions, share), step)
 
         try:
-            for batch in in_turn(make, first, self.spec.prefetch):
-                self._gave(run, batch)
+            for batch in map(Staged.taken, in_turn(make, first, self.spec.prefetch)):
+                self._iterations.gave(run, batch.step)
                 yield batch
-            self._resumed = False
+            self._iterations.resumed = False
         finally:
             steps.close()
-            self._left(run)
+            self._iterations.left(run)
 
     def _iterate(self, first: int) -> Iterator[Batch]:
-        run = _Iteration(first)
-        self._iterations.append(run)
+        run = self._iterations.begin(first)
         uncounted = self._announce()
         try:
             if self.spec.prefetch:
                 self._count_beside()
-            for batch in self._batches(first):
-                self._gave(run, batch)
+            for batch in map(Staged.taken, self._batches(first)):
+                self._iterations.gave(run, batch.step)
                 if run.taken == 1 and uncounted:
                     count_left_out(self.plan)
                 yield batch
-            self._resumed = False
+            self._iterations.resumed = False
         finally:
-            self._left(run)
+            self._iterations.left(run)
 
-    def _gave(self, run: "_Iteration", batch: Batch) -> None:
-        """Note that an iteration gives a batch."""
-        run.taken += 1
-        run.next_step = batch.step + 1
-        self._given = max(self._given, run.next_step)
-        self._latest = run
-        # Whoever only looks at the first batch of a resumed loader has not resumed it.
-        self._resumed = self._resumed and run.taken == 1
-
-    def _left(self, run: "_Iteration") -> None:
-        """Note that an iteration has ended."""
-        self._iterations.remove(run)
-        if run.taken <= 1 and self._latest is run and self._iterations:
-            self._latest = self._iterations[-1]
-
-    def _batches(self, first: int) -> Iterator[Batch]:
+    def _batches(self, first: int) -> Iterator[Staged]:
         if self.spec.prefetch:
             batch = 3 * 8 * self._share_of(0).rows * self.plan.spec.seq_len
             reserve((self.spec.prefetch + 2) * batch)
@@ -281,14 +265,14 @@ class Loader:
         """The open stores, in the order of the numbers rows have for them."""
         return list(self.store.stores.values()) if isinstance(self.store, Shelf) else [self.store]
 
-    def _fetched(self, first: int) -> Iterator[Batch]:
+    def _fetched(self, first: int) -> Iterator[Staged]:
         """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
         # Not while an edit is at it: the rows looked up ahead have to be of the plan that batches are made of.
         with self._turn:
             plan = self._beside = self.plan.twin()
         fetching, over = self._fetching(plan, first), False
 
-        def make(step: int) -> Batch | None:
+        def make(step: int) -> Staged | None:
             nonlocal plan, fetching
             if self._beside is not plan:
                 # What was fetched ahead is of the order before an edit.
@@ -350,6 +334,9 @@ class Loader:
         """
         if self._stream is not None:
             raise no_step(str(step))
+        return self._made(step).taken()
+
+    def _made(self, step: int) -> Staged:
         # An edit waits until the batch is made: it is one plan's, and one store's.
         with self._turn:
             share = self._share_of(step)
@@ -358,22 +345,21 @@ class Loader:
                 fetch_rows(self._stores(), blocks_of(self.plan), found[0])
             return self._batch_of(step, found)
 
-    def _batch_of(self, step: int, found: Found) -> Batch:
+    def _batch_of(self, step: int, found: Found) -> Staged:
         """The batch of rows of a step."""
         return self._assembled(self.store, self._numbered(found[0]), found[1], step)
 
     def _assembled(
         self, reader: Reader, rows: Rows, positions: NDArray[np.int64], step: int
-    ) -> Batch:
-        """A batch of rows, of which each has a position in the run."""
+    ) -> Staged:
+        """A batch of rows, of which each has a position in the run, on its way to its device."""
         context = self._share_of(step).place.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
         arrays, cuts = make_arrays(reader, rows, spec, self.spec, context, augment)
         if self._stream is None:
             refuse_beyond(self.store, arrays["input_ids"], rows)
-        arrays = to_torch(arrays) if self.spec.output == "torch" else arrays
-        return Batch(arrays, step, self.origin, cuts)
+        return self._stage(Batch(arrays, step, self.origin, cuts))
 
     def trained_tokens(self, step: int) -> int:
         """Tokens that carry a loss in a step, over all ranks: what its summed loss is divided by (at least by 1).
@@ -406,7 +392,7 @@ class Loader:
         if self._stream is None:
             rows, _ = rank_rows(self.plan, step, self._share_of(step), balance=self.spec.balance)
             return int(rows.lengths.sum())
-        steps = self._latest.steps if self._latest else None
+        steps = self._iterations.steps
         if steps is None:
             raise no_step(str(step))
         return steps.tokens(step)
@@ -442,8 +428,7 @@ class Loader:
         It goes by what was handed out, never by how fast a thread makes steps ahead: the step after the last one
         given, and while an iteration goes on ``prefetch`` + 1 more, the most that can be made by then.
         """
-        ahead = self.spec.prefetch + 1
-        return max([self._given, *(run.next_step + ahead for run in list(self._iterations))])
+        return self._iterations.beyond(self.spec.prefetch + 1)
 
     def edit(self, edit: Edit) -> None:
         """Change the rest of the run from a step on; the journal in the state keeps it.
@@ -488,7 +473,7 @@ class Loader:
         self.plan = plan
         self._beside = beside
 
-    def _next(self, step: int, looked: tuple[Plan, Found | None] | None = None) -> Batch | None:
+    def _next(self, step: int, looked: tuple[Plan, Found | None] | None = None) -> Staged | None:
         """The batch of a step; None behind the last.
 
         Args:
@@ -499,12 +484,12 @@ class Loader:
             found = looked[1] if looked and looked[0] is self._beside else None
             if found is None and not self.plan.has_step(step):
                 return None
-            return self.batch(step) if found is None else self._batch_of(step, found)
+            return self._made(step) if found is None else self._batch_of(step, found)
 
     @property
     def next_step(self) -> int:
         """The step the next iteration begins with."""
-        return self._start if self._resumed else 0
+        return self._iterations.next_step
 
     def state_dict(self) -> dict[str, Any]:
         """One position and the plan it belongs to, as plain JSON values.
@@ -513,10 +498,10 @@ class Loader:
         of those of all ranks. The position is that after the batch given last. A look at a first batch
         (``next(iter(loader))``) beside a running iteration does not move it.
         """
-        step = self._latest.next_step if self._latest else self.next_step
+        step = self._iterations.position
         if self._stream is not None:
-            steps = self._latest.steps if self._latest else None
-            state = self._stream.state(step, steps, resumed=self._resumed)
+            resumed = self._iterations.resumed
+            state = self._stream.state(step, self._iterations.steps, resumed=resumed)
             return with_augment(state, self.augmentation)
         return self.state_at(step)
 
@@ -535,8 +520,8 @@ class Loader:
             StateError: the state is of another store, tokenizer, plan or augmentation; names each field that differs.
         """
         if self._stream is not None:
-            self._start = self._stream.resume(without_augment(state, self.augmentation))
-            self._resumed, self._latest = True, None
+            step = self._stream.resume(without_augment(state, self.augmentation))
+            self._iterations.load(step)
             return
         for name, store in self.plan.stores.items():
             if isinstance(store, Store):
@@ -553,7 +538,7 @@ class Loader:
             raise StateError(
                 f"The state's position {position} lies inside step {step}; the state was changed by hand."
             )
-        self._start, self._resumed, self._latest, self._given = step, True, None, step
+        self._iterations.load(step)
 
     def _wait(self) -> None:
         """Have the counts of all pools: at once for small plans, else from the table."""
@@ -575,15 +560,6 @@ class Loader:
             order.pools.count > IN_PLACE and not order.counted for order in self.plan.orders()
         ):
             count_beside(self.plan)
-
-
-@dataclass(slots=True, eq=False)
-class _Iteration:
-    """One iteration over a loader: its next step, and how many batches it gave."""
-
-    next_step: int
-    taken: int = 0
-    steps: Steps | None = None
 
 
 # A producer thread does not live on in a forked child, but the lock it held would.

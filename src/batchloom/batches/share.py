@@ -151,7 +151,7 @@ def make_arrays(
         arrays = assemble_varlen(store, rows, spec.labels, plan.align)
         lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64)
         names = ["input_ids", "labels", "position_ids", "seq_idx"]
-        cuts: VarlenCuts | None = VarlenCuts(rows.pointers, plan.align)
+        cuts: VarlenCuts | None = VarlenCuts(rows.pointers, arrays["cu_seq_lens_q"], plan.align)
     else:
         arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align)
         lengths, names, cuts = np.array([plan.seq_len]), list(arrays), None

@@ -1,5 +1,6 @@
 """The loader's own settings: what a batch looks like and who takes which rows."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,7 @@ _BOUNDS = {
 }
 
 
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?", re.ASCII)
 _WORDS = (("labels", Labels), ("output", Output), ("form", Form), ("uneven", Uneven))
 
 
@@ -39,6 +41,8 @@ class BatchSpec:
         micro_batch_size: rows of one forward pass, which a rank's rows are to divide into; None for all.
         mesh: how processes stand together that are tensor-, context- or pipeline-parallel.
         balance: whether the rows of a step are dealt to ranks by their attention cost.
+        device: where torch tensors are to be, ``cpu``, ``cuda`` or ``cuda:N``; None for tensors that share
+            the memory batches are assembled in.
     """
 
     labels: Labels = "aligned"
@@ -51,6 +55,7 @@ class BatchSpec:
     micro_batch_size: int | None = None
     mesh: Mesh = DATA_PARALLEL
     balance: bool = False
+    device: str | None = None
 
     def __post_init__(self) -> None:
         problems = set_wholes(self, _BOUNDS)
@@ -70,4 +75,14 @@ class BatchSpec:
             )
         if not is_switch(self.balance):
             problems.append(f"balance: {shown(self.balance)} is neither True nor False")
-        raise_problems(problems)
+        raise_problems(problems + self._of_device())
+
+    def _of_device(self) -> list[str]:
+        if self.device is None:
+            return []
+        if not _DEVICE.fullmatch(str(self.device)):
+            return [f"device: {shown(self.device)} is none of cpu, cuda, cuda:N"]
+        if self.output == "numpy":
+            said = f"{self.device!r} is where torch tensors are to be, and output is 'numpy'"
+            return [f"device: {said}: leave device out, or give output='torch'"]
+        return []

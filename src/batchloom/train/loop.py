@@ -98,7 +98,7 @@ def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
     if done >= last:
         log.say(f"Step {done} of {settings.steps} is done already; --max-iters sets how many.")
     step = done
-    for batch, waited in timed_batches(run.loader, last - done):
+    for batch, waited in timed_batches(run, last - done):
         began = time.perf_counter()
         step = batch.step + 1
         lr = learning_rate(step, settings.steps, settings.optim)
@@ -130,14 +130,16 @@ def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
     return Outcome(step if done < last else max(done, last), val_loss, run.model)
 
 
-def timed_batches(loader: Loader, count: int) -> Iterator[tuple[Batch, float]]:
+def timed_batches(run: Run, count: int) -> Iterator[tuple[Batch, float]]:
     """The next ``count`` batches, or all there are, each with the seconds it was waited for."""
     if count <= 0:
         return
-    batches = iter(loader)
+    batches, parameters = iter(run.loader), parameters_of(run)
     for _ in range(count):
         asked = time.perf_counter()
-        batch = next(batches, None)
+        # On a GPU a batch takes room beside the model.
+        with memory_explained(run.settings, parameters):
+            batch = next(batches, None)
         if batch is None:
             return
         yield batch, time.perf_counter() - asked
@@ -155,7 +157,8 @@ def check_ids(run: Run, store: Store, batch: Batch) -> None:
         TrainError: names the id, and whether the data or a setting is wrong.
     """
     rows = run.model.vocab_size
-    lowest, highest = (int(bound) for bound in batch["input_ids"].aminmax())
+    # Both at once: each number that is read has the GPU waited for.
+    lowest, highest = torch.stack(batch["input_ids"].aminmax()).tolist()
     if lowest >= 0 and highest < rows:
         return
     wrong = lowest if lowest < 0 else highest
@@ -186,7 +189,7 @@ def learn(run: Run, batch: Batch, lr: float) -> Learned:
     trained = max(1.0, counted)
     total = torch.zeros((), device=run.ranks.device)
     passes = passes_at(run, batch.step)
-    for number, part in enumerate(passes_of(run, batch, passes)):
+    for number, part in enumerate(passes_of(batch, passes)):
         with reduced_once(run.learner, last=number == passes - 1):
             with precision(run.ranks.device):
                 loss = run.learner(**part)
@@ -214,11 +217,11 @@ def passes_at(run: Run, step: int) -> int:
     return accumulation(replace(run.settings, global_batch_size=size), run.ranks.world_size)
 
 
-def passes_of(run: Run, batch: Batch, passes: int) -> Iterator[dict[str, Tensor]]:
-    """The rows of a batch in as many parts as there are passes, on the device."""
+def passes_of(batch: Batch, passes: int) -> Iterator[dict[str, Tensor]]:
+    """The rows of a batch in as many parts as there are passes."""
     names = ("input_ids", "labels", "position_ids")
     rows = len(batch["input_ids"]) // passes
-    parts = zip(*(batch[name].to(run.ranks.device).split(rows) for name in names), strict=True)
+    parts = zip(*(batch[name].split(rows) for name in names), strict=True)
     for part in parts:
         yield dict(zip(names, part, strict=True))
 
@@ -273,7 +276,7 @@ def val_sums(run: Run, val: Loader, most: int | None) -> tuple[float, float]:
         batch = val[number]
         check_ids(run, run.store, batch)
         trained += float((batch["labels"] != IGNORED).sum())
-        for part in passes_of(run, batch, run.passes):
+        for part in passes_of(batch, run.passes):
             with precision(run.ranks.device), memory_explained(run.settings, parameters):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)

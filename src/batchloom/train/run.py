@@ -268,6 +268,7 @@ def make_loader(
         uneven=settings.order.uneven,
         micro_batch_size=settings.batch_size,
         balance=settings.order.balance,
+        device=ranks.device,
     )
 
 

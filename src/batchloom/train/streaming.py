@@ -81,7 +81,13 @@ class StreamData:
     def loader(self, augment: dict[str, Any] | None) -> Loader:
         """This rank's batches."""
         ranks = self._ranks
-        return Loader(self.stream, rank=ranks.rank, world_size=ranks.world_size, augment=augment)
+        return Loader(
+            self.stream,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            augment=augment,
+            device=ranks.device,
+        )
 
     @cached_property
     def _spans(self) -> list[NDArray[np.int64]]:

@@ -1,0 +1,47 @@
+"""The arrays of a batch in one block of bytes: one piece of memory to hold, one copy to move."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# As CUDA's allocator aligns what it gives: compiled kernels load many bytes at once where they may.
+_APART = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where an array lies in a block.
+
+    Attributes:
+        name: its key in the batch.
+        dtype: of its numbers, as numpy calls it.
+        shape: its shape.
+        begin: its first byte, a multiple of 512.
+        stop: the byte behind its last.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int
+    stop: int
+
+
+def parts_of(batch: Mapping[str, Any]) -> list[Part]:
+    """Where the arrays of a batch lie in a block, one behind the other; plain numbers take no room."""
+    parts: list[Part] = []
+    for name, array in batch.items():
+        if isinstance(array, np.ndarray):
+            begin = -(-parts[-1].stop // _APART) * _APART if parts else 0
+            parts.append(Part(name, array.dtype, array.shape, begin, begin + array.nbytes))
+    return parts
+
+
+def pack(batch: Mapping[str, Any], parts: list[Part], block: NDArray[np.uint8]) -> None:
+    """Copy the arrays of a batch to their places in a block of at least ``parts[-1].stop`` bytes."""
+    for part in parts:
+        place = block[part.begin : part.stop].view(part.dtype).reshape(part.shape)
+        np.copyto(place, batch[part.name])
