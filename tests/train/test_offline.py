@@ -22,10 +22,22 @@ def refuse(*call):
     raise OSError("there is no network")
 
 class Blocked(socket.socket):
-    def __init__(self, family=-1, type=-1, proto=-1, fileno=None):
-        if fileno is None and family in (-1, socket.AF_INET, socket.AF_INET6):
-            refuse("socket", family)
-        super().__init__(family, type, proto, fileno)
+    # Bound to this machine a socket reaches nobody: urllib3 looks so whether there is IPv6.
+    def connect(self, address):
+        self.refuse_far("connect", address)
+        super().connect(address)
+
+    def connect_ex(self, address):
+        self.refuse_far("connect_ex", address)
+        return super().connect_ex(address)
+
+    def sendto(self, *given):
+        self.refuse_far("sendto", given[-1])
+        return super().sendto(*given)
+
+    def refuse_far(self, *call):
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            refuse(*call)
 
 socket.socket = Blocked
 socket.create_connection = socket.getaddrinfo = socket.gethostbyname = refuse
@@ -65,9 +77,18 @@ def batchloom(blocked, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
-def test_the_block_blocks(tmp_path, blocked, host):
-    code = f"import urllib.request; urllib.request.urlopen('http://{host}:9')"
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(
+            f"import urllib.request; urllib.request.urlopen('http://{host}:9')"
+            for host in ("127.0.0.1", "[::1]", "localhost")
+        ),
+        "import socket; socket.socket().connect(('127.0.0.1', 9))",
+        "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))",
+    ],
+)
+def test_the_block_blocks(tmp_path, blocked, code):
     environment = {**blocked, "ATTEMPTS": str(tmp_path / "attempts")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
     assert b"there is no network" in done.stderr
