@@ -354,9 +354,12 @@ def test_what_a_form_cannot_take_is_refused(folders):
     for form in (forms.padded, forms.flattened):
         with pytest.raises(PlanError, match="the batch is varlen.*form='rows'"):
             form(varlen)
-    sliced = loader_of(store, labels="shifted", mesh=Mesh(context=2), world_size=2)[0]
-    with pytest.raises(PlanError, match="context-parallel rank's slice"):
-        forms.flattened(sliced)
+    options = {"labels": "shifted", "mesh": Mesh(context=2), "output": "torch"}
+    sliced = loader_of(store, **options, world_size=2)[0]
+    for form in (forms.padded, forms.flattened, masks.dense_mask, masks.block_mask):
+        with pytest.raises(PlanError, match=f"{form.__name__} takes whole rows.*rank's slice"):
+            form(sliced)
+    assert forms.megatron(sliced)["loss_mask"].shape == (4, 16)
     with pytest.raises(SettingsError, match="give Loader\\(output='torch'\\)"):
         masks.block_mask(loader_of(store)[0])
 

@@ -193,6 +193,21 @@ def test_a_pinned_order():
     ]
 
 
+def test_a_state_inside_a_window_tells_where_it_began():
+    store = LengthsOnly([5, 3, 8, 13, 2] * 30)
+    plan = Plan(store, spec_of(5, steps=20))
+    states = [plan.state(4 * step) for step in range(10, 16)]
+    assert [state["position"] for state in states] == [40, 44, 48, 52, 56, 60]
+    assert all(state["sources"] == states[0]["sources"] for state in states[:5])
+    assert states[5]["sources"] != states[0]["sources"]
+    resumed = Plan(store, plan.spec)
+    resumed.resume(states[3])
+    assert [one.before for one in resumed.order(0).anchors[0]] == [
+        0,
+        states[0]["sources"]["data"]["before"],
+    ]
+
+
 def test_without_it_nothing_has_changed():
     store = LengthsOnly([5, 3, 8])
     plan = Plan(store, spec_of(0))
@@ -244,6 +259,13 @@ def test_edits_begin_where_windows_do(edit, error, said):
     plan = Plan(LengthsOnly([5, 3, 8]), spec_of(3, steps=12))
     with pytest.raises(error, match=said):
         plan.edited(Edit(**edit))
+
+
+def test_a_skip_of_whole_windows_leaves_out_their_steps():
+    plan = Plan(LengthsOnly([5, 3, 8, 13, 2] * 30), spec_of(3, steps=30))
+    steps, edited = steps_of(plan), steps_of(plan.edited(Edit(step=6, skip=9)))
+    assert edited == steps[:6] + edited[6:]
+    assert edited[6:15] == steps[15:24]
 
 
 @pytest.mark.parametrize("stage", [{"step": 4}, {"tokens": 4 * 4 * 32}])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchloom.batches.assemble import IGNORE, Batch, BatchCuts
 from batchloom.batches.device import to_torch
-from batchloom.batches.masks import dense_mask
+from batchloom.batches.masks import dense_mask, whole_rows
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.spec import shown, whole
 from batchloom.plan.rows import aligned
@@ -188,10 +188,7 @@ def _cuts(batch: Batch, form: str) -> BatchCuts:
     if "cu_seq_lens_q" in batch:
         raise PlanError(f"{form} takes rows, and the batch is varlen: give Loader(form='rows').")
     if cuts.sliced:
-        raise PlanError(
-            f"{form} takes whole rows, and the batch is a context-parallel rank's slice of them: give "
-            "Loader(form='varlen', align=...) for documents in slices, or a mesh without context."
-        )
+        raise whole_rows(form)
     return cuts
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from batchloom.batches.assemble import Batch
-from batchloom.core.errors import SettingsError
+from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.spec import nearest, shown
 
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -30,8 +30,9 @@ def dense_mask(batch: Batch, *, additive: str | None = None) -> Batch:
 
     Raises:
         SettingsError: no such type.
+        PlanError: the batch is the slice of a context-parallel rank.
     """
-    spans = _spans(batch["position_ids"])
+    spans = _spans(batch, "dense_mask")
     places = (spans[:1] >= 0).cumsum(1)
     seen = (spans[:, :, None] == spans[:, None, :]) & (places[:, :, None] >= places[:, None, :])
     mask = seen[:, None]
@@ -52,6 +53,7 @@ def block_mask(batch: Batch) -> Batch:
 
     Raises:
         SettingsError: numpy arrays.
+        PlanError: the batch is the slice of a context-parallel rank.
     """
     positions = batch["position_ids"]
     if isinstance(positions, np.ndarray):
@@ -60,7 +62,7 @@ def block_mask(batch: Batch) -> Batch:
         )
     from torch.nn.attention import flex_attention as flex  # noqa: PLC0415 - torch is optional and slow to import
 
-    spans = _spans(positions)
+    spans = _spans(batch, "block_mask")
 
     def allowed(row: Any, _head: Any, query: Any, key: Any) -> Any:
         return (spans[row, query] == spans[row, key]) & (query >= key)
@@ -70,9 +72,23 @@ def block_mask(batch: Batch) -> Batch:
     return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
 
 
-def _spans(position_ids: Any) -> Any:
-    """The number of each token's span in its row, from 1."""
-    return (position_ids == 0).cumsum(1)
+def _spans(batch: Batch, form: str) -> Any:
+    """The number of each token's span in its row, from 1.
+
+    Raises:
+        PlanError: the batch is a context-parallel rank's slice, in which spans need not begin.
+    """
+    if batch.cuts is not None and batch.cuts.sliced:
+        raise whole_rows(form)
+    return (batch["position_ids"] == 0).cumsum(1)
+
+
+def whole_rows(form: str) -> PlanError:
+    """What is said of a slice where a form takes whole rows."""
+    return PlanError(
+        f"{form} takes whole rows, and the batch is a context-parallel rank's slice of them: give "
+        "Loader(form='varlen', align=...) for documents in slices, or a mesh without context."
+    )
 
 
 def _added(seen: Any, name: str) -> Any:

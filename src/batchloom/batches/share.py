@@ -161,9 +161,9 @@ def make_arrays(
         indices = slice_indices(lengths, spec.mesh, context_rank)
         arrays |= {name: arrays[name].take(indices, axis=1) for name in names}
     sliced = spec.mesh.context > 1
-    return arrays, BatchCuts(
-        rows.pointers, rows.lengths, rows.places, plan.align, spec.labels, sliced
-    )
+    # Copies: a batch that is kept is not to keep the rows of a whole pool.
+    held = (rows.pointers.copy(), rows.lengths.copy(), rows.places.copy())
+    return arrays, BatchCuts(*held, plan.align, spec.labels, sliced)
 
 
 def trained_tokens(store: Reader, rows: Rows) -> int:
