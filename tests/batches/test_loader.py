@@ -423,3 +423,42 @@ def test_small_plans_start_no_process(store, monkeypatch):
         loader_module, "count_beside", lambda *_: pytest.fail("a process for 400 documents")
     )
     assert list(make(store))
+
+
+def test_rows_grouped_by_length_are_the_same_on_any_ranks(tmp_path):
+    rng = np.random.default_rng(3)
+    store = write_store(tmp_path / "s", [[65] * n for n in rng.integers(1, 60, 300).tolist()])
+    sizes = {"seq_len": 64, "global_batch_size": 8, "packing": "none", "group_by_length": 5}
+    options = {**sizes, "steps": 33}
+
+    def shares(world_size, **how):
+        return [
+            make(store, **options, rank=r, world_size=world_size, **how) for r in range(world_size)
+        ]
+
+    (whole,) = shares(1)
+    for world_size in (2, 4):
+        ranks = shares(world_size)
+        for step in range(33):
+            ids = np.concatenate([rank[step]["input_ids"] for rank in ranks])
+            assert (ids == whole[step]["input_ids"]).all()
+    uneven = [rank[7]["labels"] for rank in shares(3, uneven="pad")]
+    balanced = [rank[7]["labels"] for rank in shares(2, balance=True)]
+    for labels in (uneven, balanced):
+        trained = sorted((np.concatenate(labels) != -100).sum(1).tolist())
+        wanted = sorted((whole[7]["labels"] != -100).sum(1).tolist())
+        assert trained[-8:] == wanted
+        assert not any(trained[:-8])
+
+
+def test_an_edit_of_grouped_rows_begins_at_the_next_window(tmp_path):
+    store = write_store(tmp_path / "s", [[65] * n for n in range(1, 60)])
+    sizes = {"seq_len": 64, "global_batch_size": 4, "packing": "none", "group_by_length": 5}
+    loader = make(store, **sizes, steps=30, prefetch=0)
+    batches = iter(loader)
+    next(batches)
+    assert loader.first_to_edit == 5
+    with pytest.raises(PlanError, match="step 7 lies inside a window of 5 steps.*step=10"):
+        loader.edit(batchloom.Edit(step=7, seq_len=32))
+    loader.edit(batchloom.Edit(step=5, seq_len=32))
+    assert [batch["input_ids"].shape[1] for batch in batches] == [64] * 4 + [32] * 25

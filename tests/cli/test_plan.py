@@ -43,6 +43,7 @@ def asked(capsys, *words):
         ["--overlong", "drop"],
         ["--overlong", "truncate", "--pool-size", "16"],
         ["--last", "drop", "--no-shuffle", "--align", "4"],
+        ["--packing", "none", "--group-by-length", "3"],
     ],
 )
 def test_a_forecast_is_what_the_run_serves(stores, capsys, options):
@@ -61,6 +62,7 @@ def test_a_forecast_is_what_the_run_serves(stores, capsys, options):
             last=given.get("--last", "fill"),
             shuffle="--no-shuffle" not in options,
             align=4 if "--no-shuffle" in options else 1,
+            group_by_length=int(given.get("--group-by-length", 0)),
         ),
     )
     rows = plan.rows(0, plan.positions_of(plan.steps - 1)[1])
@@ -74,6 +76,10 @@ def test_a_forecast_is_what_the_run_serves(stores, capsys, options):
     (source,) = told["sources"]
     left_out = plan.left_out()
     assert (source["dropped"], source["lost"]) == (left_out.documents, left_out.tokens)
+    if "--group-by-length" in given:
+        window = rows.lengths[:12].reshape(3, 4)
+        assert told["cut_padding"] == pytest.approx(1 - window.sum() / (4 * window.max(1).sum()))
+        assert told["cut_padding"] < told["padding"] / 2
     if "--epochs" in given:
         assert told["least_padding"] <= told["padding"]
 
@@ -379,6 +385,19 @@ def test_tables_are_written_once(stores, capsys):
         ).sequences_per_epoch
         == (first["sequences"])
     )
+
+
+@pytest.mark.parametrize("length", [{"steps": 50}, {"steps": 52}, {"epochs": 2}, {}])
+def test_a_checkpoint_of_grouped_rows_knows_its_plan(stores, capsys, length):
+    sizes = {"seq_len": 32, "global_batch_size": 4, "packing": "none", "group_by_length": 5}
+    loader = Loader(open_store("web"), **sizes, **length, output="numpy", rank=0, world_size=1)
+    loader.load_state_dict(loader.plan.state(8))
+    state = stores / "state.json"
+    state.write_text(json.dumps(loader.state_dict()))
+    told = asked(capsys, "web", "--checkpoint", str(state))
+    assert told["fingerprint"] == loader.plan.fingerprint
+    if length != {"steps": 50}:
+        assert told["steps"] == len(loader)
 
 
 def test_the_journal_of_a_checkpoint(stores, capsys):

@@ -19,16 +19,16 @@ def store_of(folder, lengths):
 
 
 @st.composite
-def edits(draw, names, *, lanes, sizes):
-    found, step = [], 0
+def edits(draw, names, *, lanes, sizes, window):
+    found, step, window = [], 0, window or 1
     for _ in range(draw(st.integers(0, 2))):
-        step += draw(st.integers(1, 8))
+        step += draw(st.integers(1, 8 // window)) * window
         kind = draw(st.sampled_from(["weights", "skip", "ban", "seq_len", "global_batch_size"]))
         if kind == "seq_len" and lanes > 1:
             kind = "skip"
         value = {
             "weights": {name: draw(st.sampled_from([1, 2, 5])) for name in names[:2]},
-            "skip": 2,
+            "skip": 2 * window,
             "ban": {name: [size // 2] for name, size in zip(names, sizes, strict=True)},
             "seq_len": 32,
             "global_batch_size": 8,
@@ -43,6 +43,7 @@ def test_when_is_the_inverse_of_explain(data):
     draw = data.draw
     lengths = [draw(DOCUMENTS) for _ in range(draw(st.integers(1, 3)))]
     names, lanes = NAMES[: len(lengths)], draw(st.sampled_from([1, 2]))
+    window = draw(st.sampled_from([0, 3])) if lanes == 1 else 0
     with tempfile.TemporaryDirectory() as folder:
         stores = {
             name: store_of(f"{folder}/{name}", own)
@@ -55,7 +56,8 @@ def test_when_is_the_inverse_of_explain(data):
             global_batch_size=4,
             steps=20,
             pool_size=draw(st.sampled_from([2, 8])),
-            packing=draw(st.sampled_from(["best_fit", "wrap"])),
+            packing="none" if window else draw(st.sampled_from(["best_fit", "wrap"])),
+            group_by_length=window,
             seed=draw(st.integers(0, 9)),
             lanes=lanes,
             balance=draw(st.booleans()),
@@ -63,7 +65,8 @@ def test_when_is_the_inverse_of_explain(data):
             rank=0,
             world_size=draw(st.sampled_from([1, 2, 4])),
         )
-        for edit in draw(edits(names, lanes=lanes, sizes=[len(own) for own in lengths])):
+        sizes = [len(own) for own in lengths]
+        for edit in draw(edits(names, lanes=lanes, sizes=sizes, window=window)):
             loader.edit(edit)
         told = defaultdict(set)
         for step in range(20):

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ class Batch(dict[str, Any]):
     Attributes:
         step: the optimizer step it belongs to.
         origin: where its data came from, as log lines say it.
+        cuts: which spans its rows hold; None of a batch that was rebuilt.
     """
 
     def __init__(
@@ -34,11 +35,11 @@ class Batch(dict[str, Any]):
         arrays: Mapping[str, Any],
         step: int = -1,
         origin: str = "",
-        cuts: "VarlenCuts | None" = None,
+        cuts: "BatchCuts | None" = None,
     ) -> None:
         # Frameworks move a batch by rebuilding it from its items alone: type(batch)({...}).
         super().__init__(arrays)
-        self.step, self.origin, self._cuts = step, origin, cuts
+        self.step, self.origin, self.cuts = step, origin, cuts
 
     def split(self, micro_batch_size: int) -> list["Batch"]:
         """The batch in parts of so many rows each, in order, as views of the same memory.
@@ -50,38 +51,64 @@ class Batch(dict[str, Any]):
             PlanError: a size that does not divide the rows (names those that do), or a varlen batch
                 that was rebuilt and no longer knows its rows.
         """
+        cuts = self.cuts
         if "cu_seq_lens_q" not in self:
-            rows = len(self["input_ids"])
-            parts: list[dict[str, Any]] = [
-                {key: value[first : first + micro_batch_size] for key, value in self.items()}
+            rows = len(next(iter(self.values())))
+            return [
+                Batch(
+                    {key: value[first : first + micro_batch_size] for key, value in self.items()},
+                    self.step,
+                    self.origin,
+                    cuts and cuts.part(first, first + micro_batch_size),
+                )
                 for first in _firsts(rows, micro_batch_size)
             ]
-        elif self._cuts is None:
+        if cuts is None:
             raise PlanError(
                 "A varlen batch that was rebuilt from its arrays does not know where its rows end: split it before it "
                 "is moved, and move the parts."
             )
-        else:
-            firsts = _firsts(len(self._cuts.pointers) - 1, micro_batch_size)
-            parts = [
-                _varlen_part(self, self._cuts, first, first + micro_batch_size) for first in firsts
-            ]
+        firsts = _firsts(len(cuts.pointers) - 1, micro_batch_size)
+        parts = [_varlen_part(self, cuts, first, first + micro_batch_size) for first in firsts]
         return [Batch(part, self.step, self.origin) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
-class VarlenCuts:
-    """Where the rows of a varlen batch end.
+class BatchCuts:
+    """Which spans the rows of a batch hold.
 
     Attributes:
         pointers: row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
-        bounds: where spans begin and the last one ends, as ``cu_seq_lens_q`` has it, int32 [N + 1].
-        align: what the tokens of every span are a multiple of.
+        lengths: tokens of each span, without what aligns it, int64 [N].
+        places: where each begins inside its row, int64 [N].
+        align: what the tokens of every span are filled up to a multiple of.
+        labels: ``aligned`` or ``shifted``.
+        sliced: whether the batch is a context-parallel rank's slice of these rows.
     """
 
     pointers: Ids
-    bounds: NDArray[np.int32]
+    lengths: Ids
+    places: Ids
     align: int
+    labels: str
+    sliced: bool
+
+    @property
+    def bounds(self) -> Ids:
+        """Where the spans of the varlen form begin and the last one ends, int64 [N + 1], slices put together."""
+        bounds = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(aligned(self.lengths, self.align), out=bounds[1:])
+        return bounds if len(bounds) > 1 else np.array([0, self.align])
+
+    def part(self, start: int, stop: int) -> "BatchCuts":
+        """Those of rows ``start`` to ``stop - 1``."""
+        first, last = int(self.pointers[start]), int(self.pointers[stop])
+        return replace(
+            self,
+            pointers=self.pointers[start : stop + 1] - first,
+            lengths=self.lengths[first:last],
+            places=self.places[first:last],
+        )
 
 
 def _firsts(rows: int, size: int) -> range:
@@ -95,7 +122,7 @@ def _firsts(rows: int, size: int) -> range:
     return range(0, rows, size)
 
 
-def _varlen_part(batch: Batch, cuts: VarlenCuts, first: int, stop: int) -> dict[str, Any]:
+def _varlen_part(batch: Batch, cuts: BatchCuts, first: int, stop: int) -> dict[str, Any]:
     """Some rows of a varlen batch; arrays or tensors, whole documents or slices of each."""
     # What is asked of the tensors themselves would wait for the GPU they are on.
     bounds, starts = cuts.bounds, batch["cu_seq_lens_q"]

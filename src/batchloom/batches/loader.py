@@ -76,7 +76,7 @@ class Loader:
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
-        packing, seed, shuffle, epochs, steps, last, pool_size, block, lanes, align: see ``PlanSpec``.
+        packing, seed, shuffle, epochs, steps, last, pool_size, block, lanes, align, group_by_length: see ``PlanSpec``.
         order: ``pools``; or ``lanes``: over a store that a stream kept, with its settings and ``lanes``,
             the order of the stream.
         overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
@@ -134,6 +134,7 @@ class Loader:
         block: int = 0,
         lanes: int = 1,
         align: int = 1,
+        group_by_length: int = 0,
         order: Order = "pools",
         rank: int | None = None,
         world_size: int | None = None,
@@ -160,6 +161,7 @@ class Loader:
             "block": block,
             "lanes": lanes,
             "align": align,
+            "group_by_length": group_by_length,
             "order": order,
         }
         self.plan = plan_of(data, seq_len, global_batch_size, settings)
@@ -426,9 +428,14 @@ class Loader:
         """The first step that an edit may change: the same on every rank that was given as many batches.
 
         It goes by what was handed out, never by how fast a thread makes steps ahead: the step after the last one
-        given, and while an iteration goes on ``prefetch`` + 1 more, the most that can be made by then.
+        given, and while an iteration goes on ``prefetch`` + 1 more, the most that can be made by then; with
+        ``group_by_length`` the first of a window.
         """
-        return self._iterations.beyond(self.spec.prefetch + 1)
+        made, window = (
+            self._iterations.beyond(self.spec.prefetch + 1),
+            self.plan.spec.group_by_length,
+        )
+        return -(-made // max(window, 1)) * max(window, 1)
 
     def edit(self, edit: Edit) -> None:
         """Change the rest of the run from a step on; the journal in the state keeps it.

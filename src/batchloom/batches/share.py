@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assemble import Reader, VarlenCuts, assemble_rows, assemble_varlen
+from batchloom.batches.assemble import BatchCuts, Reader, assemble_rows, assemble_varlen
 from batchloom.batches.augment import Augmentation
 from batchloom.batches.augmented import augment_batch
 from batchloom.batches.spec import BatchSpec
@@ -141,8 +141,8 @@ def make_arrays(
     spec: BatchSpec,
     context_rank: int,
     augment: tuple[Augmentation, NDArray[np.int64]] | None = None,
-) -> tuple[dict[str, Any], VarlenCuts | None]:
-    """The arrays of some rows, as the settings want them, for one context rank; of the varlen form its cuts.
+) -> tuple[dict[str, Any], BatchCuts]:
+    """The arrays of some rows, as the settings want them, for one context rank, and which spans they hold.
 
     Augmentation is given with the position of each row; it comes before a context rank's slice is taken.
     """
@@ -151,17 +151,19 @@ def make_arrays(
         arrays = assemble_varlen(store, rows, spec.labels, plan.align)
         lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64)
         names = ["input_ids", "labels", "position_ids", "seq_idx"]
-        cuts: VarlenCuts | None = VarlenCuts(rows.pointers, arrays["cu_seq_lens_q"], plan.align)
     else:
         arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align)
-        lengths, names, cuts = np.array([plan.seq_len]), list(arrays), None
+        lengths, names = np.array([plan.seq_len]), list(arrays)
     if augment:
         made, positions = augment
         augment_batch(arrays, made, rows, positions, plan, labels=spec.labels)
     if spec.mesh.context > 1:
         indices = slice_indices(lengths, spec.mesh, context_rank)
         arrays |= {name: arrays[name].take(indices, axis=1) for name in names}
-    return arrays, cuts
+    sliced = spec.mesh.context > 1
+    # Copies: a batch that is kept is not to keep the rows of a whole pool.
+    held = (rows.pointers.copy(), rows.lengths.copy(), rows.places.copy())
+    return arrays, BatchCuts(*held, plan.align, spec.labels, sliced)
 
 
 def trained_tokens(store: Reader, rows: Rows) -> int:

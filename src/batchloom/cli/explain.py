@@ -49,6 +49,7 @@ def explain(
     block: order.Block = None,
     lanes: order.Lanes = None,
     align: order.Align = None,
+    group_by_length: order.GroupByLength = None,
     as_json: order.AsJson = False,
 ) -> None:
     """Show what a step holds: each sequence's documents, where they came from, and how they begin."""
@@ -142,6 +143,7 @@ def when(
     block: order.Block = None,
     lanes: order.Lanes = None,
     align: order.Align = None,
+    group_by_length: order.GroupByLength = None,
     as_json: order.AsJson = False,
 ) -> None:
     """Show every step and row in which a document is served, past and future."""

@@ -91,6 +91,13 @@ Align = Annotated[
     int | None,
     typer.Option(help="Documents begin at multiples of so many tokens.", rich_help_panel=_PLAN),
 ]
+GroupByLength = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps of a window whose rows are dealt by length (packing none).",
+        rich_help_panel=_PLAN,
+    ),
+]
 WorldSize = Annotated[
     int | None, typer.Option(help="Number of data-parallel ranks.", rich_help_panel=_PLAN)
 ]
@@ -109,7 +116,7 @@ _SETTINGS = (
         "steps",
         "last",
     ),
-    *("pool_size", "block", "lanes", "align"),
+    *("pool_size", "block", "lanes", "align", "group_by_length"),
 )
 
 

@@ -63,6 +63,7 @@ def plan(
     block: order.Block = None,
     lanes: order.Lanes = None,
     align: order.Align = None,
+    group_by_length: order.GroupByLength = None,
     as_json: order.AsJson = False,
 ) -> None:
     """Look ahead at a run from lengths alone: steps, epochs, padding, mixture, bytes, mixing, hours."""
@@ -126,6 +127,11 @@ def _tell(found: Forecast, edits: list[Entry], mark: str) -> None:
         f"padding: {near}{found.padding:.3%} of the run's places; no packing of whole documents, as many of each "
         f"source as are served, has less than {about}{found.least_padding:.3%}"
     )
+    if found.cut_padding is not None:
+        say(
+            f"padding where each step is cut to its longest row: {found.cut_padding:.3%} of its places, in the first "
+            "window of --group-by-length"
+        )
     each = (
         f", {_bytes(found.rank_bytes)} by each of {found.world_size:,} ranks"
         if found.world_size > 1

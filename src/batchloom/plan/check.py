@@ -53,7 +53,7 @@ def check_run(
             raise SettingsError(
                 ["weights: one store has none; start with a Mixture to change them"]
             )
-        check_edit(edit, stores, last, spec.lanes, sizes)
+        check_edit(edit, stores, last, spec, sizes)
         if edit.weights is not None:
             weights = edit.weights
         if mixture and mixture.most_epochs and by_size(weights) and _resizes(edit):

@@ -14,6 +14,7 @@ from batchloom.core.spec import (
     whole,
 )
 from batchloom.plan.mixture import Weights, weight_problems
+from batchloom.plan.spec import PlanSpec, inside_window, large_window
 
 _BOUNDS = {
     "step": (0, 1 << 48),
@@ -104,7 +105,7 @@ def edit_from(plain: Mapping[str, Any]) -> Edit:
 
 
 def check_edit(
-    edit: Edit, stores: Mapping[str, Any], last: int, lanes: int, sizes: Mapping[str, int]
+    edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec, sizes: Mapping[str, int]
 ) -> None:
     """Refuse an edit a plan cannot take.
 
@@ -112,12 +113,12 @@ def check_edit(
         edit: the edit.
         stores: the stores of the plan's sources by name.
         last: the step of the edit before it; edits are appended.
-        lanes: of the plan.
+        spec: of the plan.
         sizes: documents of each source.
 
     Raises:
         SettingsError: every problem with its name.
-        PlanError: it lies before an earlier edit.
+        PlanError: it lies before an earlier edit, or inside a window of ``group_by_length``.
     """
     problems = []
     if edit.weights is not None:
@@ -129,9 +130,17 @@ def check_edit(
             problems.append(
                 f"ban.{name}: there is no document {numbers[-1]}; there are {sizes[name]}"
             )
-    if edit.global_batch_size and edit.global_batch_size % lanes:
+    if edit.global_batch_size and edit.global_batch_size % spec.lanes:
         problems.append(
-            f"global_batch_size: {edit.global_batch_size} is no multiple of lanes {lanes}"
+            f"global_batch_size: {edit.global_batch_size} is no multiple of lanes {spec.lanes}"
+        )
+    window = spec.group_by_length
+    if window and edit.global_batch_size:
+        problems += large_window(window, edit.global_batch_size)
+    if window and edit.skip % window:
+        problems.append(
+            f"skip: {edit.skip} steps are no whole windows of group_by_length {window}, inside which rows come by "
+            f"their length; {-(-edit.skip // window) * window} are"
         )
     raise_problems(problems)
     if edit.step < last:
@@ -139,3 +148,5 @@ def check_edit(
             f"An edit at step {edit.step} lies before the edit at step {last}: edits are appended. Give a step from "
             f"{last} on."
         )
+    if window and edit.step % window:
+        raise PlanError(f"An edit at step {edit.step} lies {inside_window(edit.step, window)}")

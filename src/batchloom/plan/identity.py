@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchloom.core.spec import to_plain
 from batchloom.plan.mixture import Mixture, weighed_in
-from batchloom.plan.spec import ORDER_VERSION
+from batchloom.plan.spec import ORDER_VERSION, PlanSpec
 
 if TYPE_CHECKING:
     from batchloom.plan.plan import Plan
@@ -20,9 +20,11 @@ def origin_identity(plan: "Plan") -> dict[str, Any]:
     """
     spec = {k: v for k, v in to_plain(plan.spec).items() if k not in _NOT_ORDER}
     # Orders from before these could be asked for keep their fingerprint.
-    for name in ("lanes", "align"):
-        if spec[name] == 1:
+    for name, default in (("lanes", 1), ("align", 1), ("group_by_length", 0)):
+        if spec[name] == default:
             del spec[name]
+    if plan.spec.group_by_length:
+        spec |= _end(plan.spec)
     identity: dict[str, Any] = {"order_version": ORDER_VERSION, "spec": spec}
     mixture = plan.data
     if not isinstance(mixture, Mixture):
@@ -44,6 +46,13 @@ def origin_identity(plan: "Plan") -> dict[str, Any]:
         # Weights under a bound of epochs are of a run of so many steps.
         identity["mixture"]["steps"] = plan.spec.steps
     return identity
+
+
+def _end(spec: PlanSpec) -> dict[str, int]:
+    """Where the last window of a run ends, which decides the order of its rows; nothing where all are whole."""
+    if spec.epochs is not None or spec.steps is None:
+        return {"epochs": spec.epochs or 1}
+    return {"steps": spec.steps} if spec.steps % spec.group_by_length else {}
 
 
 def source_identity(plan: "Plan", number: int) -> dict[str, Any]:

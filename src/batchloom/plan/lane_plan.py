@@ -152,6 +152,8 @@ class LanePlan:
         self, store: PlanStore, spec: PlanSpec, *, lanes: int, bounds: NDArray[np.int64]
     ) -> None:
         check_lanes(lanes, spec.global_batch_size)
+        if spec.group_by_length:
+            raise not_of_lanes("cannot be grouped by length")
         self.store, self.lanes, self.bounds = store, lanes, bounds
         self.spec = replace(spec, lanes=lanes, pool_size=spec.pool_size or LANE_POOL_SIZE)
         self.data, self.stores = store, {"data": store}
@@ -208,7 +210,7 @@ class LanePlan:
         plain = {
             k: v
             for k, v in to_plain(self.spec).items()
-            if k not in ("epochs", "steps", "last", "block")
+            if k not in ("epochs", "steps", "last", "block", "group_by_length")
         }
         return {
             "order_version": ORDER_VERSION,

@@ -14,6 +14,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.plan.check import check_run
 from batchloom.plan.cut import Cut, continued, cut_at
 from batchloom.plan.edits import Edit, edit_plain
+from batchloom.plan.grouped import Grouped, check_windows
 from batchloom.plan.identity import origin_identity, source_identity
 from batchloom.plan.mixture import Mixture, PlanStore, SourceSpec, Weights, weighed_in
 from batchloom.plan.pools import LeftOut, Pools
@@ -53,6 +54,7 @@ class Plan:
     Attributes:
         data, spec, edits: as given; the spec with the size of its pools chosen.
         names: of the sources, in the order of their numbers in rows; of a lone store ``data``.
+        grouped: where rows of about the same length are brought together; its positions are those of the steps.
 
     Raises:
         PlanError: a source without documents, that gives no sequence, or with a document too long with
@@ -82,10 +84,12 @@ class Plan:
         # Where an edit of seq_len left each source: found, or told by a state.
         self.cuts = self._learned.cuts
         self._windows = Windows(self)
+        self.grouped = Grouped(self, self._windows)
         mixture = data if isinstance(data, Mixture) else None
         first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
         weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
         self.course = course_of(weights, first, mixture.stages if mixture else (), self.edits)
+        check_windows(self.course, spec.group_by_length)
         # Lengths of sequences by era.
         self._seq_lens = (spec.seq_len, *(seq_len for _, seq_len in self.course.cuts))
         self._check_lengths()
@@ -513,6 +517,7 @@ class Plan:
     def locate(self, position: int) -> Found | None:
         """Where a position of a plan of one store stands; None when the run ends before it."""
         with self._lock:
+            position = self.grouped.held(position)
             segment = self.timeline.segment_at(position)
             if segment is None or not self.holds(position):
                 return None
@@ -538,12 +543,17 @@ class Plan:
                 f"Positions {start} to {stop} are no whole groups of {self.spec.lanes} lanes."
             )
         with self._lock:
-            return self._windows.rows(start, stop, part)
+            return self.grouped.rows(start, stop, part)
 
     def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
         """The positions of a part of ``start`` to ``stop - 1``, in the order of its rows."""
         with self._lock:
             return self._windows.positions(start, stop, part)
+
+    def served_at(self, position: int) -> int:
+        """Where the row is served that has a position before rows are grouped by length."""
+        with self._lock:
+            return self.grouped.served(position)
 
     def lanes_of(self, start: int, stop: int) -> NDArray[np.int64]:
         """The lane of each of the positions ``start`` to ``stop - 1``, int64 [stop - start]."""

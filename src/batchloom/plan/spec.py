@@ -20,6 +20,8 @@ SMALL_POOL_SIZE, MANY = 8_192, 16
 # A pool is packed in memory, and its sort keys hold (row, hash, span) in 64 bits.
 MOST_POOL_SIZE = 1 << 24
 MOST_LANES = 4096
+# The rows of a window are in memory, each in 52 bytes.
+MOST_GROUPED = 1 << 22
 # From this many documents on, what is permuted is blocks of neighbours (docs/order.md).
 BLOCKS_FROM = 4_000_000
 BLOCK = 64
@@ -53,6 +55,8 @@ class PlanSpec:
             lanes; ``global_batch_size`` is a multiple of it. 1 deals nothing.
         align: every document begins at a multiple of so many tokens of its sequence, and padding
             without loss fills what is left behind it: 2 x C for C context-parallel ranks. 1 for none.
+        group_by_length: steps of a window whose rows are dealt to its steps by length, so that those of a step are
+            about equally long; of ``packing='none'`` alone, whose rows are padded. 0 for none.
         bounds: least and most of each number, the same for every spec.
     """
 
@@ -67,6 +71,7 @@ class PlanSpec:
             "block": (0, MOST_POOL_SIZE),
             "lanes": (1, MOST_LANES),
             "align": (1, 1 << 24),
+            "group_by_length": (0, 1 << 16),
         }
     )
 
@@ -83,6 +88,7 @@ class PlanSpec:
     block: int = 0
     lanes: int = 1
     align: int = 1
+    group_by_length: int = 0
 
     def __post_init__(self) -> None:
         problems = set_wholes(self, self.bounds)
@@ -122,7 +128,26 @@ class PlanSpec:
                     f"steps: {self.steps} of global_batch_size {self.global_batch_size} are {positions} sequences, "
                     f"more than {MOST_POSITIONS}; lower one of the two"
                 )
+        if self.group_by_length and "group_by_length" not in wrong:
+            problems += self._ungroupable(wrong)
         raise_problems(problems)
+
+    def _ungroupable(self, wrong: set[str]) -> list[str]:
+        """Why rows cannot be grouped by their length."""
+        problems = []
+        if self.packing != "none" and "packing" not in wrong:
+            problems.append(
+                f"group_by_length: rows packed by {self.packing!r} are full, so there is nothing to group; give "
+                "packing='none', or leave it out"
+            )
+        if self.lanes > 1 and "lanes" not in wrong:
+            problems.append(
+                f"group_by_length: with {self.lanes} lanes a position belongs to a lane and cannot be moved; give "
+                "lanes=1, or leave it out"
+            )
+        if "global_batch_size" not in wrong:
+            problems += large_window(self.group_by_length, self.global_batch_size)
+        return problems
 
     def with_pools_for(self, sources: int) -> "PlanSpec":
         """The same with the size of its pools chosen, for so many sources."""
@@ -142,6 +167,27 @@ class PlanSpec:
         if self.block:
             return self.block
         return BLOCK if documents >= BLOCKS_FROM and self.pool_size % BLOCK == 0 else 1
+
+
+def large_window(steps: int, global_batch_size: int) -> list[str]:
+    """What is said of a window whose rows would take too much memory."""
+    rows = steps * global_batch_size
+    if rows <= MOST_GROUPED:
+        return []
+    most = MOST_GROUPED // global_batch_size
+    sizes = f"{steps} steps of global_batch_size {global_batch_size}"
+    return [
+        f"group_by_length: {sizes} are {rows} rows, more than {MOST_GROUPED}; give at most {most}"
+    ]
+
+
+def inside_window(step: int, steps: int) -> str:
+    """What is said of a step at which nothing can change, and which can."""
+    following = -(-step // steps) * steps
+    return (
+        f"inside a window of {steps} steps (group_by_length): its rows come by their length, so that what was served "
+        f"of it is no beginning of the run. Give step={following}, or another multiple of {steps}."
+    )
 
 
 def nearest_divisor(number: int, most: int) -> int:

@@ -25,7 +25,7 @@ def state_at(plan: "Plan", position: int) -> dict[str, Any]:
         raise StateError(f"Position {position} does not exist; positions count from 0.")
     past = plan.spec.steps is None and not plan.holds(position)
     # At the end of a run, the pool of its last sequence: a longer run goes on from there.
-    known = max(min(position, plan.positions) - 1, 0) if past else position
+    known = _begun(plan, position, plan.positions if past else None)
     segment = plan.timeline.segment_at(known)
     plain: dict[str, Any] = {
         "order_version": ORDER_VERSION,
@@ -49,6 +49,11 @@ def state_at(plan: "Plan", position: int) -> dict[str, Any]:
             for n in numbers
         }
     return {**plain, "check": fingerprint(plain)}
+
+
+def _begun(plan: "Plan", position: int, end: int | None) -> int:
+    """What the sources' places in a state are of: of a window that has begun, all rows are looked up."""
+    return plan.grouped.window(position if end is None else max(min(position, end) - 1, 0))[0]
 
 
 def _cursors(plan: "Plan", segment: "Segment", position: int) -> dict[str, Any]:
@@ -92,8 +97,9 @@ def resume_at(plan: "Plan", state: dict[str, Any]) -> int:
     position, end, cursors = _checked(plan, state)
     names = {name: number for number, name in enumerate(plan.names)}
     tails = {names[n]: quotas(told, plan.spec.lanes) for n, told in state.get("tails", {}).items()}
+    begun = _begun(plan, position, end) if plan.spec.group_by_length else position
     plan.timeline.adopt(
-        {names[n]: where for n, where in state.get("exhausted", {}).items()}, position, tails
+        {names[n]: where for n, where in state.get("exhausted", {}).items()}, begun, tails
     )
     for name, cuts in state.get("cuts", {}).items():
         for era, told in enumerate(cuts, 1):

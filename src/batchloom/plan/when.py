@@ -35,13 +35,17 @@ def seen(plan: Plan, number: int, document: int, last_step: int) -> list[Seen]:
         document: of the source.
         last_step: the last step of interest.
     """
-    end = min(plan.positions_of(min(last_step, plan.steps - 1))[1], plan.positions)
+    last = min(last_step, plan.steps - 1)
+    end = plan.positions_of(last)[1]
+    # What a window holds is served anywhere in it.
+    end = min(plan.grouped.window(end - 1)[1], plan.positions)
     plan.timeline.segment_at(max(end - 1, 0))
     segments = [s for s in plan.timeline.segments() if number in s.sources.tolist()]
     found: list[Seen] = []
     for era in sorted({segment.era for segment in segments}):
         mine = [segment for segment in segments if segment.era == era]
         found += _in_era(plan, mine, (number, document), end)
+    found = [one for one in found if one.step <= last]
     return sorted(found, key=lambda one: one.position)
 
 
@@ -64,7 +68,15 @@ def _in_era(plan: Plan, segments: list[Segment], what: tuple[int, int], end: int
             if (one := _seen_at(plan, segments, (number, lane, index), epoch))
         ]
         epoch += 1
-    return [one for one in found if one.position < end]
+    return [_moved(plan, one) for one in found if one.position < end]
+
+
+def _moved(plan: Plan, one: Seen) -> Seen:
+    """Where a sequence is served by its length, if rows are grouped by it."""
+    position = plan.served_at(one.position)
+    if position == one.position:
+        return one
+    return Seen(*plan.course.step_at(position), position, one.epoch)
 
 
 def _begins_before(

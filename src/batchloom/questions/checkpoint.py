@@ -138,6 +138,9 @@ def _blocks(identity: Mapping[str, Any]) -> list[int]:
 
 def _spec(identity: Mapping[str, Any], steps: int | None, *, block: int) -> PlanSpec:
     given = {**identity["spec"], "block": block}
+    if given.get("epochs") is not None or given.get("steps") is not None:
+        # Rows that are grouped by length know the end of their run.
+        return from_plain(PlanSpec, given)
     if steps is None and "mixture" in identity:
         steps = identity["mixture"].get("steps") or _endless(given)
     return from_plain(PlanSpec, {**given, "steps": steps or _endless(given)})
@@ -145,13 +148,15 @@ def _spec(identity: Mapping[str, Any], steps: int | None, *, block: int) -> Plan
 
 def _endless(given: Mapping[str, Any]) -> int:
     """Steps of a run of which nobody says how long it is: as many as there can be."""
-    return min(PlanSpec.bounds["steps"][1], (1 << 62) // int(given["global_batch_size"]))
+    most = min(PlanSpec.bounds["steps"][1], (1 << 62) // int(given["global_batch_size"]))
+    return most - most % max(int(given.get("group_by_length", 0)), 1)
 
 
 def is_endless(plan: Plan) -> bool:
     """Whether nobody said how long the run of a plan is."""
     spec = plan.spec
-    return spec.steps == _endless({"global_batch_size": spec.global_batch_size})
+    names = ("global_batch_size", "group_by_length")
+    return spec.steps == _endless({name: getattr(spec, name) for name in names})
 
 
 def _data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]) -> PlanStore | Mixture:

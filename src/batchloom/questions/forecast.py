@@ -99,6 +99,8 @@ class Forecast:
         tokens: that are served.
         padding: share of all places of the run that hold no token, 0 to 1.
         least_padding: share that no packing of whole documents could do with less of, of what is served, 0 to 1.
+        cut_padding: share of the places of its first window that hold no token where each step is cut to its longest
+            row, 0 to 1; None of rows that are not grouped by length.
         bytes: of token ids read, by all ranks together.
         rank_bytes: of them by one rank of ``world_size``.
         world_size: number of data-parallel ranks.
@@ -120,6 +122,7 @@ class Forecast:
     tokens: int
     padding: float
     least_padding: float
+    cut_padding: float | None
     bytes: int
     rank_bytes: int
     world_size: int
@@ -173,6 +176,7 @@ def forecast(
         tokens=tokens,
         padding=1 - tokens / places if places else 0.0,
         least_padding=max(1 - tokens / least, 0.0) if least else 0.0,
+        cut_padding=_cut_padding(own) if own.spec.group_by_length else None,
         bytes=size,
         rank_bytes=-(-size // world_size),
         world_size=world_size,
@@ -180,6 +184,14 @@ def forecast(
         sources=sources,
         shares=_held_shares(run) if isinstance(own.data, Mixture) else (),
     )
+
+
+def _cut_padding(plan: Plan) -> float:
+    """Padding of the first window where each step is cut to its longest row."""
+    lengths = plan.rows(*plan.grouped.window(0)).lengths
+    size = plan.spec.global_batch_size
+    longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
+    return 1 - int(lengths.sum()) / (int(longest.sum()) * size)
 
 
 def _measured(plan: Plan) -> dict[tuple[int, int], Measure]:

@@ -28,7 +28,8 @@ def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
         )
     if last < 0:
         return "the run has no step"
-    end = min(plan.positions_of(last)[1], plan.positions)
+    # Of a window of group_by_length that has begun, the rows still to come count as its turn.
+    end = min(plan.grouped.window(plan.positions_of(last)[1] - 1)[1], plan.positions)
     served = _served(plan, number, end)
     if not served:
         return f"source {name!r} has no weight up to step {last:,}{_later(plan, number, end)}"

@@ -65,7 +65,7 @@ from batchloom.tokens import engine_choice
 _LOG = logging.getLogger("batchloom")
 _MOST_WORKERS = 1024
 _STATE = "tokenizer_state.json"
-_NOT_ORDER = ("epochs", "steps", "last", "block")
+_NOT_ORDER = ("epochs", "steps", "last", "block", "group_by_length")
 
 
 def stream(  # noqa: D417 - the fields of the recipe, told there

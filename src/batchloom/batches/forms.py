@@ -1,0 +1,208 @@
+"""A batch in the form its consumer takes, for those that take another than the loader's.
+
+Each function takes a batch of ``Loader(form="rows")``, or a part of one that ``split`` gave, of numpy arrays or
+tensors on any device, and returns another with the same ``step`` and ``origin``. All of them train the same tokens.
+Masks are in :mod:`batchloom.batches.masks`.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.assemble import IGNORE, Batch, BatchCuts
+from batchloom.batches.device import to_torch
+from batchloom.batches.masks import dense_mask, whole_rows
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.core.spec import shown, whole
+from batchloom.plan.rows import aligned
+
+Ids = NDArray[np.int64]
+
+
+def padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
+    """Rows of one document each (``packing="none"``), cut to the longest: for models that take an attention mask.
+
+    Args:
+        batch: R rows.
+        multiple_of: L is the longest document rounded up to a multiple of it, and at most ``seq_len``.
+
+    Returns:
+        ``input_ids`` and ``labels`` as they were, ``attention_mask`` (1 on the document, 0 on padding) and
+        ``position_ids`` (0, 1, 2, ... in every row), each int64 [R, L]. A row without a document (at the end of a run)
+        attends to one token of padding, since a softmax over nothing is no number; it has no loss.
+
+    Raises:
+        PlanError: a row holds several documents, which the mask would let see each other; or a batch that was rebuilt.
+        SettingsError: a ``multiple_of`` that is none.
+    """
+    step = whole(multiple_of)
+    if step is None or step < 1:
+        raise SettingsError([f"multiple_of: {shown(multiple_of)} is no whole number of at least 1"])
+    cuts = _cuts(batch, "padded")
+    documents = np.diff(cuts.pointers)
+    if (documents > 1).any():
+        raise PlanError(
+            f"A row of step {batch.step} holds {int(documents.max())} documents, and padded gives one mask a row, "
+            "under which they would see each other. Pack one document a row: Loader(packing='none', "
+            "group_by_length=...); or use flattened, dense_mask or block_mask for packed rows."
+        )
+    lengths = np.ones(len(documents), np.int64)
+    lengths[documents == 1] = cuts.lengths
+    width = min(-(-int(lengths.max()) // step) * step, batch["input_ids"].shape[1])
+    places = np.arange(width)
+    mask = (places < lengths[:, None]).astype(np.int64)
+    positions = np.tile(places, (len(lengths), 1))
+    like = batch["input_ids"]
+    return _made(
+        batch,
+        {
+            # Sums are copies of their own, so that the wide rows can go.
+            "input_ids": like[:, :width] + 0,
+            "labels": batch["labels"][:, :width] + 0,
+            "attention_mask": _like(like, mask),
+            "position_ids": _like(like, positions),
+        },
+        replace(cuts, align=1),
+    )
+
+
+def shifted(batch: Batch) -> Batch:
+    """The batch with next-token targets, for a loss that does not shift: what ``Loader(labels="shifted")`` gives.
+
+    Returns:
+        The same arrays, with other ``labels``: int64 of the same shape, -100 at each span's last token and wherever the
+        next token carries no loss.
+
+    Raises:
+        PlanError: a batch that was rebuilt.
+    """
+    known = _known(batch, "shifted")
+    labels = _next_tokens(batch, known)
+    return _made(batch, {**batch, "labels": labels}, replace(known, labels="shifted"))
+
+
+def flattened(batch: Batch) -> Batch:
+    """The spans back to back without padding: what ``Loader(form="varlen")`` gives of the same step.
+
+    Returns:
+        ``input_ids``, ``labels``, ``position_ids`` int64 [1, T]; ``seq_idx`` int32 [1, T]; ``cu_seq_lens_q`` and
+        ``cu_seq_lens_k`` int32 [N + 1]; ``max_length_q`` and ``max_length_k`` (int); see
+        :func:`batchloom.batches.assemble.assemble_varlen`. Rows without any span give one token of padding.
+
+    Raises:
+        PlanError: a batch that was rebuilt, or the slice of a context-parallel rank.
+    """
+    cuts, like = _cuts(batch, "flattened"), batch["input_ids"]
+    rows, seq_len = like.shape
+    begins = np.repeat(np.arange(rows) * seq_len, np.diff(cuts.pointers)) + cuts.places
+    lengths = aligned(cuts.lengths, cuts.align)
+    if not len(lengths):
+        begins, lengths = np.zeros(1, np.int64), np.array([cuts.align])
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    chosen = np.arange(bounds[-1]) + np.repeat(begins - bounds[:-1], lengths)
+    index = _like(like, chosen)
+    tokens = {
+        name: batch[name].reshape(-1)[index][None]
+        for name in ("input_ids", "labels", "position_ids")
+    }
+    numbers = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None]
+    longest = int(lengths.max())
+    flat = {
+        **tokens,
+        "seq_idx": _like(like, numbers),
+        "cu_seq_lens_q": _like(like, bounds.astype(np.int32)),
+        "cu_seq_lens_k": _like(like, bounds.astype(np.int32)),
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+    return _made(batch, flat, cuts)
+
+
+def megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
+    """What Megatron-core's ``GPTDataset`` gives, stacked: next-token labels, and a mask that says where the loss is.
+
+    Args:
+        batch: R rows.
+        attention_mask: whether to give one, as ``create_attention_mask`` does; packed rows need it, or ``flattened``
+            and ``packed_seq_params``, to be kept apart.
+
+    Returns:
+        ``tokens`` and ``labels`` int64 [R, S]; ``loss_mask`` float32 [R, S], 1 where there is a loss; ``position_ids``
+        int64 [R, S], restarting with each span as under ``reset_position_ids``. Where there is no loss labels are 0:
+        Megatron looks scores up by them before it masks. ``attention_mask`` bool [R, 1, S, S] is True where a token
+        must *not* be seen, as Megatron has it.
+
+    Raises:
+        PlanError: a batch that was rebuilt.
+    """
+    labels = _next_tokens(batch, _known(batch, "megatron"))
+    trained = labels != IGNORE
+    arrays = {
+        "tokens": batch["input_ids"],
+        "labels": labels * trained,
+        "loss_mask": _float32(trained),
+        "position_ids": batch["position_ids"],
+    }
+    if attention_mask:
+        arrays["attention_mask"] = ~dense_mask(batch)["attention_mask"]
+    return _made(batch, arrays)
+
+
+def _next_tokens(batch: Batch, cuts: BatchCuts) -> Any:
+    """Labels as next-token targets, in an array of their own."""
+    labels = batch["labels"]
+    if cuts.labels == "shifted":
+        return labels + 0
+    # A span's first token has no label, so that none comes from the span behind.
+    following = labels + 0
+    following[:, :-1] = labels[:, 1:]
+    following[:, -1] = IGNORE
+    return following
+
+
+def _known(batch: Batch, form: str) -> BatchCuts:
+    """What a batch knows of its rows.
+
+    Raises:
+        PlanError: it was rebuilt from its arrays.
+    """
+    cuts = getattr(batch, "cuts", None)
+    if cuts is None:
+        raise PlanError(
+            f"A batch that was rebuilt from its arrays does not know its spans, which {form} needs: make the form of "
+            "what the Loader gives (or of a part that split gave), and move that."
+        )
+    found: BatchCuts = cuts
+    return found
+
+
+def _cuts(batch: Batch, form: str) -> BatchCuts:
+    """Where the spans of a batch of whole rows lie.
+
+    Raises:
+        PlanError: it was rebuilt, is of another form, or the slice of a context-parallel rank.
+    """
+    cuts = _known(batch, form)
+    if "cu_seq_lens_q" in batch:
+        raise PlanError(f"{form} takes rows, and the batch is varlen: give Loader(form='rows').")
+    if cuts.sliced:
+        raise whole_rows(form)
+    return cuts
+
+
+def _made(batch: Batch, arrays: dict[str, Any], cuts: BatchCuts | None = None) -> Batch:
+    """A batch of the same step and origin."""
+    return Batch(arrays, batch.step, batch.origin, cuts)
+
+
+def _like(array: Any, made: NDArray[Any]) -> Any:
+    """An array as what another is: numpy, or a tensor on its device."""
+    if isinstance(array, np.ndarray):
+        return made
+    return to_torch({"": made})[""].to(array.device)
+
+
+def _float32(array: Any) -> Any:
+    return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()

@@ -1,0 +1,109 @@
+"""Attention masks that keep the documents of packed rows apart, for models that do not read ``position_ids``.
+
+The one place beside ``batches/device.py`` that imports torch, and late: flex_attention's mask is a type of torch.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from batchloom.batches.assemble import Batch
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.core.spec import nearest, shown
+
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
+
+
+def dense_mask(batch: Batch, *, additive: str | None = None) -> Batch:
+    """The batch with a mask of who attends to whom: causal, inside each span (padding is one more).
+
+    It takes R x S x S places: 2,048 x 2,048 x 32 are 128 MiB as bool. flex_attention and the varlen form need none.
+
+    Args:
+        batch: of the rows form, R rows of S tokens, numpy arrays or tensors on any device.
+        additive: None for bool; or the float type of scores the mask is added to, as eager attention of transformers
+            takes it: ``float32``, ``bfloat16`` (tensors alone), ``float16`` or ``float64``.
+
+    Returns:
+        The same arrays, and ``attention_mask`` [R, 1, S, S]: True where a token is seen; or 0 there and the type's
+        smallest number elsewhere.
+
+    Raises:
+        SettingsError: no such type.
+        PlanError: the batch is the slice of a context-parallel rank.
+    """
+    spans = _spans(batch, "dense_mask")
+    places = (spans[:1] >= 0).cumsum(1)
+    seen = (spans[:, :, None] == spans[:, None, :]) & (places[:, :, None] >= places[:, None, :])
+    mask = seen[:, None]
+    if additive is not None:
+        mask = _added(mask, additive)
+    return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
+
+
+def block_mask(batch: Batch) -> Batch:
+    """The batch with the same mask for flex_attention, which leaves out blocks nobody sees.
+
+    Args:
+        batch: of the rows form, R rows of S tokens, as tensors.
+
+    Returns:
+        The same arrays, and ``attention_mask``: a ``torch.nn.attention.flex_attention.BlockMask`` of [R, 1, S, S] on
+        their device.
+
+    Raises:
+        SettingsError: numpy arrays.
+        PlanError: the batch is the slice of a context-parallel rank.
+    """
+    positions = batch["position_ids"]
+    if isinstance(positions, np.ndarray):
+        raise SettingsError(
+            ["output: 'numpy', and a BlockMask is made of tensors; give Loader(output='torch')"]
+        )
+    from torch.nn.attention import flex_attention as flex  # noqa: PLC0415 - torch is optional and slow to import
+
+    spans = _spans(batch, "block_mask")
+
+    def allowed(row: Any, _head: Any, query: Any, key: Any) -> Any:
+        return (spans[row, query] == spans[row, key]) & (query >= key)
+
+    rows, seq_len = spans.shape
+    mask = flex.create_block_mask(allowed, rows, None, seq_len, seq_len, device=spans.device)
+    return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
+
+
+def _spans(batch: Batch, form: str) -> Any:
+    """The number of each token's span in its row, from 1.
+
+    Raises:
+        PlanError: the batch is a context-parallel rank's slice, in which spans need not begin.
+    """
+    if batch.cuts is not None and batch.cuts.sliced:
+        raise whole_rows(form)
+    return (batch["position_ids"] == 0).cumsum(1)
+
+
+def whole_rows(form: str) -> PlanError:
+    """What is said of a slice where a form takes whole rows."""
+    return PlanError(
+        f"{form} takes whole rows, and the batch is a context-parallel rank's slice of them: give "
+        "Loader(form='varlen', align=...) for documents in slices, or a mesh without context."
+    )
+
+
+def _added(seen: Any, name: str) -> Any:
+    """0 where a token is seen, the smallest number of a type elsewhere."""
+    numpy = isinstance(seen, np.ndarray)
+    known = tuple(one for one in _FLOATS if not (numpy and one == "bfloat16"))
+    if name not in known:
+        raise SettingsError(
+            [f"additive: {shown(name)} is none of {', '.join(known)}{nearest(str(name), known)}"]
+        )
+    if numpy:
+        dtype = np.dtype(name)
+        return np.where(seen, dtype.type(0), np.finfo(dtype).min)
+    import torch  # noqa: PLC0415 - torch is optional and slow to import
+
+    kind = getattr(torch, name)
+    hidden = torch.full((), torch.finfo(kind).min, dtype=kind, device=seen.device)
+    return torch.where(seen, torch.zeros((), dtype=kind, device=seen.device), hidden)

@@ -1,0 +1,377 @@
+"""Every form trains the tokens the loader's own does, and is what its consumer makes itself."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from batchloom.batches import forms, masks
+from batchloom.batches.assemble import IGNORE, Batch
+from batchloom.batches.loader import Loader
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.plan.ranks import Mesh
+from batchloom.testing.stores import write_store
+from oracles import megatron as megatron_core
+from oracles import megatron_prefix
+
+DOCUMENTS = st.lists(
+    st.lists(st.tuples(st.integers(0, 255), st.booleans()), min_size=1, max_size=40),
+    min_size=1,
+    max_size=12,
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return lambda: tmp_path_factory.mktemp("store") / "s"
+
+
+def store_of(folders, documents):
+    """A store of ids, each with whether it is trained."""
+    ids = [[one for one, _ in document] for document in documents]
+    return write_store(folders(), ids, trained=[[int(t) for _, t in d] for d in documents])
+
+
+def loader_of(store, **options):
+    return Loader(
+        store,
+        **{
+            "seq_len": 32,
+            "global_batch_size": 4,
+            "output": "numpy",
+            "rank": 0,
+            "world_size": 1,
+            "prefetch": 0,
+            **options,
+        },
+    )
+
+
+def plain(batch):
+    """The arrays of a batch as numpy has them."""
+    return {k: v.numpy() if hasattr(v, "numpy") else v for k, v in batch.items()}
+
+
+def same(one, other):
+    one, other = plain(one), plain(other)
+    assert set(one) == set(other)
+    for key, value in other.items():
+        assert np.array_equal(one[key], value), key
+        if isinstance(value, np.ndarray):
+            assert (one[key].dtype, one[key].shape) == (value.dtype, value.shape), key
+
+
+def pairs(ids, labels, *, shifts):
+    """(token, the next, where it is trained) of rows whose labels are shifted by whoever takes them, or are."""
+    if shifts:
+        ids, labels = ids[:, :-1], labels[:, 1:]
+    trained = labels != IGNORE
+    return sorted(zip(ids[trained].tolist(), labels[trained].tolist(), strict=True))
+
+
+@given(
+    documents=DOCUMENTS,
+    options=st.fixed_dictionaries(
+        {
+            "labels": st.sampled_from(["aligned", "shifted"]),
+            "packing": st.sampled_from(["none", "best_fit", "wrap"]),
+            "align": st.sampled_from([1, 4]),
+            "output": st.sampled_from(["numpy", "torch"]),
+            "seed": st.integers(0, 5),
+        }
+    ),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_all_forms_train_the_same_tokens(folders, documents, options):
+    store = store_of(folders, documents)
+    loader = loader_of(store, **options)
+    other = {**options, "labels": "shifted"}
+    varlen, shifted = loader_of(store, **options, form="varlen"), loader_of(store, **other)
+    shifts = options["labels"] == "aligned"
+    # The last step has rows without any document.
+    for whole, step in [(True, 0), (True, len(loader) - 1), (False, len(loader) - 1)]:
+        batch = loader[step] if whole else loader[step].split(2)[1]
+        wanted = pairs(plain(batch)["input_ids"], plain(batch)["labels"], shifts=shifts)
+        flat, moved, theirs = (
+            plain(form(batch)) for form in (forms.flattened, forms.shifted, forms.megatron)
+        )
+        if whole:
+            same(forms.flattened(batch), varlen[step])
+            same(forms.shifted(batch), shifted[step])
+        assert pairs(flat["input_ids"], flat["labels"], shifts=shifts) == wanted
+        assert pairs(moved["input_ids"], moved["labels"], shifts=False) == wanted
+        kept = np.where(theirs["loss_mask"] == 1, theirs["labels"], IGNORE)
+        assert pairs(theirs["tokens"], kept, shifts=False) == wanted
+        assert (theirs["labels"] >= 0).all()
+        if options["packing"] == "none":
+            cut = plain(forms.padded(batch))
+            assert pairs(cut["input_ids"], cut["labels"], shifts=shifts) == wanted
+
+
+@pytest.mark.parametrize("output", ["numpy", "torch"])
+def test_padded_is_cut_to_its_longest_document(folders, output):
+    documents = [[7] * 3, [8] * 9, [9] * 5]
+    store = write_store(folders(), documents)
+    options = {"packing": "none", "output": output, "shuffle": False}
+    batch = loader_of(store, **options)[0]
+    cut = forms.padded(batch, multiple_of=4)
+    assert (cut.step, cut.origin) == (batch.step, batch.origin)
+    found = plain(cut)
+    assert {(v.shape, v.dtype.name) for v in found.values()} == {((4, 12), "int64")}
+    # The row without a document attends to one token, and has no loss.
+    assert found["attention_mask"].sum(1).tolist() == [3, 9, 5, 1]
+    assert found["input_ids"][1].tolist() == [8] * 9 + [store.end_id] * 3
+    assert (found["labels"][3] == IGNORE).all()
+    assert found["position_ids"].tolist() == [list(range(12))] * 4
+    assert plain(forms.padded(batch))["labels"].shape == (4, 16)
+    assert plain(forms.padded(batch, multiple_of=100))["labels"].shape == (4, 32)
+    parts = [plain(forms.padded(part, multiple_of=1)) for part in batch.split(2)]
+    assert [part["input_ids"].shape for part in parts] == [(2, 9), (2, 5)]
+
+
+def test_grouping_saves_what_padded_would_pad(folders):
+    rng = np.random.default_rng(0)
+    store = write_store(folders(), [[7] * n for n in rng.integers(2, 250, 400).tolist()])
+    places = {}
+    for window in (0, 20):
+        loader = loader_of(store, seq_len=256, packing="none", group_by_length=window)
+        cut = [forms.padded(batch) for batch in loader]
+        places[window] = sum(batch["attention_mask"].size for batch in cut)
+        assert sum(int(batch["attention_mask"].sum()) for batch in cut) == store.tokens
+    assert 1 - store.tokens / places[0] > 0.35
+    assert 1 - store.tokens / places[20] < 0.08
+
+
+def test_flattened_is_what_transformers_collates(folders):
+    from transformers import DataCollatorWithFlattening
+
+    store = write_store(folders(), [[n] * n for n in range(3, 30)])
+    loader = loader_of(store, output="torch")
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    for batch in loader:
+        rows = loader.plan.rows(*loader.plan.positions_of(batch.step))
+        spans = store.read(rows.documents, rows.starts, rows.lengths)
+        theirs = collate([{"input_ids": span.astype(np.int64).tolist()} for span in spans])
+        same(forms.flattened(batch), theirs)
+
+
+def test_a_flattened_batch_is_split_as_the_loaders_is(folders):
+    store = write_store(folders(), [[n] * n for n in range(3, 30)])
+    ours = forms.flattened(loader_of(store)[0]).split(2)
+    for one, other in zip(ours, loader_of(store, form="varlen")[0].split(2), strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "none"])
+def test_masks_are_the_ones_of_the_reference_model(folders, packing):
+    import torch
+    from torch.nn.attention.flex_attention import create_mask
+
+    from batchloom.train.model import block_mask
+
+    store = write_store(folders(), [[n] * n for n in range(3, 30)])
+    batch = loader_of(store, output="torch", packing=packing)[0]
+    wanted = block_mask(batch["position_ids"])
+    dense = masks.dense_mask(batch)
+    assert dense["attention_mask"].dtype == torch.bool
+    assert torch.equal(dense["attention_mask"], wanted)
+    ours = masks.dense_mask(loader_of(store, packing=packing)[0])["attention_mask"]
+    assert np.array_equal(ours, wanted.numpy())
+    blocks = masks.block_mask(batch)["attention_mask"]
+    assert torch.equal(create_mask(blocks.mask_mod, 4, 1, 32, 32, device="cpu"), wanted)
+    assert masks.block_mask(batch).step == dense.step == 0
+
+
+def llama(attention):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        attn_implementation=attention,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("attention", "packing", "form"),
+    [
+        ("sdpa", "best_fit", masks.dense_mask),
+        ("eager", "best_fit", lambda batch: masks.dense_mask(batch, additive="float32")),
+        ("sdpa", "none", forms.padded),
+        ("eager", "none", forms.padded),
+    ],
+)
+def test_a_model_gives_the_loss_of_the_documents_alone(folders, attention, packing, form):
+    import torch
+
+    documents = [[(7 * n + k) % 256 for k in range(n)] for n in range(3, 30)]
+    store = write_store(folders(), documents)
+    model = llama(attention)
+
+    def loss(batch):
+        arrays = {k: v for k, v in batch.items() if k != "labels"}
+        scores = model(**arrays).logits[:, :-1].flatten(0, 1)
+        return torch.nn.functional.cross_entropy(
+            scores, batch["labels"][:, 1:].flatten(), reduction="sum"
+        )
+
+    alone = [torch.tensor(document)[None] for document in documents]
+    with torch.no_grad():
+        wanted = sum(float(loss({"input_ids": ids, "labels": ids})) for ids in alone)
+        found = [loss(form(batch)) for batch in loader_of(store, output="torch", packing=packing)]
+    assert all(torch.isfinite(one) for one in found)
+    assert sum(map(float, found)) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("mask", ["additive", "bool"])
+def test_a_batch_without_any_loss_has_a_finite_one(folders, mask):
+    import torch
+
+    document = [(n, False) for n in range(20)]
+    store = store_of(folders, [document, [(n, True) for n in range(3)]])
+    batch = loader_of(store, output="torch", packing="none", global_batch_size=1, shuffle=False)[0]
+    additive = "float32" if mask == "additive" else None
+    for one in (forms.padded(batch), masks.dense_mask(batch, additive=additive)):
+        assert (one["labels"] == IGNORE).all()
+        arrays = {k: v for k, v in one.items() if k != "labels"}
+        assert torch.isfinite(llama("eager" if additive else "sdpa")(**arrays).logits).all()
+    assert not forms.megatron(batch)["loss_mask"].any()
+    assert (forms.flattened(batch)["labels"] == IGNORE).all()
+
+
+def test_additive_masks_have_the_type_that_is_asked_for(folders):
+    import torch
+
+    batch = loader_of(write_store(folders(), [[1, 2], [3]]), output="torch")[0]
+    for name in ("float32", "bfloat16", "float16", "float64"):
+        mask = masks.dense_mask(batch, additive=name)["attention_mask"]
+        assert mask.dtype == getattr(torch, name)
+        assert set(mask.unique().tolist()) == {torch.finfo(mask.dtype).min, 0.0}
+    ours = loader_of(write_store(folders(), [[1, 2], [3]]))[0]
+    theirs = masks.dense_mask(batch, additive="float16")["attention_mask"].numpy()
+    assert np.array_equal(masks.dense_mask(ours, additive="float16")["attention_mask"], theirs)
+    with pytest.raises(SettingsError, match="additive: 'bfloat16' is none of float32, float16"):
+        masks.dense_mask(ours, additive="bfloat16")
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Tokenizer:
+    vocab_size, eod, pad = 257, 256, -1
+    unique_identifiers = {"class": "test"}  # noqa: RUF012
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.filterwarnings("ignore")
+def test_megatron_reads_the_same_tokens_and_labels(folders, tmp_path):
+    document = [int(n) for n in np.random.default_rng(0).permutation(16 * 6 + 1)]
+    gpt = megatron_core("gpt_dataset")
+    builder = megatron_core("blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
+    config = gpt.GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=16,
+        blend=([str(megatron_prefix(tmp_path / "theirs", [[document]]))], None),
+        split="1,0,0",
+        path_to_cache=str(tmp_path / "cache"),
+        tokenizer=Tokenizer(),
+        reset_position_ids=True,
+        reset_attention_mask=True,
+        eod_mask_loss=False,
+        create_attention_mask=True,
+        mid_level_dataset_surplus=0.005,
+    )
+    dataset = builder(gpt.GPTDataset, [6, 0, 0], lambda: True, config).build()[0]
+    theirs = {tuple(one["tokens"].tolist()): one for one in (dataset[n] for n in range(6))}
+    store = write_store(folders(), [document])
+    loader = loader_of(store, seq_len=16, packing="wrap", output="torch", shuffle=False)
+    ours = [forms.megatron(batch, attention_mask=True) for batch in loader]
+    rows = [{key: value[row] for key, value in batch.items()} for batch in ours for row in range(4)]
+    for row in rows[:6]:
+        other = theirs[tuple(row["tokens"].tolist())]
+        both = (row["loss_mask"] * other["loss_mask"]).bool()
+        assert both.sum() == 15
+        assert (row["labels"][both] == other["labels"][both]).all()
+        for key in ("tokens", "labels", "loss_mask", "position_ids", "attention_mask"):
+            assert (row[key].dtype, row[key].shape) == (other[key].dtype, other[key].shape)
+        assert (row["position_ids"] == other["position_ids"]).all()
+        assert (row["attention_mask"] == other["attention_mask"]).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_packed_rows_have_the_positions_and_masks_megatron_resets(folders):
+    store = write_store(folders(), [[*range(n), 256] for n in range(1, 40)])
+    loader = loader_of(store, packing="wrap", output="torch", shuffle=False)
+    resets = megatron_core("gpt_dataset")._get_ltor_masks_and_position_ids
+    # The last step has padding, whose end tokens are documents to Megatron.
+    for batch in [loader[step] for step in range(len(loader) - 1)]:
+        ours = forms.megatron(batch, attention_mask=True)
+        for tokens, mask, positions in zip(
+            ours["tokens"], ours["attention_mask"], ours["position_ids"], strict=True
+        ):
+            theirs = resets(tokens, 256, True, True, False, True)
+            assert (positions == theirs[2]).all()
+            assert (mask == theirs[0]).all()
+
+
+def test_forms_are_made_behind_a_dataloader_and_not_of_rebuilt_batches(folders):
+    from torch.utils.data import DataLoader
+
+    from batchloom.adapters.pytorch import LoaderIterable
+
+    store = write_store(folders(), [[n] * n for n in range(3, 30)])
+    loader = loader_of(store, output="torch")
+    items = DataLoader(LoaderIterable(loader), batch_size=None, num_workers=1)
+    for found, batch in zip(items, loader, strict=True):
+        same(forms.flattened(found), forms.flattened(batch))
+    for form in (forms.padded, forms.shifted, forms.flattened, forms.megatron):
+        with pytest.raises(PlanError, match=f"rebuilt.*which {form.__name__} needs: make the form"):
+            form(Batch(dict(batch)))
+
+
+def test_what_a_form_cannot_take_is_refused(folders):
+    store = write_store(folders(), [[n] * n for n in range(3, 30)])
+    with pytest.raises(PlanError, match=r"holds \d documents.*packing='none'.*flattened"):
+        forms.padded(loader_of(store)[0])
+    with pytest.raises(SettingsError, match="multiple_of: 0 is no whole number"):
+        forms.padded(loader_of(store, packing="none")[0], multiple_of=0)
+    varlen = loader_of(store, form="varlen")[0]
+    for form in (forms.padded, forms.flattened):
+        with pytest.raises(PlanError, match="the batch is varlen.*form='rows'"):
+            form(varlen)
+    options = {"labels": "shifted", "mesh": Mesh(context=2), "output": "torch"}
+    sliced = loader_of(store, **options, world_size=2)[0]
+    for form in (forms.padded, forms.flattened, masks.dense_mask, masks.block_mask):
+        with pytest.raises(PlanError, match=f"{form.__name__} takes whole rows.*rank's slice"):
+            form(sliced)
+    assert forms.megatron(sliced)["loss_mask"].shape == (4, 16)
+    with pytest.raises(SettingsError, match="give Loader\\(output='torch'\\)"):
+        masks.block_mask(loader_of(store)[0])
+
+
+def test_forms_of_forms(folders):
+    store = write_store(folders(), [[n] * n for n in range(3, 30)])
+    batch = loader_of(store, packing="none")[0]
+    cut = forms.padded(batch)
+    same(forms.flattened(cut), forms.flattened(batch))
+    moved = forms.shifted(cut)
+    assert pairs(cut["input_ids"], cut["labels"], shifts=True) == pairs(
+        moved["input_ids"], moved["labels"], shifts=False
+    )
+    same(forms.shifted(moved), moved)
+    assert all(a <= b for a, b in pairwise(forms.flattened(cut)["cu_seq_lens_q"]))
