@@ -92,8 +92,10 @@ def resume_at(plan: "Plan", state: dict[str, Any]) -> int:
     position, end, cursors = _checked(plan, state)
     names = {name: number for number, name in enumerate(plan.names)}
     tails = {names[n]: quotas(told, plan.spec.lanes) for n, told in state.get("tails", {}).items()}
+    # Behind the end of its run a state tells of no source that is exhausted there.
+    told = position if end is None else max(min(position, end) - 1, 0)
     plan.timeline.adopt(
-        {names[n]: where for n, where in state.get("exhausted", {}).items()}, position, tails
+        {names[n]: where for n, where in state.get("exhausted", {}).items()}, told, tails
     )
     for name, cuts in state.get("cuts", {}).items():
         for era, told in enumerate(cuts, 1):
