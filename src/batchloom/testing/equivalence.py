@@ -198,9 +198,10 @@ def _packed_spans(rows: Rows, form: str) -> list[_Span]:
         for document, start, place, length in zip(
             *(c[first:stop].tolist() for c in columns), strict=True
         ):
-            at = (0, flat) if form == "varlen" else (row, place)
-            if form == "varlen" or stop - first > 1:
-                spans.append(_Span(document, start, *at, length))
+            if form == "varlen":
+                spans.append(_Span(document, start, 0, flat, length))
+            elif stop - first > 1:
+                spans.append(_Span(document, start, row, place, length))
             flat += length
     return spans if len(spans) > 1 else []
 
