@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.loader import Loader
-from batchloom.batches.share import measured, rank_rows, ranks_of_rows, share_of
+from batchloom.batches.share import imbalance_of, rank_rows, share_of
 from batchloom.plan.deal import Imbalance, row_costs
 from batchloom.plan.rows import Rows, aligned
 
@@ -43,15 +43,15 @@ def step_facts(loader: Loader, step: int) -> StepFacts:
     share = share_of(spec, how, replicated=loader.store.replicated)
     ranks = share.place.world_size
     copies = ranks if loader.store.replicated else 1
+    uneven = None
     if loader.store.replicated:
         rows, _ = rank_rows(plan, step, share, balance=how.balance)
         owners, costs = np.zeros(len(rows), np.int64), row_costs(rows)
     else:
         rows = plan.rows(*plan.positions_of(step))
         costs = row_costs(rows)
-        owners = ranks_of_rows(plan, step, costs, ranks, balance=how.balance)
+        owners, uneven = imbalance_of(plan, step, costs, ranks, balance=how.balance)
     served = rows.lengths if rows.banned is None else np.where(rows.banned, 0, rows.lengths)
-    alike = ranks == 1 or copies > 1
     places = ranks * share.rows * spec.seq_len
     if how.form == "varlen":
         places = copies * int(aligned(rows.lengths, spec.align).sum())
@@ -62,7 +62,7 @@ def step_facts(loader: Loader, step: int) -> StepFacts:
         trained=None if _only_masks_tell(loader) else copies * int((served - 1).clip(0).sum()),
         capacity=copies * len(rows) * spec.seq_len,
         places=places,
-        imbalance=None if alike else measured(plan, step, share, balance=how.balance, costs=costs),
+        imbalance=uneven if ranks > 1 else None,
     )
 
 

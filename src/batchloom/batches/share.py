@@ -124,26 +124,22 @@ def filled_up(
     return join_rows([rows], share.rows), np.concatenate([positions, none])
 
 
-def measured(
-    plan: Plan,
-    step: int,
-    share: Share,
-    *,
-    balance: bool,
-    costs: NDArray[np.int64] | None = None,
-) -> Imbalance:
-    """How unevenly the attention cost of a step lies on data-parallel ranks.
+def measured(plan: Plan, step: int, share: Share, *, balance: bool) -> Imbalance:
+    """How unevenly the attention cost of a step lies on data-parallel ranks."""
+    costs = row_costs(plan.rows(*plan.positions_of(step)))
+    return imbalance_of(plan, step, costs, share.place.world_size, balance=balance)[1]
 
-    The costs of its rows are looked up where they are not given.
-    """
-    if costs is None:
-        costs = row_costs(plan.rows(*plan.positions_of(step)))
-    world_size = share.place.world_size
-    plain, dealt = (
-        imbalance(costs, ranks_of_rows(plan, step, costs, world_size, balance=how), world_size)
-        for how in (False, balance)
-    )
-    return Imbalance(plain, dealt)
+
+def imbalance_of(
+    plan: Plan, step: int, costs: NDArray[np.int64], world_size: int, *, balance: bool
+) -> tuple[NDArray[np.int64], Imbalance]:
+    """The data-parallel rank of each row of a step, int64 [B], and how unevenly their costs lie on ranks."""
+    plain = ranks_of_rows(plan, step, costs, world_size, balance=False)
+    in_order = imbalance(costs, plain, world_size)
+    if not balance or world_size == 1:
+        return plain, Imbalance(in_order, in_order)
+    dealt = ranks_of_rows(plan, step, costs, world_size, balance=True)
+    return dealt, Imbalance(in_order, imbalance(costs, dealt, world_size))
 
 
 def ranks_of_rows(
