@@ -105,6 +105,8 @@ def test_an_epoch_is_told_to_the_sequence(store, mixture):
     assert seen == sorted(seen)
     assert (seen[whole - 1], seen[-1]) == (1.0, 2.0)
     assert max(np.diff(seen)) < 3 / whole
+    ended = make(store, world_size=1, steps=None, epochs=2)
+    assert done(ended, len(ended)).figures()["data/data/epoch"] == 2
     weighted = done(make(mixture, steps=40), 40).figures()
     assert weighted["data/web/epoch"] > 2 * weighted["data/code/epoch"] > 0
 

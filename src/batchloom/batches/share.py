@@ -134,9 +134,11 @@ def imbalance_of(
     plan: Plan, step: int, costs: NDArray[np.int64], world_size: int, *, balance: bool
 ) -> tuple[NDArray[np.int64], Imbalance]:
     """The data-parallel rank of each row of a step, int64 [B], and how unevenly their costs lie on ranks."""
+    if world_size == 1:
+        return np.zeros(len(costs), np.int64), Imbalance(1.0, 1.0)
     plain = ranks_of_rows(plan, step, costs, world_size, balance=False)
     in_order = imbalance(costs, plain, world_size)
-    if not balance or world_size == 1:
+    if not balance:
         return plain, Imbalance(in_order, in_order)
     dealt = ranks_of_rows(plan, step, costs, world_size, balance=True)
     return dealt, Imbalance(in_order, imbalance(costs, dealt, world_size))

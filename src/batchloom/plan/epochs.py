@@ -13,10 +13,15 @@ def epochs_at(plan: "Plan", position: int) -> dict[str, float]:
         segment, position = plan.timeline.segment_at(plan.timeline.end - 1), plan.timeline.end
     if segment is None:
         return {}
-    served, found = segment.served(position), {}
-    for number in plan.weighed_by_era[segment.era]:
+    if segment.plain:
+        served = {int(segment.sources[0]): segment.index(position)}
+    else:
+        counts = segment.served(position)
+        served = {n: int(counts[n, 0]) for n in plan.weighed_by_era[segment.era]}
+    found = {}
+    for number, index in served.items():
         order = plan.order(number, segment.era)
-        at = order.find(0, int(served[number, 0]))
+        at = order.find(0, index)
         if at is None:
             continue
         # What an edit left of older pools, or another lane lends, has no place among the pools of an epoch.
@@ -24,5 +29,11 @@ def epochs_at(plan: "Plan", position: int) -> dict[str, float]:
         if at.cursor is not None:
             inside = at.row / (at.row + at.run)
             share = (at.cursor.slot + inside) / len(order.epoch(at.epoch).orders[0])
-        found[plan.names[number]] = at.epoch + share
+        most = plan.epochs_of(number)
+        if len(plan.names) == 1 and plan.spec.steps is None:
+            most = most or plan.spec.epochs or 1
+        # Sequences that fill up the last step are of no pass.
+        found[plan.names[number]] = (
+            at.epoch + share if most is None else min(at.epoch + share, most)
+        )
     return found
