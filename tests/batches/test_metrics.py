@@ -1,6 +1,7 @@
 """Figures of all ranks from one of them, checked against the batches of all; clocks of others without waiting."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -227,13 +228,6 @@ def test_mesh_peers_are_devices_and_not_ranks(store):
     assert figures["perf/tokens_per_s_per_gpu"] == figures["perf/tokens_per_s"] / 8
 
 
-class GoneStore:
-    """A store whose host is gone."""
-
-    def set(self, _key, _value):
-        raise RuntimeError("Broken pipe\nmore")
-
-
 def until(found, seconds=60):
     end = time.monotonic() + seconds
     while not (what := found()) and time.monotonic() < end:
@@ -252,12 +246,34 @@ def test_a_rank_that_says_nothing_is_not_waited_for():
     assert until(lambda: first.heard()[1]["step"] == 8.0)
 
 
-def test_a_store_that_is_gone_stops_nobody(caplog):
-    board = Board(GoneStore(), 0, 2, "run")
-    board.leave({"step": 1.0})
-    assert until(lambda: "not read any more: Broken pipe. Training" in caplog.text)
+HOST = """
+import sys, time, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_store_whose_host_hangs_or_is_gone_stops_nobody(caplog):
+    torch = pytest.importorskip("torch.distributed")
+    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
+        try:
+            store = torch.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False)
+            board = Board(store, 0, 2, "run")
+            board.leave({"step": 1.0})
+            assert until(board.heard) == {0: {"step": 1.0}}
+            host.send_signal(signal.SIGSTOP)
+            begin = time.monotonic()
+            for step in range(100):
+                board.leave({"step": float(step)})
+                assert board.heard() == {0: {"step": 1.0}}
+            # The client would wait for five minutes.
+            assert time.monotonic() - begin < 30
+        finally:
+            host.kill()
+    assert until(lambda: "Figures of other ranks are not read any more" in caplog.text)
     board.leave({"step": 2.0})
-    assert board.heard() == {}
+    assert board.heard() == {0: {"step": 1.0}}
 
 
 def test_ranks_that_look_at_other_steps_or_never_hang_nobody(tmp_path, store):
