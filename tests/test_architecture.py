@@ -34,7 +34,8 @@ MAY = {
     "questions": {"core", "store", "plan", "batches"},
     "adapters": {"core", "batches", "plan", "store"},
     "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"},
-    "train": {"core", "batchloom"},
+    # Of what users reach by its module: figures of a run, and whether packed documents see each other.
+    "train": {"core", "batchloom", "batches", "testing"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters"},
     "comparison": {"core", "batchloom", "adapters", "examples"},
@@ -51,9 +52,11 @@ MAY = {
     },
 }
 # A mask of flex_attention is a type of torch, so that batches/masks.py imports it, late.
+# The last two compare losses of a user's own torch model.
 TORCH_FREE_EXCEPT = (
     *("train/", "adapters/", "examples/", "comparison/"),
     *("batches/device.py", "batches/masks.py"),
+    *("testing/equivalence.py", "testing/isolation.py"),
 )
 PLAN_MAY = {"numpy", "batchloom"} | (
     set(sys.stdlib_module_names)

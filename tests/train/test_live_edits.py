@@ -60,8 +60,13 @@ def tokens_by_plan(store, steps, *edits):
     loader = Loader(store, seq_len=32, global_batch_size=4, steps=steps, rank=0, world_size=1)
     for edit in edits:
         loader.edit(edit)
-    plan = loader.plan
-    return [int(plan.rows(*plan.positions_of(step)).lengths.sum()) for step in range(steps)]
+    found = []
+    for step in range(steps):
+        rows = loader.plan.rows(*loader.plan.positions_of(step))
+        # What is banned is padding.
+        kept = rows.lengths if rows.banned is None else rows.lengths[~rows.banned]
+        found.append(int(kept.sum()))
+    return found
 
 
 def tokens_of(out):

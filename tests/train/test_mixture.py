@@ -48,7 +48,14 @@ def test_a_run_on_a_mixture_tells_its_shares_and_a_val_loss_of_each_source(mixtu
     assert "mix    web 69." in said
     assert "of the sequences" in said
     assert "val    none of math: the data has no val subset" in said
-    looks = [entry for entry in read_log(tmp_path / "run" / "log.jsonl") if entry["kind"] == "val"]
+    log = read_log(tmp_path / "run" / "log.jsonl")
+    steps = [entry for entry in log if entry["kind"] == "step"]
+    for entry in steps:
+        assert sum(one["tokens"] for one in entry["sources"].values()) == entry["tokens"]
+    epochs = [entry["sources"]["web"]["epoch"] for entry in steps]
+    assert epochs == sorted(epochs)
+    assert epochs[-1] > 0
+    looks = [entry for entry in log if entry["kind"] == "val"]
     assert [(entry["step"], sorted(entry["sources"])) for entry in looks] == [
         (6, ["code", "web"]),
         (12, ["code", "web"]),

@@ -126,12 +126,45 @@ def filled_up(
 
 def measured(plan: Plan, step: int, share: Share, *, balance: bool) -> Imbalance:
     """How unevenly the attention cost of a step lies on data-parallel ranks."""
-    world_size = share.place.world_size
     costs = row_costs(plan.rows(*plan.positions_of(step)))
-    plain = imbalance(costs, stretches(len(costs), world_size), world_size)
+    return imbalance_of(plan, step, costs, share.place.world_size, balance=balance)[1]
+
+
+def imbalance_of(
+    plan: Plan, step: int, costs: NDArray[np.int64], world_size: int, *, balance: bool
+) -> tuple[NDArray[np.int64], Imbalance]:
+    """The data-parallel rank of each row of a step, int64 [B], and how unevenly their costs lie on ranks."""
+    if world_size == 1:
+        return np.zeros(len(costs), np.int64), Imbalance(1.0, 1.0)
+    plain = ranks_of_rows(plan, step, costs, world_size, balance=False)
+    in_order = imbalance(costs, plain, world_size)
     if not balance:
-        return Imbalance(plain, plain)
-    return Imbalance(plain, imbalance(costs, balanced(costs, world_size), world_size))
+        return plain, Imbalance(in_order, in_order)
+    dealt = ranks_of_rows(plan, step, costs, world_size, balance=True)
+    return dealt, Imbalance(in_order, imbalance(costs, dealt, world_size))
+
+
+def ranks_of_rows(
+    plan: Plan, step: int, costs: NDArray[np.int64], world_size: int, *, balance: bool
+) -> NDArray[np.int64]:
+    """The data-parallel rank that holds each row of a step, as :func:`rank_rows` deals them, int64 [B].
+
+    Args:
+        plan: the order.
+        step: its number.
+        costs: of each row of the step, int64 [B].
+        world_size: data-parallel ranks.
+        balance: whether rows are dealt by their costs.
+    """
+    if balance and world_size > 1:
+        return balanced(costs, world_size)
+    if plan.spec.lanes == 1 or plan.spec.lanes % world_size:
+        return stretches(len(costs), world_size)
+    start, stop = plan.positions_of(step)
+    ranks = np.zeros(len(costs), np.int64)
+    for rank in range(world_size):
+        ranks[plan.positions_in(start, stop, (rank, world_size)) - start] = rank
+    return ranks
 
 
 def make_arrays(

@@ -267,6 +267,12 @@ class LanePlan:
         joined = join_rows(pieces, len(positions))
         return reorder_rows(joined, np.argsort(np.concatenate(places or [np.empty(0, np.int64)])))
 
+    def epochs(self, position: int) -> dict[str, float]:
+        """Whole passes of the first lane before a position."""
+        with self._lock:
+            pool, _ = self._lanes[0].locate(-(-position // self.lanes))
+        return {"data": float(pool.epoch)}
+
     def state(self, position: int) -> dict[str, Any]:
         """A position as plain JSON values, with what it takes to go on there at once."""
         cursors = {}

@@ -14,6 +14,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.plan.check import check_run
 from batchloom.plan.cut import Cut, continued, cut_at
 from batchloom.plan.edits import Edit, edit_plain
+from batchloom.plan.epochs import epochs_at
 from batchloom.plan.grouped import Grouped, check_windows
 from batchloom.plan.identity import origin_identity, source_identity
 from batchloom.plan.mixture import Mixture, PlanStore, SourceSpec, Weights, weighed_in
@@ -559,6 +560,11 @@ class Plan:
         """The lane of each of the positions ``start`` to ``stop - 1``, int64 [stop - start]."""
         with self._lock:
             return self._windows.lanes(start, stop)
+
+    def epochs(self, position: int) -> dict[str, float]:
+        """Passes through each source with a weight before a position, by pools and the rows of the last (of lane 0)."""
+        with self._lock:
+            return epochs_at(self, position)
 
     def state(self, position: int) -> dict[str, Any]:
         """One position as plain JSON values, with what it takes to go on there at once.

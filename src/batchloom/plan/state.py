@@ -97,7 +97,9 @@ def resume_at(plan: "Plan", state: dict[str, Any]) -> int:
     position, end, cursors = _checked(plan, state)
     names = {name: number for number, name in enumerate(plan.names)}
     tails = {names[n]: quotas(told, plan.spec.lanes) for n, told in state.get("tails", {}).items()}
-    begun = _begun(plan, position, end) if plan.spec.group_by_length else position
+    # Behind the end of its run a state tells of no source that is exhausted there.
+    told = position if end is None else max(min(position, end) - 1, 0)
+    begun = _begun(plan, position, end) if plan.spec.group_by_length else told
     plan.timeline.adopt(
         {names[n]: where for n, where in state.get("exhausted", {}).items()}, begun, tails
     )

@@ -7,10 +7,10 @@ that is why a resumed run goes on exactly.
 """
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Loader, Store
+from batchloom.batches.metrics import Meter
 from batchloom.core.errors import TrainError
 from batchloom.train.build import Model
 from batchloom.train.checkpoint import all_finite, step_of
@@ -97,9 +98,8 @@ def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
     val_loss, parameters = None, parameters_of(run)
     if done >= last:
         log.say(f"Step {done} of {settings.steps} is done already; --max-iters sets how many.")
-    step = done
-    for batch, waited in timed_batches(run, last - done):
-        began = time.perf_counter()
+    step, meter = done, Meter(run.loader, exchange=False)
+    for batch in next_batches(run, meter, max(0, last - done)):
         step = batch.step + 1
         lr = learning_rate(step, settings.steps, settings.optim)
         check_ids(run, run.store, batch)
@@ -108,9 +108,8 @@ def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
             raise TrainError(diverged(run, step, fact))
-        tell_step(
-            run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, waited, began
-        )
+        meter.step(batch.step, trained=trained)
+        tell_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter)
         take_up(run, inbox, step)
         if step == last or is_due(step, settings.eval_interval):
             val_loss = look_at_val(run, step)
@@ -130,19 +129,16 @@ def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
     return Outcome(step if done < last else max(done, last), val_loss, run.model)
 
 
-def timed_batches(run: Run, count: int) -> Iterator[tuple[Batch, float]]:
-    """The next ``count`` batches, or all there are, each with the seconds it was waited for."""
-    if count <= 0:
-        return
-    batches, parameters = iter(run.loader), parameters_of(run)
-    for _ in range(count):
-        asked = time.perf_counter()
+def next_batches(run: Run, meter: Meter, count: int) -> Iterator[Batch]:
+    """The next ``count`` batches, or all there are."""
+    batches, parameters = islice(meter.over(), count), parameters_of(run)
+    while True:
         # On a GPU a batch takes room beside the model.
         with memory_explained(run.settings, parameters):
             batch = next(batches, None)
         if batch is None:
             return
-        yield batch, time.perf_counter() - asked
+        yield batch
 
 
 def parameters_of(run: Run) -> int:
@@ -283,36 +279,41 @@ def val_sums(run: Run, val: Loader, most: int | None) -> tuple[float, float]:
     return total, trained
 
 
-def tell_step(
-    run: Run, batch: Batch, figures: dict[str, float], waited: float, began: float
-) -> None:
+def tell_step(run: Run, batch: Batch, learned: dict[str, float], meter: Meter) -> None:
     """Log a step, with its speed and where its data came from."""
-    plan = run.loader.plan
-    took = time.perf_counter() - began + waited
-    # Of the same data on every rank, a step holds the first rank's share as often as there are ranks.
-    copies = (
-        run.ranks.world_size if streamed(run.store) is None and run.loader.store.replicated else 1
-    )
-    if streamed(run.store) is not None:
-        spec = plan.spec
-        tokens = int(run.ranks.total(run.loader.tokens(batch.step))[0])
+    stream = streamed(run.store) is not None
+    if not (stream or run.log.speaks):
+        return
+    figures = meter.figures()
+    if stream:
+        spec = run.loader.plan.spec
+        # Nobody knows the other ranks' rows.
+        tokens = int(run.ranks.total(figures["rank/tokens"])[0])
+        seconds = figures["rank/seconds"]
+        padding = 1 - tokens / (spec.global_batch_size * spec.seq_len)
     else:
-        spec, (first, stop) = plan.spec_at(batch.step), plan.positions_of(batch.step)
-        spans = plan.rows(first, first + (stop - first) // copies)
-        tokens = copies * int(spans.lengths.sum())
+        tokens, seconds = int(figures["perf/tokens"]), figures["perf/seconds"]
+        padding = 1 - figures["perf/packing_efficiency"]
     entry = {
         "step": batch.step + 1,
-        **figures,
+        **learned,
         "tokens": tokens,
-        "trained_share": figures["trained"] / max(tokens, 1),
-        "tokens_per_s": tokens / took,
-        "padding": 1 - tokens / (spec.global_batch_size * spec.seq_len),
-        "data_wait": waited / took,
+        "trained_share": learned["trained"] / max(tokens, 1),
+        "tokens_per_s": tokens / seconds,
+        "padding": padding,
+        "data_wait": figures["perf/data_wait_share"],
         "origin": batch.origin,
     }
-    if run.ranks.world_size > 1 and copies == 1 and run.log.speaks and not run.loader.streamed:
-        measured = run.loader.imbalance(batch.step)
-        entry |= {"imbalance": measured.dealt, "imbalance_in_order": measured.in_order}
+    for name in ("imbalance", "imbalance_in_order"):
+        if f"perf/{name}" in figures:
+            entry[name] = figures[f"perf/{name}"]
+    sources = run.loader.plan.stores if not stream else ()
+    if len(sources) > 1:
+        kinds = ("tokens", "epoch")
+        entry["sources"] = {
+            name: {kind: figures.get(f"data/{name}/{kind}", 0.0) for kind in kinds}
+            for name in sources
+        }
     run.log.step(entry, run.settings.steps)
 
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from batchloom import Store
 from batchloom.core.errors import InputError, MissingDependencyError, SettingsError, TrainError
-from batchloom.train.isolation import leakage, probes
+from batchloom.testing.isolation import leakage, probes
 from batchloom.train.model import IGNORED
 from batchloom.train.model_folder import check_folder
 from batchloom.train.settings import PretrainedSettings

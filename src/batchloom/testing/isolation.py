@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchloom import Store
+from batchloom.store.reader import Store
 
 Logits = Callable[[Tensor, Tensor], Tensor]
 _DOCUMENTS = 4
@@ -59,7 +59,7 @@ def leakage(logits: Logits, documents: list[Tensor], rows: int) -> tuple[float, 
         [torch.cat([torch.arange(len(d), device=d.device) for d in order]) for order in orders]
     )
     alone = [
-        _losses(logits(d[None], torch.arange(len(d), device=d.device)[None])[0], d)
+        token_losses(logits(d[None], torch.arange(len(d), device=d.device)[None])[0], d)
         for d in documents
     ]
     wanted = torch.cat([torch.cat(order) for order in (alone, alone[::-1])[: len(orders)]])
@@ -67,7 +67,7 @@ def leakage(logits: Logits, documents: list[Tensor], rows: int) -> tuple[float, 
     packed, mixed = (
         torch.cat(
             [
-                _losses(part, document)
+                token_losses(part, document)
                 for row, order in zip(logits(ids, at), orders, strict=True)
                 for part, document in zip(row.split([len(d) for d in order]), order, strict=True)
             ]
@@ -77,6 +77,11 @@ def leakage(logits: Logits, documents: list[Tensor], rows: int) -> tuple[float, 
     return float((packed - wanted).abs().mean()), float((mixed - wanted).abs().mean())
 
 
-def _losses(scores: Tensor, document: Tensor) -> Tensor:
-    """The loss of each token of a document but the first, [tokens - 1] float32."""
+def token_losses(scores: Tensor, document: Tensor) -> Tensor:
+    """The loss of each token of a document but the first, in nats, [tokens - 1] float32.
+
+    Args:
+        scores: of every next token, [tokens, vocabulary].
+        document: its ids, [tokens] int64.
+    """
     return functional.cross_entropy(scores[:-1].float(), document[1:], reduction="none")

@@ -1,0 +1,77 @@
+"""What figures of a run cost: as a share of the time the loader takes for the batch itself, measured turn by turn.
+
+python bench/figures.py
+"""
+
+import tempfile
+import time
+
+import numpy as np
+
+from batchloom import Loader
+from batchloom.batches.metrics import Meter
+from batchloom.testing.stores import write_store
+from corpus import lengths
+
+TURNS = 300
+
+
+def timed(work) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def small(store) -> str:
+    """Figures at every step of one rank's 32 rows."""
+    loader = Loader(
+        store, seq_len=2048, global_batch_size=32, steps=10**6, output="numpy", rank=0,
+        world_size=1, prefetch=0,
+    )  # fmt: skip
+    batches, meter = iter(loader), Meter(loader)
+    taken: dict[str, list[float]] = {"batch": [], "step": [], "figures": []}
+    for step in range(TURNS):
+        taken["batch"].append(timed(lambda: next(batches)))
+        taken["step"].append(timed(lambda step=step: meter.step(step)))
+        taken["figures"].append(timed(meter.figures))
+    batch, step, figures = (float(np.median(taken[name])) for name in taken)
+    return (
+        f"2048 x 32: a batch {batch * 1e3:.2f} ms, step() {step / batch:.4f} of it, figures() {figures / batch:.3f} of it "
+        f"({figures * 1e6:.0f} us)"
+    )
+
+
+def large(store, *, balance: bool) -> str:
+    """Figures of steps of 16,384 rows on 1,024 ranks, told by one of them."""
+    loader = Loader(
+        store, seq_len=2048, global_batch_size=16384, steps=10**6, output="numpy", rank=0,
+        world_size=1024, prefetch=0, balance=balance,
+    )  # fmt: skip
+    meter = Meter(loader)
+    one, many = [], []
+    for _ in range(9):
+        meter.step(0)
+        one.append(timed(meter.figures))
+    for _ in range(3):
+        for _ in range(1000):
+            meter.step(0)
+        many.append(timed(meter.figures))
+    return (
+        f"1,024 ranks x 16 rows, balance={balance}: figures() of a step {np.median(one) * 1e3:.1f} ms, after 1,000 "
+        f"steps {np.median(many) * 1e3:.1f} ms"
+    )
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        documents = lengths(40_000)
+        store = write_store(
+            folder, [np.arange(n) % 256 for n in documents], documents_per_shard=10_000
+        )
+        print(small(store))
+        for balance in (False, True):
+            print(large(store, balance=balance))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Where ranks leave their latest figures for the others, who read what is there and wait for nobody.
+
+No collective: one that a rank does not join would hang all others. A thread talks to the key-value store that
+``torch.distributed`` has anyway, over a connection of its own; training only hands it figures and takes what it has
+read. A rank that never says anything is not heard, one that died stays at its last word, and where the store is gone
+the thread ends.
+"""
+
+import json
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, final
+
+_LOG = logging.getLogger("batchloom")
+# Ranks not heard so far that are asked for at a time, since each is a question of its own.
+_ASKED_AT_ONCE = 64
+
+
+class KeyValues(Protocol):
+    """What is used of a store of ``torch.distributed``."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Leave a value."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether there are values of all keys; does not wait for them."""
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        """The values of keys that are there."""
+
+
+def shared_store() -> KeyValues | None:
+    """A connection of our own to the store of the default process group; None where there is no group."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    # torch names it so that it is not taken for stable: what else has it is asked for by its name, too.
+    group = getattr(distributed, "distributed_c10d", None)
+    store: Any = getattr(group, "_get_default_store", lambda: None)()
+    # Of an older torch, without clone, a call of ours might hold up one of the group's.
+    clone = getattr(store, "clone", None)
+    try:
+        return None if clone is None else clone()
+    except RuntimeError:
+        return None
+
+
+@dataclass(slots=True)
+class _Slots:
+    """What the thread and the training hand to each other."""
+
+    wake: threading.Event = field(default_factory=threading.Event)
+    mine: str | None = None
+    heard: dict[int, dict[str, float]] = field(default_factory=dict)
+    asked: bool = False
+    over: bool = False
+
+
+@final
+class Board:
+    """The board as one rank sees it; no call waits.
+
+    Args:
+        store: where values are left.
+        rank: of this process.
+        world_size: of so many.
+        name: tells this board from others; the same on all ranks.
+    """
+
+    def __init__(self, store: KeyValues, rank: int, world_size: int, name: str) -> None:
+        self._slots = _Slots()
+        weakref.finalize(self, _end, self._slots)
+        keys = [f"batchloom/{name}/{n}" for n in range(world_size)]
+        threading.Thread(
+            target=_serve,
+            args=(self._slots, store, keys, rank),
+            name="batchloom-board",
+            daemon=True,
+        ).start()
+
+    def leave(self, figures: Mapping[str, float]) -> None:
+        """Leave the figures of this rank in place of those before."""
+        self._slots.mine = json.dumps(dict(figures))
+        self._slots.wake.set()
+
+    def heard(self) -> dict[int, dict[str, float]]:
+        """What ranks had left when the board was read last, by rank; it is read again now, for the next time."""
+        self._slots.asked = True
+        self._slots.wake.set()
+        return dict(self._slots.heard)
+
+
+def _end(slots: _Slots) -> None:
+    slots.over = True
+    slots.wake.set()
+
+
+def _serve(slots: _Slots, store: KeyValues, keys: list[str], rank: int) -> None:
+    """What the thread does until the board is dropped or the store is gone."""
+    known: list[int] = []
+    others = list(range(len(keys)))
+    while not slots.over:
+        slots.wake.wait()
+        slots.wake.clear()
+        mine, slots.mine = slots.mine, None
+        asked, slots.asked = slots.asked, False
+        try:
+            if mine is not None:
+                store.set(keys[rank], mine)
+            if asked and not slots.over:
+                slots.heard = _read(store, keys, known, others)
+        except (RuntimeError, OSError, ValueError) as error:
+            _LOG.warning(
+                "Figures of other ranks are not read any more: %s. Training and this rank's own figures go on.",
+                str(error).splitlines()[0] if str(error) else type(error).__name__,
+            )
+            return
+
+
+def _read(
+    store: KeyValues, keys: list[str], known: list[int], others: list[int]
+) -> dict[int, dict[str, float]]:
+    """What ranks have left; ``known`` are those that ever left anything, ``others`` the rest."""
+    for _ in range(min(_ASKED_AT_ONCE, len(others))):
+        rank = others.pop(0)
+        (known if store.check([keys[rank]]) else others).append(rank)
+    if not known:
+        return {}
+    values = store.multi_get([keys[rank] for rank in known])
+    return dict(zip(known, map(json.loads, values), strict=True))

@@ -1,0 +1,354 @@
+"""Figures of a run, flat, for any logger: what lengths tell of all ranks, and what the clock of this one says.
+
+``docs/metrics.md`` names every figure, with its unit.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from math import isfinite
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from batchloom.batches.assemble import IGNORE, Batch
+from batchloom.batches.board import Board, shared_store
+from batchloom.batches.facts import StepFacts, step_facts
+from batchloom.batches.loader import Loader
+from batchloom.batches.share import share_of
+from batchloom.core.errors import PlanError
+from batchloom.core.spec import raise_problems, shown, whole
+
+# Of a long while without a look, the last steps are told of: so many sequences at most, and steps.
+_MOST_ROWS = 1 << 16
+_MOST_STEPS = 1024
+_SECONDS_BETWEEN_NOTES = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Floating-point operations that a model needs, forward and backward.
+
+    Attributes:
+        per_token: for each token, whatever it sees.
+        per_pair: for each pair of tokens of one span: a span of n tokens has n * n of them.
+    """
+
+    per_token: float
+    per_pair: float = 0.0
+
+    def __post_init__(self) -> None:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        raise_problems(
+            [
+                f"{name}: {shown(n)} is no number from 0 on"
+                for name, n in values.items()
+                if not _positive(n, 0)
+            ]
+        )
+
+
+def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> Cost:
+    """The cost of a dense transformer: 6 N + 12 L H Q T a token (PaLM, appendix B, arXiv:2204.02311).
+
+    The T tokens that a token sees there are those of its own span here. As there, a causal mask saves nothing, and
+    what is computed again for less memory is not counted.
+
+    Args:
+        parameters: N; of a mixture of experts those that a token passes.
+        layers: L; 0 leaves attention out.
+        width: H * Q, attention heads times the width of one.
+    """
+    return Cost(per_token=6.0 * parameters, per_pair=12.0 * layers * width)
+
+
+class _Seen(NamedTuple):
+    """A step that was done.
+
+    ``tokens`` are of this rank, where only the step itself tells them (streams); ``trained`` is of all ranks, as given;
+    ``kept`` are this rank's labels that carry a loss, where nothing else tells: a number, or a tensor of one.
+    """
+
+    step: int
+    seconds: float
+    waited: float | None
+    tokens: int | None
+    trained: float | None
+    kept: Any
+
+
+@final
+class Meter:
+    """Counts steps as they are done and gives figures when asked.
+
+    Either ``for batch in meter.over(loader): ...``, which measures the wait for data, too; or ``meter.step(batch)``
+    once an optimizer step. Cheap on every step; what lengths tell is worked out in :meth:`figures`.
+
+    Args:
+        loader: whose steps they are.
+        cost: of the model, for its share of ``peak_flops``; see :func:`transformer_cost`.
+        peak_flops: what one device can do, operations a second; the number of its data sheet for the dtype used.
+        devices: that the run uses; None for one a process.
+        exchange: whether ranks leave their clocks for each other, where ``torch.distributed`` is initialised: never
+            by a collective (see :mod:`batchloom.batches.board`).
+
+    Raises:
+        SettingsError: numbers that are none, or a peak without a cost.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        *,
+        cost: Cost | None = None,
+        peak_flops: float | None = None,
+        devices: int | None = None,
+        exchange: bool = True,
+    ) -> None:
+        problems = []
+        if peak_flops is not None and not _positive(peak_flops):
+            problems.append(f"peak_flops: {shown(peak_flops)} is no number above 0")
+        if peak_flops is not None and cost is None:
+            problems.append("cost: missing; a share of peak_flops is of transformer_cost(...)")
+        if devices is not None and (whole(devices) or 0) < 1:
+            problems.append(f"devices: {shown(devices)} is no whole number from 1 on")
+        raise_problems(problems)
+        self._loader, self._cost, self._peak = loader, cost, peak_flops
+        self._devices = devices or loader.spec.world_size
+        self._exchange = exchange
+        self._board: Board | None = None
+        self._name = loader.plan.fingerprint[:16]
+        self._seen: deque[_Seen] = deque(maxlen=_MOST_STEPS)
+        self._last: int | None = None
+        self._count = 0
+        # Of steps that were not yet told to the others: how many, seconds, seconds waited; and when the last were.
+        self._untold = (0, 0.0, 0.0)
+        self._told = float("-inf")
+        self._began = time.perf_counter()
+        self._waited: float | None = None
+
+    def over(self, batches: Iterable[Batch] | None = None) -> Iterator[Batch]:
+        """The batches of the loader, or of what hands them on, each counted when the next one is asked for.
+
+        A step that is told by :meth:`step` is counted then: what comes after it (an evaluation, a checkpoint) is no
+        part of its time.
+        """
+        source = iter(self._loader if batches is None else batches)
+        while True:
+            asked = time.perf_counter()
+            batch = next(source, None)
+            if batch is None:
+                return
+            counted = self._count
+            self._began, self._waited = asked, time.perf_counter() - asked
+            yield batch
+            if self._count == counted:
+                self.step(batch)
+
+    def step(self, batch: Batch | int, *, trained: float | None = None) -> None:
+        """Note that an optimizer step is done.
+
+        Args:
+            batch: of the step, or its number.
+            trained: tokens with a loss over all ranks, where the training has summed them anyway.
+
+        Raises:
+            PlanError: a batch that was rebuilt from its arrays and does not know its step.
+        """
+        step = batch if isinstance(batch, int) else batch.step
+        if step < 0:
+            raise PlanError(
+                "A batch that was rebuilt from its arrays does not know its step: give the number of the one that the "
+                "loader gave (meter.step(number))."
+            )
+        seconds, waited = time.perf_counter() - self._began, self._waited
+        tokens = self._loader.tokens(step) if self._loader.streamed else None
+        kept = None
+        if trained is None and not isinstance(batch, int) and self._needs_labels:
+            # Of a tensor this is one, too: a device is not waited for.
+            kept = (batch["labels"] != IGNORE).sum()
+        self._seen.append(_Seen(step, seconds, waited, tokens, trained, kept))
+        self._last, self._count = step, self._count + 1
+        self._tell(seconds, waited or 0.0)
+        self._began, self._waited = time.perf_counter(), None
+
+    @property
+    def _needs_labels(self) -> bool:
+        """Whether only labels tell which tokens are trained."""
+        loader = self._loader
+        drops = loader.augmentation is not None and loader.augmentation.drops_loss
+        return loader.streamed or loader.store.masked or drops
+
+    def figures(self) -> dict[str, float]:
+        """The figures of the steps since the last look, at most the latest 1,024 of 65,536 sequences in all.
+
+        Of a stream nobody knows the other ranks' rows: what is ``perf/`` else is of this rank alone and ``rank/``.
+        """
+        loader = self._loader
+        found = {"data/synthetic": float("source=synthetic" in loader.origin)}
+        if self._last is None:
+            return found
+        found["data/step"] = self._last + 1
+        seen = self._latest()
+        self._seen.clear()
+        if loader.streamed:
+            found["data/position"] = (self._last + 1) * loader.plan.spec.global_batch_size
+            found |= self._of_rank(seen) if seen else {}
+        else:
+            position = loader.plan.positions_of(self._last)[1]
+            found["data/position"] = position
+            found |= self._of_all(seen) if seen else {}
+            for name, epochs in loader.plan.epochs(position).items():
+                found[f"data/{name}/epoch"] = epochs
+        return found | self._of_others()
+
+    def _latest(self) -> list[_Seen]:
+        """The latest steps that are worked out together."""
+        rows = 0
+        kept: list[_Seen] = []
+        for seen in reversed(self._seen):
+            rows += self._spec_at(seen.step).global_batch_size
+            if kept and rows > _MOST_ROWS:
+                break
+            kept.append(seen)
+        return kept[::-1]
+
+    def _spec_at(self, step: int) -> Any:
+        plan = self._loader.plan
+        return plan.spec if self._loader.streamed else plan.spec_at(step)
+
+    def _of_all(self, seen: list[_Seen]) -> dict[str, float]:
+        """Of the steps over all ranks, from their lengths."""
+        facts = [step_facts(self._loader, one.step) for one in seen]
+        ranks = np.stack([one.tokens for one in facts])
+        tokens = int(ranks.sum())
+        flops = 0.0
+        if self._cost is not None:
+            squares = sum(one.squares for one in facts)
+            flops = self._cost.per_token * tokens + self._cost.per_pair * squares
+        found = _clock(seen, "perf", tokens, self._devices)
+        found |= {
+            "perf/global_seq_len_avg": float(ranks.mean()),
+            "perf/global_seq_len_min": float(ranks.min()),
+            "perf/global_seq_len_max": float(ranks.max()),
+            "perf/packing_efficiency": tokens / max(1, sum(one.capacity for one in facts)),
+            "perf/padding_share": 1 - tokens / max(tokens, 1, sum(one.places for one in facts)),
+            **self._use(flops, found["perf/seconds"]),
+            **self._trained(seen, facts, tokens),
+        }
+        uneven = [one.imbalance for one in facts if one.imbalance is not None]
+        if uneven:
+            found["perf/imbalance"] = sum(one.dealt for one in uneven) / len(uneven)
+            found["perf/imbalance_in_order"] = sum(one.in_order for one in uneven) / len(uneven)
+        sums = np.sum([one.sources for one in facts], 0).tolist()
+        for name, own in zip(self._loader.plan.stores, sums, strict=True):
+            found[f"data/{name}/tokens"] = float(own)
+        return found
+
+    def _use(self, flops: float, seconds: float) -> dict[str, float]:
+        """How much the devices do of what they can."""
+        if not flops or not seconds:
+            return {}
+        each = flops / seconds / self._devices
+        found = {"perf/flops_per_s_per_gpu": each}
+        return found | ({"perf/mfu": each / self._peak} if self._peak else {})
+
+    def _trained(self, seen: list[_Seen], facts: list[StepFacts], tokens: int) -> dict[str, float]:
+        """The share of tokens with a loss: of all ranks where that was given or lengths tell it, else of this rank."""
+        given = [
+            one.trained if one.trained is not None else fact.trained
+            for one, fact in zip(seen, facts, strict=True)
+        ]
+        told = [one for one in given if one is not None]
+        if len(told) == len(given):
+            return {"perf/trained_share": sum(told) / max(tokens, 1)}
+        rank = self._share(seen[-1].step).place.rank
+        return _kept(seen, sum(int(fact.tokens[rank]) for fact in facts) // self._context)
+
+    @property
+    def _context(self) -> int:
+        """Processes that each hold a slice of a rank's rows."""
+        return self._loader.spec.mesh.context
+
+    def _share(self, step: int) -> Any:
+        streamed = self._loader.streamed
+        alike = not streamed and self._loader.store.replicated
+        return share_of(self._spec_at(step), self._loader.spec, replicated=alike)
+
+    def _of_rank(self, seen: list[_Seen]) -> dict[str, float]:
+        """Of this rank's part of the steps of a stream."""
+        tokens = sum(one.tokens or 0 for one in seen)
+        capacity = sum(self._share(one.step).rows * self._spec_at(one.step).seq_len for one in seen)
+        filled = tokens / max(1, capacity)
+        found = _clock(seen, "rank", tokens, self._loader.spec.mesh.peers)
+        return found | {
+            "rank/packing_efficiency": filled,
+            "rank/padding_share": 0.0 if self._loader.spec.form == "varlen" else 1 - filled,
+            **_kept(seen, tokens // self._context),
+        }
+
+    def _tell(self, seconds: float, waited: float) -> None:
+        """Leave this rank's clock for the others, now and then."""
+        steps, total, waits = self._untold
+        self._untold = (steps + 1, total + seconds, waits + waited)
+        now = time.monotonic()
+        if not self._exchange or now - self._told < _SECONDS_BETWEEN_NOTES:
+            return
+        if self._board is None:
+            spec = self._loader.spec
+            store = shared_store() if spec.world_size > 1 else None
+            if store is None:
+                # Looked for again, but not at every step.
+                self._told = now
+                return
+            self._board = Board(store, spec.rank, spec.world_size, self._name)
+        steps, total, waits = self._untold
+        share = waits / total if total else 0.0
+        self._board.leave(
+            {"step": float((self._last or 0) + 1), "step_s": total / steps, "wait": share}
+        )
+        self._untold, self._told = (0, 0.0, 0.0), now
+
+    def _of_others(self) -> dict[str, float]:
+        """What ranks have left of their clocks, as far as it was read."""
+        heard = list(self._board.heard().values()) if self._board is not None else []
+        if not heard:
+            return {}
+        return {
+            "perf/ranks_heard": float(len(heard)),
+            "perf/step_s_max": max(one["step_s"] for one in heard),
+            "perf/data_wait_share_max": max(one["wait"] for one in heard),
+            "perf/steps_apart": max(one["step"] for one in heard)
+            - min(one["step"] for one in heard),
+        }
+
+
+def _clock(seen: list[_Seen], whose: str, tokens: int, devices: int) -> dict[str, float]:
+    """Time and speed of steps, and the share of it that was waited for data."""
+    seconds = sum(one.seconds for one in seen)
+    waits = [one.waited for one in seen if one.waited is not None]
+    found = {
+        f"{whose}/steps": float(len(seen)),
+        f"{whose}/tokens": float(tokens),
+        f"{whose}/seconds": seconds,
+        f"{whose}/tokens_per_s": tokens / seconds if seconds else 0.0,
+        f"{whose}/tokens_per_s_per_gpu": tokens / seconds / devices if seconds else 0.0,
+    }
+    if len(waits) == len(seen):
+        found["perf/data_wait_share"] = sum(waits) / seconds if seconds else 0.0
+    return found
+
+
+def _kept(seen: list[_Seen], tokens: int) -> dict[str, float]:
+    """The share of this rank's tokens that carries a loss, where its labels were seen."""
+    if any(one.kept is None for one in seen):
+        return {}
+    return {"rank/trained_share": sum(int(one.kept) for one in seen) / max(tokens, 1)}
+
+
+def _positive(value: object, least: float | None = None) -> bool:
+    """Whether it is a finite number above 0, or from ``least`` on."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return False
+    return value > 0 if least is None else value >= least

@@ -1,0 +1,316 @@
+"""Whether the loss of packed rows is that of the documents one by one, for a model of yours.
+
+The rows are those that a ``Loader`` gives. Each document of them is put through the model alone, too, and a third time
+with its row taken for one long document: that says what a leak would look like in this model, so that the verdict does
+not depend on the scale of its weights. Where documents do leak, tokens of one neighbour after the other are changed
+to see whose.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from batchloom.batches.assemble import IGNORE
+from batchloom.batches.loader import Loader
+from batchloom.plan.rows import Rows
+from batchloom.store.reader import Store
+from batchloom.testing.isolation import token_losses
+
+Logits = Callable[[Mapping[str, Any]], Tensor]
+_ROWS = 4
+_LOOKED_AT = 1024
+_LEAST_SEQ_LEN, _MOST_SEQ_LEN = 32, 4096
+# Below this part of what no isolation would do, and of the tolerance, it is rounding.
+_LEAK, _ROUNDING = 0.05, 0.1
+_UNSEEN = 1e-6
+_NEIGHBOURS = 8
+
+
+class _Span(NamedTuple):
+    """A document, or a piece of one, in a packed batch: its row there, and its first token in the row."""
+
+    document: int
+    start: int
+    row: int
+    place: int
+    length: int
+
+    def __str__(self) -> str:
+        return (
+            f"document {self.document} (its tokens {self.start} to {self.start + self.length - 1})"
+        )
+
+
+class _Packed(NamedTuple):
+    """A batch, the spans that share their rows with others, those of them that are compared, and ``seq_len``."""
+
+    batch: Mapping[str, Any]
+    spans: list[_Span]
+    chosen: list[_Span]
+    seq_len: int
+
+
+class _Compared(NamedTuple):
+    """A span, and how far the losses of its trained tokens are from those alone: packed, and as one document."""
+
+    span: _Span
+    packed: float
+    mixed: float
+
+
+def assert_packed_equals_unpacked(
+    model: nn.Module | Logits,
+    store: Store,
+    *,
+    seq_len: int | None = None,
+    tolerance: float = 1e-4,
+    documents: int = 32,
+    form: Literal["rows", "varlen"] = "rows",
+) -> float:
+    """Assert that packing changes no document's loss.
+
+    Args:
+        model: a module, called as Hugging Face's are: with ``input_ids``, ``position_ids``, ``attention_mask=None``
+            and ``use_cache=False`` as far as its ``forward`` takes them, in the varlen form also with
+            ``cu_seq_lens_q/k`` and ``max_length_q/k``; it is looked at in evaluation mode, on its own device. Or a
+            function of a batch (a mapping of these tensors, on the CPU) to scores [rows, tokens, vocabulary].
+        store: whose documents are looked at.
+        seq_len: of the rows; None for four times the mean document.
+        tolerance: nats a token that a document's mean distance may be; 1e-4 is for float32.
+        documents: how many are looked at.
+        form: of the batches, see docs/batches.md.
+
+    Returns:
+        The largest distance of a document, in nats a token.
+
+    Raises:
+        AssertionError: documents leak (says which, from which neighbour, how far and what is likely wrong), or
+            nothing can be compared.
+    """
+    loader = Loader(
+        store,
+        seq_len=seq_len or _fitting(store, model),
+        global_batch_size=_ROWS,
+        epochs=1,
+        form=form,
+        rank=0,
+        world_size=1,
+        prefetch=0,
+    )
+    with _looked_at(model) as logits:
+        return _compare(logits, loader, store, tolerance, documents)
+
+
+def _fitting(store: Store, model: nn.Module | Logits) -> int:
+    """A length of rows that hold several documents, and that a model has positions for."""
+    lengths = store.lengths.slice(0, min(len(store), _LOOKED_AT))
+    wanted = 4 * int(lengths.mean()) if len(lengths) else 0
+    config = getattr(model, "config", None)
+    most = min(getattr(config, "max_position_embeddings", None) or _MOST_SEQ_LEN, _MOST_SEQ_LEN)
+    return min(max(_LEAST_SEQ_LEN, wanted), most)
+
+
+@contextmanager
+def _looked_at(model: nn.Module | Logits) -> Iterator[Logits]:
+    """The scores of a model, without dropout."""
+    if not isinstance(model, nn.Module):
+        with torch.no_grad():
+            yield model
+        return
+    parameters = inspect.signature(model.forward).parameters.values()
+    anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    names = {one.name for one in parameters}
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    training = model.training
+
+    def logits(batch: Mapping[str, Any]) -> Tensor:
+        given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+        given |= {"attention_mask": None, "use_cache": False}
+        given.pop("seq_idx", None)
+        found = model(**{k: v for k, v in given.items() if anything or k in names})
+        if isinstance(found, Tensor):
+            return found
+        scores: Tensor = found.logits if hasattr(found, "logits") else found[0]
+        return scores
+
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield logits
+    finally:
+        model.train(training)
+
+
+def _compare(logits: Logits, loader: Loader, store: Store, tolerance: float, most: int) -> float:
+    """Compare documents batch by batch until there are enough; the largest distance."""
+    found: list[_Compared] = []
+    looked_at, step, worst = 0, 0, None
+    while len(found) < most and looked_at < _LOOKED_AT and loader.plan.has_step(step):
+        packed = _packed(loader, step, most - len(found))
+        compared = _compared(logits, packed, store)
+        looked_at, step = looked_at + len(packed.chosen), step + 1
+        found += compared
+        for one in compared:
+            # A loss that is no number is further off than any.
+            if worst is None or not one.packed <= worst[0].packed:
+                worst = one, packed
+    if worst is None:
+        why = f"no row of {loader.plan.spec.seq_len} tokens holds two of them (raise seq_len)"
+        if looked_at:
+            why = f"the {looked_at} looked at have no trained token behind their first"
+        raise AssertionError(f"There are no packed documents of {store.place} to compare: {why}.")
+    away, mixed = (
+        sum(values) / len(found)
+        for values in zip(*((one.packed, one.mixed) for one in found), strict=True)
+    )
+    if max(away, mixed) <= _UNSEEN:
+        raise AssertionError(
+            "Nothing can be seen of this model: its losses stay as they are even where a row is taken for one document "
+            f"({mixed:.1e} nats a token). Its attention has no say yet, as where the layers behind it begin at zero: "
+            "give it trained weights, or random ones."
+        )
+    leaks = away > max(_ROUNDING * tolerance, _LEAK * mixed)
+    wrong = sum(not one.packed <= tolerance for one in found)
+    if wrong or leaks:
+        beyond = f"{wrong} of {len(found)} documents are beyond the tolerance of {tolerance:g}"
+        raise AssertionError(f"{_explained(logits, *worst)} {beyond}.")
+    return worst[0].packed
+
+
+def _packed(loader: Loader, step: int, most: int) -> _Packed:
+    """The batch of a step, and the documents to be compared."""
+    rows = loader.plan.rows(*loader.plan.positions_of(step))
+    spans = _packed_spans(rows, loader.spec.form)
+    return _Packed(loader.batch(step), spans, spans[:most], loader.plan.spec.seq_len)
+
+
+def _packed_spans(rows: Rows, form: str) -> list[_Span]:
+    """The spans of a batch that share their row with others."""
+    spans, flat = [], 0
+    columns = (rows.documents, rows.starts, rows.places, rows.lengths)
+    for row in range(len(rows)):
+        first, stop = int(rows.pointers[row]), int(rows.pointers[row + 1])
+        for document, start, place, length in zip(
+            *(c[first:stop].tolist() for c in columns), strict=True
+        ):
+            if form == "varlen":
+                spans.append(_Span(document, start, 0, flat, length))
+            elif stop - first > 1:
+                spans.append(_Span(document, start, row, place, length))
+            flat += length
+    return spans if len(spans) > 1 else []
+
+
+def _compared(logits: Logits, packed: _Packed, store: Store) -> list[_Compared]:
+    """Each chosen span that has something to compare."""
+    if not packed.chosen:
+        return []
+    batch = packed.batch
+    together = logits(_model_inputs(batch)), logits(_as_one_document(batch, packed.seq_len))
+    found = []
+    for span in packed.chosen:
+        kept = _trained(batch, span)
+        if not kept.any():
+            continue
+        own = store[span.document].ids[span.start : span.start + span.length]
+        ids = torch.from_numpy(own.astype(np.int64))
+        alone = _losses_of(logits(_alone(batch, ids)), span._replace(row=0, place=0), ids)
+        losses = [_losses_of(scores, span, ids) for scores in together]
+        found.append(_Compared(span, *(float((one - alone)[kept].abs().mean()) for one in losses)))
+    return found
+
+
+def _trained(batch: Mapping[str, Any], span: _Span) -> Tensor:
+    """Which tokens of a span but its first carry a loss."""
+    labels: Tensor = batch["labels"][span.row, span.place + 1 : span.place + span.length]
+    return labels != IGNORE
+
+
+def _losses_of(scores: Tensor, span: _Span, ids: Tensor) -> Tensor:
+    """The losses of the tokens of a span in its batch."""
+    return token_losses(
+        scores[span.row, span.place : span.place + span.length], ids.to(scores.device)
+    )
+
+
+def _model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+def _alone(batch: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:
+    """A document by itself, in the form of the batch."""
+    return _of_one(batch, ids[None], len(ids))
+
+
+def _as_one_document(batch: Mapping[str, Any], seq_len: int) -> dict[str, Any]:
+    """The batch as if each row were one document; a flat one has positions of its rows, as there may be no others."""
+    return _of_one(batch, batch["input_ids"], seq_len)
+
+
+def _of_one(batch: Mapping[str, Any], ids: Tensor, positions: int) -> dict[str, Any]:
+    tokens = ids.shape[1]
+    places = (torch.arange(tokens) % positions).repeat(len(ids), 1)
+    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": places}
+    if "cu_seq_lens_q" in batch:
+        bounds = torch.tensor([0, tokens], dtype=torch.int32)
+        inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds.clone()}
+        inputs |= {"max_length_q": tokens, "max_length_k": tokens}
+        inputs["seq_idx"] = torch.zeros_like(ids, dtype=torch.int32)
+    return inputs
+
+
+def _explained(logits: Logits, worst: _Compared, packed: _Packed) -> str:
+    """Which document leaks from which neighbour, and what is likely wrong."""
+    span = worst.span
+    fact = (
+        f"Packed documents see each other: the loss of {span} in row {span.row} is {worst.packed:.2g} nats a token "
+        f"from that of the document alone ({worst.mixed:.2g} where nothing keeps documents apart)."
+    )
+    neighbour, change = _whose(logits, packed, span)
+    seen = "No neighbour's tokens change it, so its place in the row does."
+    if neighbour is not None and change > _UNSEEN:
+        side = "before" if neighbour.place < span.place else "behind"
+        seen = f"Other tokens in {neighbour}, {side} it in the row, change it by {change:.2g} nats a token."
+    inputs = _model_inputs(packed.batch)
+    other = {**inputs, "position_ids": torch.zeros_like(inputs["position_ids"])}
+    if bool(((logits(inputs) - logits(other)).abs() <= _UNSEEN).all()):
+        cause = (
+            "The model does not read position_ids (other ones give the same scores): hand them on to its attention, or "
+            "train with packing='none'."
+        )
+    else:
+        cause = (
+            "Likely attention_mask is given (a mask of ones lets all of a row see each other: give None), or use_cache "
+            "is on (give False), or the attention reads neither restarting position_ids nor cu_seq_lens (choose sdpa, "
+            "eager or flex_attention), or the model counts positions for itself."
+        )
+    return f"{fact} {seen} {cause}"
+
+
+def _whose(logits: Logits, packed: _Packed, span: _Span) -> tuple[_Span | None, float]:
+    """The neighbour whose tokens change the losses of a span most, and by how much, in nats a token."""
+    row = [one for one in packed.spans if one.row == span.row]
+    at = row.index(span)
+    near = [*row[max(0, at - _NEIGHBOURS) : at], *row[at + 1 :][:_NEIGHBOURS]]
+    inputs = _model_inputs(packed.batch)
+    ids = inputs["input_ids"][span.row, span.place : span.place + span.length]
+    kept = _trained(packed.batch, span)
+    before = _losses_of(logits(inputs), span, ids)[kept]
+    most: tuple[_Span | None, float] = (None, 0.0)
+    for one in near:
+        stretch = slice(one.place, one.place + one.length)
+        other = inputs["input_ids"].clone()
+        turned = other[one.row, stretch].flip(0)
+        # What reads the same backwards is overwritten by a token of the span.
+        same = bool((turned == other[one.row, stretch]).all())
+        other[one.row, stretch] = ids[0] if same else turned
+        after = _losses_of(logits({**inputs, "input_ids": other}), span, ids)[kept]
+        change = float((after - before).abs().mean())
+        if change > most[1]:
+            most = (one, change)
+    return most

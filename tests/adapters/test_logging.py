@@ -1,0 +1,53 @@
+import json
+
+import pytest
+
+from batchloom.adapters.logging import to_all, to_jsonl, to_tensorboard, to_wandb
+from batchloom.core.errors import OutputError
+
+FIGURES = {"perf/tokens_per_s": 1234.5, "data/web/epoch": 0.25, "data/synthetic": 0.0}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_what_was_sent(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path) as writer:
+        send = to_tensorboard(writer)
+        send(FIGURES, 10)
+        send({**FIGURES, "data/web/epoch": 0.5}, 20)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == set(FIGURES)
+    assert [(e.step, e.value) for e in events.Scalars("data/web/epoch")] == [(10, 0.25), (20, 0.5)]
+
+
+class Run:
+    """As W&B documents its call: ``run.log(data, step=None)``, where data is a dict (wandb itself is not run)."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log(self, data, step=None):
+        assert type(data) is dict
+        self.logged.append((step, data))
+
+
+def test_several_loggers_get_the_same_and_lines_survive_a_kill(tmp_path):
+    run, file = Run(), tmp_path / "run" / "metrics.jsonl"
+    send = to_all(to_wandb(run), to_jsonl(file))
+    send(FIGURES, 1)
+    with file.open("a") as out:
+        out.write('{"step": 2, "perf/tok')  # a process was killed here
+    send(FIGURES, 3)
+    assert [step for step, _ in run.logged] == [1, 3]
+    lines = file.read_text().splitlines()
+    assert len(lines) == 3
+    assert [json.loads(lines[n]) for n in (0, 2)] == [{"step": n, **FIGURES} for n in (1, 3)]
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    with pytest.raises(OutputError, match="Is a directory. Make room or name another file"):
+        to_jsonl(tmp_path)(FIGURES, 1)

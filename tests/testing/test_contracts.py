@@ -1,0 +1,292 @@
+"""The contracts hold for what we ship, and each is broken by something that breaks it."""
+
+import json
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import batchloom
+from batchloom.batches.augment import Augment
+from batchloom.plan.mixture import Mixture
+from batchloom.sources.cuts import RecordBounds
+from batchloom.sources.listing import list_sources
+from batchloom.sources.parts import PartReader, parts_of
+from batchloom.sources.rules import ReadRules
+from batchloom.testing.contracts import check_loader, check_source
+from batchloom.testing.stores import write_store
+
+SIZES = {"seq_len": 32, "global_batch_size": 12, "output": "numpy"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    documents = [[*rng.integers(0, 256, rng.integers(1, 60)).tolist(), 256] for _ in range(150)]
+    return write_store(tmp_path_factory.mktemp("store"), documents)
+
+
+def loaders(data, **options):
+    return partial(batchloom.Loader, data, **{**SIZES, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"packing": "wrap", "form": "varlen", "prefetch": 0},
+        {"balance": True, "labels": "shifted"},
+        {"uneven": "pad", "micro_batch_size": 2, "packing": "none"},
+        {"lanes": 4, "shuffle": False},
+        {"align": 4, "form": "varlen"},
+        {"augment": Augment(noise_prob=0.3)},
+    ],
+    ids=str,
+)
+def test_loaders(store, options):
+    worlds = (1, 4, 5) if "uneven" in options else (1, 2, 4)
+    # What noise changes is no document's.
+    held = None if "augment" in options else store
+    check_loader(loaders(store, epochs=2, **options), documents=held, epochs=2, worlds=worlds)
+
+
+def test_what_is_announced_as_left_out_is_no_loss(store):
+    make = loaders(store, overlong="drop")
+    left_out = make(rank=0, world_size=1).plan.left_out().tokens
+    assert left_out
+    check_loader(make, documents=store, left_out=left_out)
+    with pytest.raises(AssertionError, match="and 0 were announced as left out"):
+        check_loader(make, documents=store)
+
+
+@pytest.mark.parametrize("exhausted", ["stop", "redistribute"])
+def test_mixtures_that_end_with_their_sources(store, exhausted):
+    alone = Mixture(weights={"a": 1.0}, stores={"a": store}, exhausted=exhausted)
+    check_loader(loaders(alone), documents=store)
+    both = Mixture(weights={"a": 1, "b": 2}, stores={"a": store, "b": store}, exhausted=exhausted)
+    held = store if exhausted == "redistribute" else None
+    for lanes in (1, 4):
+        check_loader(loaders(both, lanes=lanes), documents=held, epochs=2)
+
+
+def test_a_stream_whose_states_belong_to_their_ranks(tmp_path):
+    for name in "abcd":
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} {n} " * 9 for n in range(30)))
+    sizes = {"seq_len": 32, "global_batch_size": 12, "steps": 6, "lanes": 4, "workers": 0}
+    stream = batchloom.stream([tmp_path], tokenizer="bytes", **sizes)
+    check_loader(partial(batchloom.Loader, stream, output="numpy"), worlds=(2,))
+
+
+def test_faces_of_pytorch(store):
+    pytest.importorskip("torch")
+    from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
+
+    for face in (LoaderIterable, LoaderDataset):
+        check_loader(lambda face=face, **world: face(loaders(store)(**world)), documents=store)
+
+
+@dataclass
+class Broken:
+    """A loader that does right what nobody tells it to do wrong."""
+
+    store: object
+    rank: int
+    world_size: int
+    fault: str = ""
+    step: int = 0
+    loader: object = field(init=False)
+
+    def __post_init__(self):
+        self.loader = loaders(self.store)(rank=self.rank, world_size=self.world_size)
+        self.steps = len(self.loader)
+        if self.fault == "uneven end" and self.rank:
+            self.steps -= 1
+
+    def __len__(self):
+        return self.steps + (self.fault == "wrong length")
+
+    def __iter__(self):
+        while self.step < self.steps:
+            batch = self.loader.batch(self.step)
+            if self.fault == "other rows" and self.world_size > 1 and self.step == 2:
+                batch = self.loader.batch(3)
+            if self.fault == "lost document" and self.step == 1:
+                batch["input_ids"][:, :8] = 256
+            if self.fault == "moved token" and self.step == 1 and not self.rank:
+                batch["input_ids"][0] = batch["input_ids"][0][::-1]
+            if self.fault == "other labels" and self.world_size > 1:
+                batch["labels"][0, 1:4] = -100
+            if self.fault == "shape" and self.rank:
+                batch = {name: array[1:] for name, array in batch.items()}
+            self.step += 1
+            yield batch
+
+    def state_dict(self):
+        step = self.step - (self.fault == "one late" and self.step > 0)
+        return {"step": np.int64(step) if self.fault == "no JSON" else step}
+
+    def load_state_dict(self, state):
+        self.step = state["step"] + (self.fault == "skips" and state["step"] == 3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("uneven end", r"Rank 1 of 2 has \d+ steps and rank 0 has \d+: a collective"),
+        ("wrong length", r"len of rank 0 of 1 is \d+, and it gives \d+ steps"),
+        ("other rows", r"Step 2 over 2 ranks does not hold the rows it does over 1"),
+        ("other labels", r"Step 0 over 2 ranks does not hold the rows"),
+        ("shape", r"Step 0 has batches of other shapes on 2 ranks"),
+        (
+            "one late",
+            r"From the state of step 1 2 ranks go on for \[\d+\] steps, and \d+ were left",
+        ),
+        ("skips", r"From the state of step 3"),
+        ("no JSON", r"The state of step 0 is no plain JSON"),
+        ("lost document", r"tokens are missing and .* there as a whole: \["),
+        ("moved token", r"pairs of tokens stand side by side that do not in any document"),
+    ],
+)
+def test_broken_loaders(store, fault, said):
+    check_loader(partial(Broken, store), documents=store)
+    with pytest.raises(AssertionError, match=said):
+        check_loader(partial(Broken, store, fault=fault), documents=store)
+
+
+def test_a_loader_that_cannot_go_on(store):
+    with pytest.raises(AssertionError, match=r"no load_state_dict and no loader\[step\]"):
+        check_loader(lambda **world: iter(list(loaders(store)(**world))))
+    batches = list(loaders(store)(rank=0, world_size=1))
+    shifted = dict(enumerate(batches[1:])) | {len(batches) - 1: batches[0]}
+
+    class Shifted(list):
+        def __getitem__(self, step):
+            return shifted[step]
+
+    with pytest.raises(AssertionError, match=r"loader\[\d+\] of rank 0 does not hold the rows"):
+        check_loader(lambda **_: Shifted(batches), worlds=(1,))
+
+
+ROWS = [{"text": f'Row {n} says, "{"word " * (n % 5)}"\n' + "äö" * (n % 3)} for n in range(40)]
+
+
+def write_rows(path):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" * (1 + n % 2) for n, row in enumerate(ROWS)))
+        with path.open("a") as file:
+            file.write('{"text": 7}\nno json\n{"text": "last"}')
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(ROWS, ensure_ascii=False, indent=1))
+    elif path.suffix == ".csv":
+        quoted = [row["text"].replace('"', '""') for row in ROWS]
+        path.write_text("id,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(quoted)))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=7)
+    else:
+        path.write_text("\n\n".join(row["text"] for row in ROWS))
+    return path
+
+
+@dataclass
+class Reading:
+    """One part, read when it is iterated."""
+
+    part: object
+    rules: ReadRules
+
+    def __iter__(self):
+        with PartReader(self.part, self.rules, RecordBounds(self.rules)) as reader:
+            yield from reader
+
+
+def reading(path, rules):
+    (source,) = list_sources([str(path)]).sources
+    return lambda unit: [Reading(part, rules) for part in parts_of(source, rules, unit)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("rows.jsonl", {"text_field": "text"}),
+        ("rows.json", {"text_field": "text"}),
+        ("rows.csv", {"text_field": "text"}),
+        ("rows.parquet", {"text_field": "text"}),
+        ("rows.txt", {"split_on": "line"}),
+        ("rows.txt", {"split_on": "paragraph"}),
+        ("rows.txt", {"split_on": "word"}),
+        ("rows.txt", {}),
+    ],
+)
+def test_sources(tmp_path, name, rules):
+    path = write_rows(tmp_path / name)
+    check_source(reading(path, ReadRules(**rules)), size=path.stat().st_size)
+
+
+LINES = b"".join(b"line %d\n" % n for n in range(30))
+
+
+@dataclass
+class Lines:
+    """Lines of a text from one byte to another, wrong on demand."""
+
+    start: int
+    stop: int
+    fault: str
+    values: list = field(default_factory=list)
+    records: list = field(default_factory=list)
+    offsets: list = field(default_factory=list)
+    bad: tuple = ()
+    seen: int = 0
+
+    def __iter__(self):
+        begin = 0 if not self.start else LINES.find(b"\n", self.start - 1) + 1
+        if self.fault == "cuts a line":
+            begin = self.start
+        while begin < self.stop:
+            end = LINES.index(b"\n", begin) + 1
+            if self.fault == "loses what crosses" and end > self.stop:
+                break
+            self.values.append(LINES[begin:end])
+            self.records.append(self.seen)
+            self.offsets.append(begin - (self.start if self.fault == "counts from the part" else 0))
+            self.seen += self.fault != "one number"
+            begin = end
+        if self.fault == "no offsets":
+            self.offsets.clear()
+        if self.fault == "one number":
+            self.seen = len(self.values)
+        yield self
+
+
+READS = iter(range(10**6))
+
+
+def lines(fault, unit):
+    if fault == "other each time" and next(READS) % 2:
+        return [Lines(0, len(LINES) - 8, "")]
+    return [Lines(a, min(a + unit, len(LINES)), fault) for a in range(0, len(LINES), unit)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("cuts a line", r"in parts of 1 bytes 230; the first that differs is \(record 1, byte 7\)"),
+        ("loses what crosses", r"gives 30 records and in parts of 1 bytes 0; .* bytes nothing"),
+        ("counts from the part", r"record \d+ lies at byte \d+ and record|the first that differs"),
+        ("no offsets", r"30 values have 30 record numbers and 0 offsets"),
+        ("one number", r"two records have the number 0"),
+        ("other each time", r"gives 30 records and read again 29"),
+    ],
+)
+def test_broken_sources(fault, said):
+    check_source(partial(lines, ""), size=len(LINES))
+    with pytest.raises(AssertionError, match=said):
+        check_source(partial(lines, fault), size=len(LINES))
+
+
+def test_an_input_without_records():
+    with pytest.raises(AssertionError, match="gives no record"):
+        check_source(lambda _: [], size=10)

@@ -1,0 +1,147 @@
+"""What users run on their own model: it passes where documents are kept apart, and says who leaks where not."""
+
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+
+from batchloom.testing.equivalence import assert_packed_equals_unpacked  # noqa: E402
+from batchloom.testing.stores import write_store  # noqa: E402
+from batchloom.train.model import GPT  # noqa: E402
+from batchloom.train.settings import ModelSettings  # noqa: E402
+from train.folders import CONFIGS  # noqa: E402
+
+
+def random_documents(count=60, longest=40):
+    rng = np.random.default_rng(0)
+    return [[*rng.integers(0, 256, rng.integers(2, longest)).tolist(), 256] for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("store"), random_documents())
+
+
+def tiny(kind, **changes):
+    import transformers
+
+    name, sizes = CONFIGS[kind]
+    config = getattr(transformers, name)(**{**sizes, **changes})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("form", ["rows", "varlen"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2"])
+def test_models_that_keep_documents_apart(store, kind, form):
+    model = tiny(kind).eval()
+    assert assert_packed_equals_unpacked(model, store, seq_len=64, form=form) < 1e-5
+    assert model.training is False
+    assert assert_packed_equals_unpacked(model.train(), store, form=form) < 1e-5
+    assert model.training is True
+
+
+def wrongly(model, **how):
+    def logits(batch):
+        given = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
+        return model(**{**given, "attention_mask": None, "use_cache": False, **how}).logits
+
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("how", ["ones", "cache"])
+def test_the_same_models_called_wrongly(store, kind, how):
+    model = tiny(kind).eval()
+    ones = torch.ones(4, 64, dtype=torch.int64)
+
+    def logits(batch):
+        mask = ones[: len(batch["input_ids"]), :1].expand_as(batch["input_ids"])
+        changed = {"attention_mask": mask} if how == "ones" else {"use_cache": None}
+        return wrongly(model, **changed)(batch)
+
+    with pytest.raises(AssertionError) as caught:
+        assert_packed_equals_unpacked(logits, store, seq_len=64)
+    said = str(caught.value)
+    assert re.search(r"the loss of document \d+ \(its tokens 0 to \d+\) in row \d is", said)
+    assert re.search(r"Other tokens in document \d+ .*, before it in the row, change it by", said)
+    assert "attention_mask is given (a mask of ones" in said
+    assert "use_cache is on (give False)" in said
+
+
+def test_a_leak_below_the_tolerance_is_seen_by_what_no_isolation_would_do(store):
+    model = tiny("llama").eval()
+    ones = torch.ones(4, 64, dtype=torch.int64)
+
+    def faint(batch):
+        mask = ones[: len(batch["input_ids"]), :1].expand_as(batch["input_ids"])
+        return wrongly(model, attention_mask=mask)(batch) * 1e-3
+
+    with pytest.raises(AssertionError, match="0 of 32 documents are beyond the tolerance"):
+        assert_packed_equals_unpacked(faint, store, seq_len=64)
+
+
+def test_a_model_that_does_not_read_positions(store):
+    class Deaf(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids):
+            return self.model(input_ids, use_cache=False).logits
+
+    with pytest.raises(AssertionError, match="does not read position_ids"):
+        assert_packed_equals_unpacked(Deaf(tiny("llama")), store, seq_len=64)
+    with pytest.raises(AssertionError, match="does not read position_ids"):
+        assert_packed_equals_unpacked(tiny("mamba"), store, seq_len=64)
+
+
+def test_positions_that_are_counted_along_the_row(store):
+    """Nothing of a neighbour is seen, and yet the loss is another one."""
+    torch.manual_seed(0)
+    ids, places = torch.nn.Embedding(264, 16), torch.nn.Embedding(64, 16)
+
+    def logits(batch):
+        row = torch.arange(batch["input_ids"].shape[1])
+        return (
+            ids(batch["input_ids"]) + places(row) + places(batch["position_ids"])
+        ) @ ids.weight.T
+
+    with pytest.raises(AssertionError, match="No neighbour's tokens change it, so its place"):
+        assert_packed_equals_unpacked(logits, store, seq_len=64)
+
+
+def test_the_reference_model(store):
+    model = GPT(ModelSettings(layers=2, heads=2, width=32), 320)
+
+    def logits(batch):
+        return model.logits(batch["input_ids"], batch["position_ids"])
+
+    # Its layers begin by adding nothing: whatever they let through, nothing would be seen.
+    with pytest.raises(AssertionError, match="Nothing can be seen of this model"):
+        assert_packed_equals_unpacked(logits, store)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("out.weight"):
+                weight.normal_(0, 0.2, generator=torch.Generator().manual_seed(0))
+    assert assert_packed_equals_unpacked(logits, store) < 1e-5
+
+
+def test_documents_and_rows_without_loss_are_no_nan(tmp_path):
+    docs = random_documents()
+    # Every second document has no loss, and of the others only the second half has.
+    trained = [
+        [n % 2 == 0 and at > len(d) // 2 for at in range(len(d))] for n, d in enumerate(docs)
+    ]
+    store = write_store(tmp_path / "half", docs, trained=trained)
+    assert assert_packed_equals_unpacked(tiny("llama"), store, seq_len=64) < 1e-5
+    nothing = write_store(tmp_path / "none", docs, trained=[[0] * len(d) for d in docs])
+    with pytest.raises(AssertionError, match="60 looked at have no trained token"):
+        assert_packed_equals_unpacked(tiny("llama"), nothing, seq_len=64)
+    alone = write_store(tmp_path / "alone", [[1, 2, 3]])
+    with pytest.raises(AssertionError, match="no row of 32 tokens holds two of them"):
+        assert_packed_equals_unpacked(tiny("llama"), alone)
