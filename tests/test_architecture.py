@@ -32,7 +32,7 @@ MAY = {
     },
     "diagnosis": {"core", "chat", "preparation", "store", "plan", "batches"},
     "questions": {"core", "store", "plan", "batches"},
-    "adapters": {"core", "batches", "plan", "store"},
+    "adapters": {"core", "batches", "plan", "store", "train"},
     "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"},
     # Of what users reach by its module: figures of a run, and whether packed documents see each other.
     "train": {"core", "batchloom", "batches", "testing"},
@@ -154,7 +154,8 @@ def test_sizes_and_signatures():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 if node.end_lineno - node.body[0].lineno + 1 > 60:
                     problems.append(f"{name}:{node.lineno}: {node.name} is over 60 lines")
-                if node.args.kwarg:
+                # Frameworks call by keywords, of which there are more every year; "_" says that nobody reads them.
+                if node.args.kwarg and node.args.kwarg.arg.strip("_"):
                     problems.append(f"{name}:{node.lineno}: {node.name} takes **kwargs")
     assert problems == []
 

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from batchloom.adapters.hugging_face import DATASETS, TRAINER
 from batchloom.adapters.requirements import (
+    ACCELERATE,
     TORCH,
     TRANSFORMERS,
+    TRL,
     Requirement,
     problem_of,
 )
@@ -30,7 +33,13 @@ class Framework:
 # The examples' model is a transformers one.
 _ALL = (TORCH, TRANSFORMERS)
 
-FRAMEWORKS = (Framework("pytorch", "pytorch", _ALL),)
+_TRAINER = (TORCH, TRAINER, ACCELERATE, DATASETS)
+
+FRAMEWORKS = (
+    Framework("pytorch", "pytorch", _ALL),
+    Framework("hf-trainer", "hf_trainer", _TRAINER),
+    Framework("trl-sft", "sft_trainer", (*_TRAINER, TRL)),
+)
 
 
 def by_name(name: str) -> Framework:

@@ -1,0 +1,274 @@
+"""The objects a Hugging Face trainer is given; ``adapters.hugging_face`` makes them."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NoReturn, cast, final
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.hugging_face import Collator, Dealing, problems_of
+from batchloom.adapters.pytorch import LoaderDataset
+from batchloom.batches.assemble import IGNORE, Batch
+from batchloom.batches.loader import Loader
+from batchloom.batches.shelf import Shelf
+from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
+from batchloom.core.spec import shown, whole
+from batchloom.train.isolation import leakage, probes
+
+# Of what no isolation would do, the part that is a leak: in float32, and in kernels of half precision.
+_LEAK, _LEAK_HALF, _NOISE = 0.02, 0.2, 1e-5
+
+
+@final
+# SFTTrainer takes no other class.
+class PlannedRows(datasets.Dataset):  # type: ignore[misc]
+    """The rows of all steps, numbered in the order in which a trainer deals them.
+
+    A process reads the rows of its own rank, a micro-batch at a time, in any number of workers.
+
+    Args:
+        loader: of this process.
+        dealing: how the trainer deals.
+    """
+
+    def __init__(self, loader: Loader, dealing: Dealing) -> None:
+        names = ("input_ids", "labels", "position_ids")
+        super().__init__(pa.table({name: pa.array([], pa.list_(pa.int64())) for name in names}))
+        self._dealing = dealing
+        self.begin(loader, 0)
+
+    def begin(self, loader: Loader, first: int) -> None:
+        """Give the plan as it is now, from a step on."""
+        self._steps, self._first = LoaderDataset(loader), first
+        self._kept: tuple[int, Batch] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}
+
+    def __len__(self) -> int:
+        return (len(self._steps) - self._first) * self._dealing.rows
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all steps."""
+        return len(self)
+
+    def _batch(self, step: int) -> Batch:
+        """The rank's rows of a step, of which the last is kept: its micro-batches come one after the other."""
+        if self._kept is None or self._kept[0] != step:
+            self._kept = step, self._steps[self._first + step]
+        return self._kept[1]
+
+    def __getitems__(self, keys: list[int]) -> list[Batch]:
+        """The micro-batch of these rows, as one item."""
+        step, micro = self._dealing.batch(keys)
+        return [self._batch(step).split(self._dealing.batch_size)[micro]]
+
+    def __getitem__(self, key: Any) -> Batch:
+        """A row of this rank as a batch of one.
+
+        Raises:
+            InputError: a column is asked for, which rows that are read one by one do not have.
+        """
+        number = whole(key)
+        if number is None:
+            raise InputError(f"Rows of a plan are taken by their numbers, not by {shown(key)}.")
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        step, micro, row = self._dealing.part(number)
+        return self._batch(step).split(1)[micro * self._dealing.batch_size + row]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """This rank's rows, in the order in which they are trained."""
+        for step in range(len(self._steps) - self._first):
+            yield from self._batch(step).split(1)
+
+    def remove_columns(self, column_names: object, new_fingerprint: object = None) -> "PlannedRows":
+        """The same rows: they hold what models take, and a trainer asks for this whatever it would remove."""
+        del column_names, new_fingerprint
+        return self
+
+    def _refuse(self) -> NoReturn:
+        raise InputError(
+            "Rows of a plan are read when they are trained, and changed by nothing: change the settings of the Loader "
+            "or the store. For SFTTrainer give dataset_kwargs={'skip_prepare_dataset': True}."
+        )
+
+    map = filter = select = shuffle = sort = shard = train_test_split = property(_refuse)
+
+
+@final
+class PlanState(TrainerCallback, ExportableState):
+    """Keeps the loader's state in ``trainer_state.json``, and goes on with it.
+
+    What is kept belongs to the steps that were trained, whatever was fetched ahead. Before the first step it finds out
+    whether the ranks agree, whether a checkpoint is of this plan, and whether the model keeps documents apart.
+
+    Args:
+        loader: of this process.
+        dataset: that the trainer has to be given.
+        collator: likewise.
+    """
+
+    def __init__(self, loader: Loader, dataset: PlannedRows, collator: Collator) -> None:
+        self._loader, self._dataset, self._collator = loader, dataset, collator
+        self._done = 0
+
+    def state(self) -> dict[str, Any]:
+        """What the trainer writes into its checkpoints: plain JSON values."""
+        return {"args": {}, "attributes": {"loader": self._loader.state_at(self._done)}}
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002 - theirs
+        *,
+        model: Any = None,
+        train_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
+        """Find out whether the trainer will train on the plan, and go on where its checkpoint stands.
+
+        Raises:
+            SettingsError: settings that changed since the parts were made.
+            StateError: the checkpoint is of another plan (names each field that differs), or has no state.
+            TrainError: another dataset or collator, ranks that differ, a model that lets documents see each other.
+        """
+        if problems := problems_of(args, self._loader):
+            raise SettingsError(problems)
+        rows, collate = train_dataloader.dataset, train_dataloader.collate_fn
+        if rows is not self._dataset or collate is not self._collator:
+            names = " and ".join(type(one).__name__ for one in (rows, collate))
+            raise TrainError(
+                f"The trainer has {names}: give it train_dataset=parts.dataset and data_collator=parts.collator "
+                "of the same parts as the callback."
+            )
+        self._done = state.global_step
+        if self._done:
+            self._resume(state)
+        # Without skipping the trainer begins at row 0, which is that of the step it stands at then.
+        self._dataset.begin(self._loader, self._done if args.ignore_data_skip else 0)
+        require_agreement(self._loader)
+        refuse_leak(model, self._loader, args.train_batch_size, half=args.bf16 or args.fp16)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 - theirs
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002
+        **_: Any,
+    ) -> None:
+        """Count a step that was trained."""
+        self._done = state.global_step
+
+    def _resume(self, state: TrainerState) -> None:
+        kept = cast("dict[str, Any]", state.stateful_callbacks).get(type(self).__name__)
+        if not isinstance(kept, dict) or "loader" not in kept.get("attributes", {}):
+            raise StateError(
+                f"The checkpoint of step {self._done} holds no state of a loader: it was made without parts.callback, "
+                "so nobody knows what it was trained on. Take one made with it, or start without."
+            )
+        self._loader.load_state_dict(kept["attributes"]["loader"])
+        if self._loader.next_step != self._done:
+            raise StateError(
+                f"The checkpoint is of step {self._done} and its loader's state of step {self._loader.next_step}; "
+                "it was changed by hand."
+            )
+
+
+def refuse_leak(model: Any, loader: Loader, rows: int, *, half: bool = False) -> None:
+    """Refuse a model that lets packed documents see each other, shown on documents of the store.
+
+    Every rank calls it: a model that is sharded needs all of them for a pass.
+
+    Args:
+        model: as the trainer calls it.
+        loader: of the documents.
+        rows: of a pass.
+        half: whether it computes in half precision whatever its weights are.
+
+    Raises:
+        TrainError: it does; with what to change.
+    """
+    store = loader.store
+    first = next(iter(store.stores.values())) if isinstance(store, Shelf) else store
+    documents = probes(first, loader.plan.spec.seq_len)
+    if loader.plan.spec.packing == "none" or not documents:
+        return
+    name, packed, mixed = type(model).__name__, 0.0, 0.0
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        weight, training = next(model.parameters()), model.training
+        documents = [one.to(weight.device) for one in documents]
+        model.eval()
+
+        def logits(ids: Tensor, positions: Tensor) -> Tensor:
+            given: Tensor = model(input_ids=ids, position_ids=positions).logits
+            return given
+
+        packed, mixed = leakage(logits, documents, 1 if loader.spec.form == "varlen" else rows)
+        model.train(training)
+        bound = _LEAK_HALF if half or weight.dtype != torch.float32 else _LEAK
+        if packed <= max(_NOISE, bound * mixed):
+            return
+    raise TrainError(
+        f"{name} lets packed documents see each other: a token's loss is {packed:.2g} nats from that of the document "
+        f"alone, and {mixed:.2g} where nothing keeps them apart. Give a model that takes position_ids, without "
+        "attention_mask and cache, and attn_implementation='sdpa', 'eager' or 'flex_attention'; or "
+        "Loader(packing='none')."
+    )
+
+
+@final
+class TokenLoss:
+    """Cross-entropy summed over the trained tokens, divided by their number in the step on all ranks.
+
+    Args:
+        smoothing: ``label_smoothing_factor``, which a trainer leaves to a loss that it is given.
+    """
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self._smoothing = smoothing
+
+    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """The loss of a micro-batch; without trained tokens 0, with a gradient of 0.
+
+        Args:
+            outputs: of the model, with ``logits`` [R, S, vocabulary].
+            labels: [R, S], not shifted.
+            num_items_in_batch: trained tokens of the step; None for those of the micro-batch.
+        """
+        scores = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        targets = labels[:, 1:].reshape(-1)
+        total = functional.cross_entropy(
+            scores[:, :-1].reshape(len(targets), -1).float(),
+            targets,
+            ignore_index=IGNORE,
+            reduction="sum",
+            label_smoothing=self._smoothing,
+        )
+        count = (targets != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
+        return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+
+
+def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """For ``preprocess_logits_for_metrics``: of each row the summed loss and the trained tokens, [R, 2] float32."""
+    targets = labels[:, 1:]
+    losses = functional.cross_entropy(
+        logits[:, :-1].transpose(1, 2).float(), targets, ignore_index=IGNORE, reduction="none"
+    )
+    return torch.stack([losses.sum(1), (targets != IGNORE).sum(1).float()], 1)
+
+
+def token_loss(prediction: Any) -> dict[str, float]:
+    """For ``compute_metrics``, after :func:`row_losses`: ``eval_token_loss``, nats a trained token of the whole set."""
+    losses, counts = np.asarray(prediction.predictions, np.float64).sum(0)
+    return {"token_loss": float(losses / max(1.0, counts))}

@@ -1,0 +1,60 @@
+"""TRL's SFTTrainer: ``python examples/sft_trainer.py STORE OUT``, or behind ``torchrun --nproc-per-node 2``."""
+
+import os
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+
+from batchloom import Loader, open_store
+from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.examples.hf_told import Tell
+from batchloom.examples.job import Job, adamw, main
+
+
+def train(model: Any, job: Job) -> None:
+    """Do the steps of a job."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    args = SFTConfig(
+        job.out,
+        per_device_train_batch_size=job.batch_size,
+        gradient_accumulation_steps=job.global_batch_size // job.batch_size // ranks,
+        max_steps=job.steps,
+        train_sampling_strategy="sequential",
+        dataset_kwargs={"skip_prepare_dataset": True},
+        lr_scheduler_type="constant",
+        max_grad_norm=0,
+        logging_steps=1,
+        save_steps=job.save_every,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+    )
+    loader = Loader(
+        open_store(job.data),
+        seq_len=job.seq_len,
+        global_batch_size=job.global_batch_size,
+        seed=job.seed,
+        steps=job.steps,
+    )
+    parts = trainer_parts(loader, args)
+    # Of a model of yours: AutoTokenizer.from_pretrained(...). The rows hold ids; it is only kept beside the model.
+    words = Tokenizer(WordLevel({"<end>": 0}))
+    trainer = SFTTrainer(
+        model,
+        args,
+        train_dataset=parts.dataset,
+        data_collator=parts.collator,
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=words),  # type: ignore[no-untyped-call]
+        callbacks=[parts.callback, Tell(job)],
+        optimizers=(adamw(model.parameters(), job.lr), None),
+    )
+    trainer.train(resume_from_checkpoint=job.resume)
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(train)

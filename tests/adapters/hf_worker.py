@@ -1,0 +1,50 @@
+"""One of several processes of a Trainer: goes on with a checkpoint of one process, evaluates, and tells what it was given.
+
+``torchrun hf_worker.py STORE CHECKPOINT OUT``
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import batchloom
+from adapters.test_hugging_face import HELD_OUT, SIZES, STEPS, Heard, make_args
+from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.adapters.hugging_face_parts import row_losses, token_loss
+from batchloom.examples.job import adamw, tiny_model
+
+
+def main(data: str, checkpoint: str, out: str) -> None:
+    args = make_args(
+        out, gradient_accumulation_steps=2, per_device_eval_batch_size=2, dataloader_num_workers=1
+    )
+    store = batchloom.open_store(data)
+    loader = batchloom.Loader(store, **SIZES, steps=STEPS)
+    held_out = batchloom.Loader(store.subset("val"), **HELD_OUT)
+    parts = trainer_parts(loader, args, evaluation=held_out)
+    model = tiny_model(store)
+    trainer = Heard(
+        model,
+        args,
+        train_dataset=parts.dataset,
+        eval_dataset=parts.eval_dataset,
+        data_collator=parts.collator,
+        compute_loss_func=parts.loss,
+        callbacks=[parts.callback],
+        optimizers=(adamw(model.parameters(), 1e-3), None),
+        preprocess_logits_for_metrics=row_losses,
+        compute_metrics=token_loss,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    told = {
+        "ids": [one["input_ids"].tolist() for one in trainer.heard],
+        "losses": [one["loss"] for one in trainer.state.log_history if "loss" in one],
+        "evaluation": trainer.evaluate(),
+    }
+    Path(out, f"told_{args.process_index}.json").write_text(json.dumps(told))
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,463 @@
+"""Trainer and SFTTrainer as they are: what they are refused, how they resume and evaluate, what becomes of the loss."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import batchloom
+from batchloom.adapters.hugging_face import Dealing, trainer_parts
+from batchloom.adapters.pytorch import LoaderDataset
+from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
+from batchloom.examples.job import adamw, tiny_model
+from batchloom.testing.stores import write_store
+
+transformers = pytest.importorskip("transformers")
+trl = pytest.importorskip("trl")
+
+from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments  # noqa: E402
+
+from batchloom.adapters.hugging_face_parts import TokenLoss, row_losses, token_loss  # noqa: E402
+
+pytestmark = [
+    # transformers and trl: what they deprecate of their own; torch counts this machine's cores.
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+SIZES = {"seq_len": 32, "global_batch_size": 8}
+STEPS = 6
+NAMES = ("input_ids", "labels", "position_ids")
+HELD_OUT = {"seq_len": 32, "global_batch_size": 4, "packing": "none"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    rng = np.random.default_rng(3)
+    documents = [rng.integers(0, 250, rng.integers(2, 40)).tolist() for _ in range(150)]
+    held_out = [rng.integers(0, 250, 9).tolist() for _ in range(11)]
+    parts = {"train": documents, "val": held_out}
+    return write_store(tmp_path_factory.mktemp("hf") / "store", parts)
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    """Conversations of which the second half is trained, and some of which nothing is."""
+    rng = np.random.default_rng(4)
+    documents = [rng.integers(0, 250, rng.integers(4, 30)).tolist() for _ in range(64)]
+    trained = [
+        [int(n % 4 > 0 and 2 * place >= len(ids)) for place in range(len(ids))]
+        for n, ids in enumerate(documents)
+    ]
+    return write_store(
+        tmp_path_factory.mktemp("hf") / "masked", {"train": documents}, trained={"train": trained}
+    )
+
+
+def make_loader(store, **settings):
+    return batchloom.Loader(store, **{**SIZES, "steps": STEPS, **settings}, rank=0, world_size=1)
+
+
+def make_args(folder, kind=TrainingArguments, **settings):
+    given = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "max_steps": STEPS,
+        "train_sampling_strategy": "sequential",
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0,
+        "logging_steps": 1,
+        "save_steps": 2,
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    return kind(str(folder), **{**given, **settings})
+
+
+class Heard(Trainer):
+    """Keeps what reached the loss."""
+
+    def compute_loss(self, model, inputs, **settings):
+        if model.training:
+            self.__dict__.setdefault("heard", []).append(
+                {name: value for name, value in inputs.items() if name in NAMES}
+            )
+        return super().compute_loss(model, inputs, **settings)
+
+
+def make_trainer(store, folder, *, loader=None, model=None, parts=None, **settings):
+    args = make_args(folder, **settings)
+    parts = parts or trainer_parts(loader or make_loader(store), args)
+    model = model or tiny_model(store)
+    return Heard(
+        model,
+        args,
+        train_dataset=parts.dataset,
+        data_collator=parts.collator,
+        compute_loss_func=parts.loss,
+        callbacks=[parts.callback],
+        optimizers=(adamw(model.parameters(), 1e-3), None),
+    )
+
+
+def micro_batches(loader, first=0):
+    return [part for step in range(first, STEPS) for part in loader[step].split(2)]
+
+
+def losses(trainer):
+    return {one["step"]: one["loss"] for one in trainer.state.log_history if "loss" in one}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(store, tmp_path_factory):
+    trainer = make_trainer(store, tmp_path_factory.mktemp("hf") / "run")
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("skip", [False, True], ids=["skipping", "ignore_data_skip"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_goes_on_exactly_and_reads_nothing_again(
+    store, undisturbed, tmp_path, skip, workers, monkeypatch
+):
+    settings = {"ignore_data_skip": skip, "dataloader_num_workers": workers}
+    trainer = make_trainer(store, tmp_path, **settings)
+    read, given = [], LoaderDataset.__getitem__
+
+    def reading(dataset, step):
+        read.append(step)
+        return given(dataset, step)
+
+    monkeypatch.setattr(LoaderDataset, "__getitem__", reading)
+    trainer.train(resume_from_checkpoint=f"{undisturbed.args.output_dir}/checkpoint-4")
+    wanted = micro_batches(make_loader(store), 4)
+    assert len(trainer.heard) == len(wanted)
+    for one, two in zip(trainer.heard, wanted, strict=True):
+        assert all(torch.equal(one[name], two[name]) for name in two)
+    assert losses(trainer) == pytest.approx(losses(undisturbed), rel=1e-6)
+    # Of workers the reading is in their processes.
+    assert read == ([] if workers else [4, 5])
+
+
+def test_what_reaches_the_model_is_the_loaders(store, undisturbed):
+    for one, two in zip(undisturbed.heard, micro_batches(make_loader(store)), strict=True):
+        assert set(one) == set(NAMES)
+        assert all(torch.equal(one[name], two[name]) for name in two)
+    assert undisturbed.model.config.use_cache is False
+
+
+def test_documents_back_to_back_learn_the_same(store, undisturbed, tmp_path):
+    trainer = make_trainer(store, tmp_path, loader=make_loader(store, form="varlen"), max_steps=2)
+    trainer.train()
+    assert {one["input_ids"].shape[0] for one in trainer.heard} == {1}
+    wanted = {step: loss for step, loss in losses(undisturbed).items() if step <= 2}
+    assert losses(trainer) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_checkpoint_goes_on_with_other_micro_batches(store, undisturbed, tmp_path):
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = make_trainer(store, tmp_path, **settings)
+    trainer.train(resume_from_checkpoint=f"{undisturbed.args.output_dir}/checkpoint-2")
+    ids = torch.cat([one["input_ids"] for one in trainer.heard])
+    wanted = [make_loader(store)[step]["input_ids"] for step in range(2, STEPS)]
+    assert torch.equal(ids, torch.cat(wanted))
+    assert losses(trainer) == pytest.approx(losses(undisturbed), rel=1e-5)
+
+
+def test_a_checkpoint_of_one_process_goes_on_with_two(store, undisturbed, tmp_path):
+    worker = Path(__file__).with_name("hf_worker.py")
+    checkpoint = f"{undisturbed.args.output_dir}/checkpoint-4"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(worker), str(store.path), checkpoint, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = [json.loads((tmp_path / f"told_{rank}.json").read_text()) for rank in (0, 1)]
+    for rank in (0, 1):
+        loader = batchloom.Loader(store, **SIZES, steps=STEPS, rank=rank, world_size=2)
+        wanted = [one["input_ids"].tolist() for one in micro_batches(loader, 4)]
+        assert told[rank]["ids"] == wanted
+    assert told[0]["losses"] == pytest.approx(list(losses(undisturbed).values()), rel=1e-4)
+    sums = losses_of(store.subset("val"), undisturbed.model)
+    total, count = torch.cat(sums).double().sum(0)
+    for rank in (0, 1):
+        evaluation = told[rank]["evaluation"]
+        assert evaluation["eval_token_loss"] == pytest.approx((total / count).item(), rel=1e-4)
+        means = [(one[:, 0].sum() / one[:, 1].sum()).item() for one in sums]
+        assert evaluation["eval_loss"] == pytest.approx(np.mean(means), rel=1e-4)
+
+
+def losses_of(held_out, model):
+    """Of each step of an evaluation what ``row_losses`` gives."""
+    model.eval()
+    found = []
+    for batch in batchloom.Loader(held_out, **HELD_OUT, rank=0, world_size=1):
+        with torch.no_grad():
+            found.append(row_losses(model(**{**batch, "labels": None}).logits, batch["labels"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"seed": 7}, "spec.seed was 0 and is 7"),
+        ({"seq_len": 64}, "spec.seq_len was 32 and is 64"),
+        ({"packing": "wrap"}, "spec.packing was 'best_fit' and is 'wrap'"),
+    ],
+)
+def test_a_checkpoint_of_another_plan_is_refused_by_name(
+    store, undisturbed, tmp_path, settings, said
+):
+    trainer = make_trainer(store, tmp_path, loader=make_loader(store, **settings))
+    with pytest.raises(StateError, match=said):
+        trainer.train(resume_from_checkpoint=f"{undisturbed.args.output_dir}/checkpoint-4")
+
+
+def test_a_checkpoint_without_a_state_is_refused(store, undisturbed, tmp_path):
+    folder = tmp_path / "checkpoint-4"
+    shutil.copytree(f"{undisturbed.args.output_dir}/checkpoint-4", folder)
+    told = json.loads((folder / "trainer_state.json").read_text())
+    assert told["stateful_callbacks"].pop("PlanState")["attributes"]["loader"]["position"] == 32
+    (folder / "trainer_state.json").write_text(json.dumps(told))
+    with pytest.raises(StateError, match="holds no state of a loader"):
+        make_trainer(store, tmp_path / "out").train(resume_from_checkpoint=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"train_sampling_strategy": "random"}, "train_sampling_strategy: 'random'; the plan has"),
+        ({"train_sampling_strategy": "group_by_length"}, "'group_by_length'; the plan has"),
+        ({"dataloader_drop_last": True}, r"dataloader_drop_last: True; .*Loader\(last='drop'\)"),
+        ({"max_steps": -1}, "num_train_epochs: 3.0 would give the same steps again"),
+        ({"max_steps": STEPS + 1}, f"max_steps: 7, and the plan has {STEPS}"),
+        ({"per_device_train_batch_size": 3}, "make 12 a step.*1 x 8, 2 x 4, 4 x 2, 8 x 1"),
+        ({"gradient_accumulation_steps": 3}, r"make 6 a step.*Loader\(global_batch_size=6\)"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size: True"),
+        ({"use_cache": True}, "the documents of a packed row see each other"),
+        ({"accelerator_config": {"split_batches": True}}, "accelerator_config.split_batches"),
+    ],
+)
+def test_settings_that_would_change_the_plan_are_refused_with_the_remedy(
+    store, tmp_path, settings, said
+):
+    with pytest.raises(SettingsError, match=said):
+        trainer_parts(make_loader(store), make_args(tmp_path, **settings))
+
+
+def test_settings_that_change_later_are_refused_before_the_first_step(store, tmp_path):
+    trainer = make_trainer(store, tmp_path)
+    trainer.args.train_sampling_strategy = "random"
+    with pytest.raises(SettingsError, match="train_sampling_strategy='sequential'"):
+        trainer.train()
+    trainer = make_trainer(store, tmp_path)
+    trainer.data_collator = transformers.default_data_collator
+    with pytest.raises(TrainError, match=r"data_collator=parts\.collator"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"labels": "shifted"}, "shift by themselves"),
+        ({"output": "numpy"}, "takes tensors"),
+    ],
+)
+def test_a_loader_of_another_form_is_refused(store, tmp_path, settings, said):
+    with pytest.raises(SettingsError, match=said):
+        trainer_parts(make_loader(store, **settings), make_args(tmp_path))
+
+
+def test_a_loader_of_another_rank_or_place_is_refused(store, tmp_path):
+    loader = batchloom.Loader(store, **SIZES, steps=STEPS, rank=1, world_size=2)
+    with pytest.raises(
+        SettingsError, match="is of rank 1 of 2, and the trainer's process is 0 of 1"
+    ):
+        trainer_parts(loader, make_args(tmp_path))
+    resumed = make_loader(store)
+    resumed.load_state_dict(resumed.state_at(2))
+    with pytest.raises(SettingsError, match="goes on at step 2"):
+        trainer_parts(resumed, make_args(tmp_path))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize(("batch_size", "accumulation"), [(1, 2), (2, 1), (3, 2)])
+def test_rows_are_numbered_as_accelerate_deals_them(batch_size, accumulation, world_size):
+    from accelerate.data_loader import BatchSamplerShard
+    from torch.utils.data import BatchSampler
+
+    steps = 3
+    rows = batch_size * accumulation * world_size * steps
+    for rank in range(world_size):
+        batches = BatchSampler(range(rows), batch_size, drop_last=False)
+        dealing = Dealing(batch_size, accumulation, rank, world_size)
+        given = [dealing.batch(one) for one in BatchSamplerShard(batches, world_size, rank)]
+        assert given == [(step, micro) for step in range(steps) for micro in range(accumulation)]
+
+
+@pytest.mark.parametrize("numbers", [[0, 2], [1, 2], [0, 1, 2, 3], [2, 3]])
+def test_rows_that_are_shuffled_or_dealt_otherwise_are_refused(numbers):
+    with pytest.raises(TrainError, match="train_sampling_strategy='sequential'"):
+        Dealing(2, 2, 0, 2).batch(numbers)
+
+
+def test_the_dataset_is_changed_by_nothing(store, tmp_path):
+    rows = trainer_parts(make_loader(store), make_args(tmp_path)).dataset
+    assert len(rows) == STEPS * 8
+    assert torch.equal(rows[11]["input_ids"], make_loader(store)[1]["input_ids"][3:4])
+    assert torch.equal(next(iter(rows))["input_ids"], rows[0]["input_ids"])
+    for name in ("map", "shuffle", "select", "filter"):
+        with pytest.raises(InputError, match="skip_prepare_dataset"):
+            getattr(rows, name)
+    with pytest.raises(InputError, match="by their numbers"):
+        rows["length"]
+    with pytest.raises(IndexError):
+        rows[len(rows)]
+
+
+class Blind(torch.nn.Module):
+    """A model that takes positions and lets documents see each other all the same."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids, labels=None, position_ids=None, **settings):
+        running = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        return self.model(input_ids=input_ids, labels=labels, position_ids=running, **settings)
+
+
+def test_a_model_that_lets_documents_see_each_other_is_refused(store, tmp_path):
+    with pytest.raises(
+        TrainError, match=r"Blind lets packed documents see each other.*packing='none'"
+    ):
+        make_trainer(store, tmp_path, model=Blind(tiny_model(store))).train()
+    cached = make_trainer(store, tmp_path)
+    cached.model.config.use_cache = True
+    with pytest.raises(TrainError, match="LlamaForCausalLM lets packed documents see each other"):
+        cached.train()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_that_of_the_model_or_the_smoother(store, smoothing):
+    batch, model = make_loader(store)[0], tiny_model(store)
+    labels = batch.pop("labels")
+    outputs = model(**batch)
+    count = torch.tensor(5)
+    if smoothing:
+        from transformers.trainer_pt_utils import LabelSmoother
+
+        wanted = LabelSmoother(smoothing)(outputs, labels, True, count)
+    else:
+        wanted = model(**batch, labels=labels, num_items_in_batch=count).loss
+    loss = TokenLoss(smoothing)(outputs, labels, count)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    nothing = torch.full_like(labels, -100)
+    assert TokenLoss(smoothing)(outputs, nothing, torch.tensor(0)).item() == 0
+    assert TokenLoss(smoothing)(outputs, nothing).item() == 0
+
+
+def one_mask_a_row(batch):
+    """Rows of one document, cut to the longest."""
+    again = (batch["position_ids"][:, 1:] == 0).cumsum(1) == 0
+    mask = torch.cat([torch.ones_like(again[:, :1]), again], 1).long()
+    longest = int(mask.sum(1).max())
+    given = {name: batch[name][:, :longest] for name in ("input_ids", "labels")}
+    return {**given, "attention_mask": mask[:, :longest]}
+
+
+def test_sft_trainer_trains_padded_rows_of_masked_conversations(masked, tmp_path):
+    args = make_args(
+        tmp_path,
+        trl.SFTConfig,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        bf16=False,
+        max_steps=1,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=8,
+    )
+    loader, model = make_loader(masked, packing="none"), tiny_model(masked)
+    trained = sum((one["labels"] != -100).sum().item() for one in loader[0].split(1))
+    assert any((one["labels"] == -100).all() for one in loader[0].split(1))
+    with torch.no_grad():
+        logits = model(**{**loader[0], "labels": None}).logits
+    wanted = row_losses(logits, loader[0]["labels"])[:, 0].sum().item() / trained
+    parts = trainer_parts(loader, args, form=one_mask_a_row)
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<end>": 0})))
+    trainer = trl.SFTTrainer(
+        model,
+        args,
+        train_dataset=parts.dataset,
+        data_collator=parts.collator,
+        processing_class=words,
+        callbacks=[parts.callback],
+    )
+    trainer.train()
+    assert losses(trainer)[1] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_sft_settings_that_would_prepare_rows_again_are_refused(store, tmp_path):
+    with pytest.raises(SettingsError, match="skip_prepare_dataset.: True") as error:
+        trainer_parts(
+            make_loader(store), make_args(tmp_path, trl.SFTConfig, bf16=False, packing=True)
+        )
+    assert "packing: True, and the loader has packed already" in str(error.value)
+
+
+def test_an_evaluation_smaller_than_a_step_is_the_mean_over_its_tokens(store, tmp_path):
+    args = make_args(tmp_path, per_device_eval_batch_size=4)
+    held_out = store.subset("val")
+    evaluation = batchloom.Loader(held_out, **HELD_OUT, rank=0, world_size=1)
+    assert len(evaluation) == 3
+    parts = trainer_parts(make_loader(store), args, evaluation=evaluation)
+    model = tiny_model(store)
+    trainer = Trainer(
+        model,
+        args,
+        data_collator=parts.collator,
+        compute_loss_func=parts.loss,
+        eval_dataset=parts.eval_dataset,
+        preprocess_logits_for_metrics=row_losses,
+        compute_metrics=token_loss,
+    )
+    told = trainer.evaluate()
+    sums = losses_of(held_out, model)
+    total, count = torch.cat(sums).double().sum(0)
+    assert told["eval_token_loss"] == pytest.approx((total / count).item(), rel=1e-6)
+    means = [(one[:, 0].sum() / one[:, 1].sum()).item() for one in sums]
+    assert told["eval_loss"] == pytest.approx(np.mean(means), rel=1e-5)
+    assert np.isfinite(told["eval_loss"])
+    smaller = make_args(tmp_path, per_device_eval_batch_size=8)
+    with pytest.raises(SettingsError, match="give its Loader global_batch_size=8"):
+        trainer_parts(make_loader(store), smaller, evaluation=evaluation)
+
+
+def test_an_evaluation_without_trained_tokens_is_finite(masked, tmp_path):
+    nothing = write_store(
+        tmp_path / "nothing", {"train": [[1, 2, 3]] * 5}, trained={"train": [[0, 0, 0]] * 5}
+    )
+    args = make_args(tmp_path, per_device_eval_batch_size=4)
+    evaluation = batchloom.Loader(nothing, **HELD_OUT, rank=0, world_size=1)
+    parts = trainer_parts(make_loader(masked), args, evaluation=evaluation)
+    trainer = Trainer(
+        tiny_model(masked),
+        args,
+        data_collator=parts.collator,
+        compute_loss_func=parts.loss,
+        eval_dataset=parts.eval_dataset,
+    )
+    assert trainer.evaluate()["eval_loss"] == 0
