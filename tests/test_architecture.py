@@ -32,7 +32,7 @@ MAY = {
     },
     "diagnosis": {"core", "chat", "preparation", "store", "plan", "batches"},
     "questions": {"core", "store", "plan", "batches"},
-    "adapters": {"core", "batches", "plan", "store", "train"},
+    "adapters": {"core", "batches", "plan", "store", "testing"},
     "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"},
     # Of what users reach by its module: figures of a run, and whether packed documents see each other.
     "train": {"core", "batchloom", "batches", "testing"},

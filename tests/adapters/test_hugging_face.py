@@ -14,6 +14,7 @@ import torch
 import batchloom
 from batchloom.adapters.hugging_face import Dealing, trainer_parts
 from batchloom.adapters.pytorch import LoaderDataset
+from batchloom.batches.forms import flattened, padded
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.examples.job import adamw, tiny_model
 from batchloom.testing.stores import write_store
@@ -153,8 +154,12 @@ def test_what_reaches_the_model_is_the_loaders(store, undisturbed):
     assert undisturbed.model.config.use_cache is False
 
 
-def test_documents_back_to_back_learn_the_same(store, undisturbed, tmp_path):
-    trainer = make_trainer(store, tmp_path, loader=make_loader(store, form="varlen"), max_steps=2)
+@pytest.mark.parametrize(("settings", "form"), [({"form": "varlen"}, None), ({}, flattened)])
+def test_documents_back_to_back_learn_the_same(store, undisturbed, tmp_path, settings, form):
+    parts = trainer_parts(
+        make_loader(store, **settings), make_args(tmp_path, max_steps=2), form=form
+    )
+    trainer = make_trainer(store, tmp_path, parts=parts, max_steps=2)
     trainer.train()
     assert {one["input_ids"].shape[0] for one in trainer.heard} == {1}
     wanted = {step: loss for step, loss in losses(undisturbed).items() if step <= 2}
@@ -368,15 +373,6 @@ def test_the_loss_is_that_of_the_model_or_the_smoother(store, smoothing):
     assert TokenLoss(smoothing)(outputs, nothing).item() == 0
 
 
-def one_mask_a_row(batch):
-    """Rows of one document, cut to the longest."""
-    again = (batch["position_ids"][:, 1:] == 0).cumsum(1) == 0
-    mask = torch.cat([torch.ones_like(again[:, :1]), again], 1).long()
-    longest = int(mask.sum(1).max())
-    given = {name: batch[name][:, :longest] for name in ("input_ids", "labels")}
-    return {**given, "attention_mask": mask[:, :longest]}
-
-
 def test_sft_trainer_trains_padded_rows_of_masked_conversations(masked, tmp_path):
     args = make_args(
         tmp_path,
@@ -384,16 +380,17 @@ def test_sft_trainer_trains_padded_rows_of_masked_conversations(masked, tmp_path
         dataset_kwargs={"skip_prepare_dataset": True},
         bf16=False,
         max_steps=1,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=8,
     )
-    loader, model = make_loader(masked, packing="none"), tiny_model(masked)
+    loader = make_loader(masked, packing="none", group_by_length=4)
+    model = tiny_model(masked)
     trained = sum((one["labels"] != -100).sum().item() for one in loader[0].split(1))
     assert any((one["labels"] == -100).all() for one in loader[0].split(1))
+    widths = {padded(part)["input_ids"].shape[1] for part in loader[0].split(2)}
+    assert len(widths) > 1
     with torch.no_grad():
         logits = model(**{**loader[0], "labels": None}).logits
     wanted = row_losses(logits, loader[0]["labels"])[:, 0].sum().item() / trained
-    parts = trainer_parts(loader, args, form=one_mask_a_row)
+    parts = trainer_parts(loader, args, form=padded)
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 

@@ -59,7 +59,7 @@ def trainer_parts(
         evaluation: over the documents to evaluate on, with ``global_batch_size`` of
             ``per_device_eval_batch_size`` x ranks.
         form: what a micro-batch becomes before the model is given it: a function of a ``Batch``, such as those of
-            ``batchloom.batches``; None leaves it as it is. Padded rows need ``packing="none"``.
+            ``batchloom.batches.forms``; None leaves it as it is.
 
     Raises:
         MissingDependencyError: transformers, datasets or accelerate is missing or too old.
@@ -233,7 +233,10 @@ def _loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
 
 # Of the trainer's settings what the plan has decided already: the value that leaves it alone, and why.
 _SETTINGS: dict[str, tuple[object, str]] = {
-    "train_sampling_strategy": ("sequential", "the plan has shuffled already"),
+    "train_sampling_strategy": (
+        "sequential",
+        "the plan has shuffled already, and groups by length if asked (Loader(group_by_length=...))",
+    ),
     "dataloader_drop_last": (
         False,
         "the plan says what becomes of the last step (Loader(last='drop'))",

@@ -21,7 +21,7 @@ from batchloom.batches.loader import Loader
 from batchloom.batches.shelf import Shelf
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.core.spec import shown, whole
-from batchloom.train.isolation import leakage, probes
+from batchloom.testing.isolation import leakage, probes
 
 # Of what no isolation would do, the part that is a leak: in float32, and in kernels of half precision.
 _LEAK, _LEAK_HALF, _NOISE = 0.02, 0.2, 1e-5
