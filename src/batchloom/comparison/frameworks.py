@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from batchloom.adapters.requirements import (
+    LIGHTNING,
+    MEGATRON,
     TORCH,
     TRANSFORMERS,
     Requirement,
@@ -30,7 +32,11 @@ class Framework:
 # The examples' model is a transformers one.
 _ALL = (TORCH, TRANSFORMERS)
 
-FRAMEWORKS = (Framework("pytorch", "pytorch", _ALL),)
+FRAMEWORKS = (
+    Framework("pytorch", "pytorch", _ALL),
+    Framework("lightning", "with_lightning", (*_ALL, LIGHTNING)),
+    Framework("megatron", "with_megatron", (*_ALL, MEGATRON)),
+)
 
 
 def by_name(name: str) -> Framework:
