@@ -1,8 +1,9 @@
 """NeMo 2 and Megatron-Bridge: our plan behind their data modules, and our stores as their recipes name data.
 
 Both take samples from a map-style dataset, in the order of Megatron's ``MegatronPretrainingSampler`` (``single``):
-micro-batch by micro-batch, each dealt to the ranks. ``PlanSamples`` answers with the sequence of the plan that the rank
-is to have there, so that a step holds on each rank what the plain loader gives it, and ``consumed_samples`` is the place.
+micro-batch by micro-batch, each dealt to the ranks. ``PlanSamples`` answers with the sequence of the plan that the
+rank is to have there, so that a step holds on each rank what the plain loader gives it, and ``consumed_samples`` is
+the place.
 
 Neither can be installed without CUDA; docs/frameworks.md says what was run.
 """
@@ -19,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from batchloom.adapters.megatron import go_on_from, megatron_micro, megatron_prefixes
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, TrainError
 from batchloom.store.opening import open_store
@@ -57,7 +57,7 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
         self._batches, self._mask = LoaderDataset(loader), attention_mask
         self._place = (spec.rank, spec.world_size, spec.micro_batch_size)
         self._size = loader.plan.spec.global_batch_size
-        self._latest: Batch | None = None
+        self._latest = (-1, torch.empty(0))
 
     def __len__(self) -> int:
         return len(self._batches) * self._size
@@ -74,10 +74,10 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
                 "does not shuffle."
             )
         # One after the other, all rows of a step are asked for.
-        if self._latest is None or self._latest.step != step:
-            self._latest = self._batches[step]
-        row += turn * micro
-        part = torch.stack([self._latest[key][row] for key in _KEYS])[:, None]
+        if self._latest[0] != step:
+            batch = self._batches[step]
+            self._latest = (step, torch.stack([batch[key] for key in _KEYS]))
+        part = self._latest[1][:, turn * micro + row][:, None]
         made = megatron_micro(part, attention_mask=self._mask)
         return {name: value[0] for name, value in made.items() if value is not None}
 

@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -17,28 +16,25 @@ class Learner(LightningModule):  # type: ignore[misc]
 
     def __init__(self, model: Any, job: Job) -> None:
         super().__init__()
-        self.model, self.job, self.total = model, job, torch.zeros(())
+        self.model, self.job, self.total = model, job, 0.0
 
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+    def training_step(self, batch: Any, number: int) -> Any:
         """The loss of a micro-batch, of which Lightning takes the mean over micro-batches and ranks."""
-        trainer, passes = self.trainer, self.trainer.accumulate_grad_batches
-        count = trainer.datamodule.loss_divisor
-        loss: torch.Tensor = self.model(**batch, use_cache=False, num_items_in_batch=count).loss
-        self.total += trainer.strategy.reduce(loss.detach()) / passes
-        if (number + 1) % passes == 0:
-            if trainer.is_global_zero:
-                self.job.tell(trainer.global_step, self.total.item())
-            self.total.zero_()
+        count, passes = self.trainer.datamodule.loss_divisor, self.trainer.accumulate_grad_batches
+        loss = self.model(**batch, use_cache=False, num_items_in_batch=count).loss
+        self.total *= number % passes > 0
+        self.total += self.trainer.strategy.reduce(loss.detach()).item() / passes
+        if (number + 1) % passes == 0 and self.trainer.is_global_zero:
+            self.job.tell(self.trainer.global_step, self.total)
         return loss
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Any:
         """The optimizer of all examples."""
         return adamw(self.model.parameters(), self.job.lr)
 
 
 def train(model: Any, job: Job) -> None:
     """Do the steps of a job."""
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     data = LoaderDataModule(
         train=lambda: Loader(
             open_store(job.data),
@@ -49,6 +45,7 @@ def train(model: Any, job: Job) -> None:
             steps=job.steps,
         )
     )
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = Trainer(
         devices=ranks,
         max_steps=job.steps,

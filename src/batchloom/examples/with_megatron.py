@@ -3,10 +3,10 @@
 import os
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from megatron.core import num_microbatches_calculator as calculator
+from megatron.core import num_microbatches_calculator as calc
 from megatron.core import parallel_state
-from torch import zeros
 from torch.nn.functional import cross_entropy
 
 from batchloom import Loader, open_store
@@ -16,14 +16,11 @@ from batchloom.examples.job import Job, adamw, main
 
 def train(model: Any, job: Job) -> None:
     """Do the steps of a job."""
-    if "RANK" not in os.environ:
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        os.environ["MASTER_PORT"] = "0"
-    dist.init_process_group("gloo")
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    alone = None if ranks > 1 else "tcp://127.0.0.1:0"
+    dist.init_process_group("gloo", alone, rank=rank, world_size=ranks)
     parallel_state.initialize_model_parallel()
-    group = parallel_state.get_data_parallel_group()
-    sizes = (job.global_batch_size, job.batch_size, group.size())
-    calculator.init_num_microbatches_calculator(dist.get_rank(), None, *sizes)
+    calc.init_num_microbatches_calculator(rank, None, job.global_batch_size, job.batch_size, ranks)
     optimizer = adamw(model.parameters(), job.lr)
     loader = Loader(
         open_store(job.data),
@@ -37,27 +34,24 @@ def train(model: Any, job: Job) -> None:
     if state := job.newest():
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        megatron.go_on_from(loader, state["consumed_samples"])
+        megatron.go_on_from(loader, state["consumed"])
     batches = megatron.megatron_iterator(loader)
     for step in range(loader.next_step, job.steps):
-        count, total = max(1, loader.trained_tokens(step)), zeros(())
-        for _ in range(calculator.get_num_microbatches()):
-            part = next(batches)
+        count, total = max(1, loader.trained_tokens(step)), torch.zeros(())
+        for part in (next(batches) for _ in range(calc.get_num_microbatches())):
             scores = model(input_ids=part["tokens"], position_ids=part["position_ids"]).logits
             losses = cross_entropy(scores.transpose(1, 2), part["labels"], reduction="none")
             loss = (losses * part["loss_mask"]).sum() / count
             loss.backward()
             total += loss.detach()
         for summed in (total, *(weights.grad for weights in model.parameters())):
-            dist.all_reduce(summed, group=group)
+            dist.all_reduce(summed, group=parallel_state.get_data_parallel_group())
         optimizer.step()
         optimizer.zero_grad()
-        if dist.get_rank() == 0:
+        if rank == 0:
             job.tell(step, total.item())
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            job.save(
-                step + 1, state | {"consumed_samples": megatron.consumed_samples(loader, step + 1)}
-            )
+            kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            job.save(step + 1, kept | {"consumed": megatron.consumed_samples(loader, step + 1)})
     dist.barrier()  # gloo's thread is done with the last sum then: torch may wait for it for ever
     dist.destroy_process_group()
 
