@@ -25,6 +25,11 @@ LAYOUTS = {
     "data": {},
     "pipeline": {"pipeline_model_parallel_size": 2},
     "context": {"context_parallel_size": 2},
+    # Of each rank's two chunks of the model one begins or ends it, and the other lies between.
+    "interleaved": {
+        "pipeline_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": 2,
+    },
 }
 
 
@@ -36,17 +41,25 @@ def run(store, layout, folder, rank):
     loader = batchloom.Loader(store, **SIZES, **megatron.megatron_place())
     read, reads = Store.read, []
     Store.read = lambda *given: reads.append(1) or read(*given)
-    batches = list(megatron.megatron_iterator(loader, attention_mask=layout == "tensor"))
+    chunks = [
+        list(megatron.megatron_iterator(loader, attention_mask=layout == "tensor", vp_stage=stage))
+        for stage in ((0, 1) if layout == "interleaved" else (None,))
+    ]
     Store.read = read
-    told = {"batches": batches, "reads": len(reads), "mesh": repr(loader.spec.mesh)}
+    told = {
+        "chunks": chunks,
+        "batches": chunks[0],
+        "reads": len(reads),
+        "mesh": repr(loader.spec.mesh),
+    }
     if layout == "tensor":
-        told["losses"] = losses(batches[0], loader)
+        told["losses"] = losses(chunks[0][0])
     calc.destroy_num_microbatches_calculator()
     parallel_state.destroy_model_parallel()
     return told
 
 
-def losses(batch, loader):
+def losses(batch):
     """Of a tiny GPT, cut over the tensor-parallel ranks: of a packed micro-batch, and of its spans one by one."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec

@@ -91,6 +91,13 @@ def test_the_first_and_the_last_pipeline_stage_read(store, ranks):
         same(told["pipeline"]["batches"], wanted(store))
 
 
+def test_stages_between_read_nothing_and_count_along(store, ranks):
+    for rank, told in enumerate(ranks):
+        ends, between = told["interleaved"]["chunks"][:: -1 if rank else 1]
+        same(ends, wanted(store))
+        assert [set(micro.values()) for micro in between] == [{None}] * len(ends)
+
+
 def test_context_parallel_ranks_have_megatrons_slices(store, ranks, monkeypatch):
     from megatron.core import parallel_state
 

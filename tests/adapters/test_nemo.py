@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    from megatron.core import num_microbatches_calculator as calc
     from megatron.core import parallel_state
 
     from batchloom.adapters import nemo
@@ -191,6 +192,18 @@ def test_a_nemo_data_module_goes_on_by_consumed_samples(folder, ranks):
         nemo_module(folder, seed=1).load_state_dict(state)
     with pytest.raises(StateError, match="consumed_samples 25 lies inside step 3"):
         other.load_state_dict({"consumed_samples": 25})
+
+
+def test_limits_of_evaluation_count_micro_batches(folder, ranks):
+    module = nemo_module(folder)
+    module.trainer.limit_train_batches, module.trainer.num_sanity_val_steps = 1.0, 2
+    calc.init_num_microbatches_calculator(0, None, 8, 2, 1)
+    try:
+        module.reconfigure_limit_batches()
+    finally:
+        calc.destroy_num_microbatches_calculator()
+    limits = ("limit_train_batches", "limit_val_batches", "num_sanity_val_steps")
+    assert [getattr(module.trainer, name) for name in limits] == [1.0, 8, 8]
 
 
 def test_a_data_sampler_that_deals_otherwise_is_refused(folder):

@@ -7,14 +7,16 @@ Trainer(max_steps=1000, accumulate_grad_batches=16).fit(module, data)
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
-from lightning.pytorch import LightningDataModule, Trainer
-
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.requirements import LIGHTNING, require
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
 from batchloom.batches.share import share_of
 from batchloom.core.errors import InputError, StateError, TrainError
+
+require(LIGHTNING)
+
+from lightning.pytorch import LightningDataModule, Trainer  # noqa: E402
 
 MakeLoader = Callable[[], Loader]
 
@@ -33,13 +35,9 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
 
     Attributes:
         train_loader, val_loader: what they made, from ``setup`` on; else None.
-
-    Raises:
-        MissingDependencyError: no Lightning, or too old a one.
     """
 
     def __init__(self, *, train: MakeLoader, val: MakeLoader | None = None) -> None:
-        require(LIGHTNING)
         super().__init__()
         self._make_train, self._make_val = train, val
         self.train_loader: Loader | None = None
@@ -51,8 +49,8 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         """Make the loaders of a stage.
 
         Raises:
-            TrainError: epochs or steps that the plan does not have, several optimizers, or an evaluation set that
-                does not make one step.
+            InputError: a stream.
+            TrainError: epochs or steps that the plan does not have, or an evaluation set that makes no step.
         """
         if stage == "fit":
             self.train_loader = self._make_train()
@@ -137,7 +135,10 @@ class _Passes:
 
 
 class _TrainPasses:
-    """The micro-batches from the step on that Lightning trains next; without a length, for steps are what counts."""
+    """The micro-batches from the step on that Lightning trains next.
+
+    Without a length: what is left of the plan is counted in steps, and a resumed run may cut them otherwise.
+    """
 
     def __init__(self, trainer: Trainer, loader: Loader) -> None:
         self._trainer, self._loader = trainer, loader

@@ -14,16 +14,25 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from lightning.pytorch import LightningDataModule
-from megatron.core import parallel_state
 from torch.utils.data import DataLoader, Dataset
 
-from batchloom.adapters.megatron import go_on_from, megatron_micro, megatron_prefixes
 from batchloom.adapters.pytorch import LoaderDataset
+from batchloom.adapters.requirements import LIGHTNING, MEGATRON, require
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, TrainError
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
+
+require(LIGHTNING, MEGATRON)
+
+from lightning.pytorch import LightningDataModule  # noqa: E402
+from megatron.core import num_microbatches_calculator, parallel_state  # noqa: E402
+
+from batchloom.adapters.megatron import (  # noqa: E402
+    go_on_from,
+    megatron_micro,
+    megatron_prefixes,
+)
 
 
 @final
@@ -114,6 +123,11 @@ class StoreDatasets:
     validation: str = "val"
     test: str = "test"
     attention_mask: bool = False
+
+    @property
+    def sequence_length(self) -> int:
+        """What other parts of Megatron-Bridge call ``seq_length``."""
+        return self.seq_length
 
     @property
     def skip_getting_attention_mask_from_dataset(self) -> bool:
@@ -219,6 +233,13 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         trainer = self.trainer
         limits = (trainer.limit_val_batches, trainer.limit_test_batches)
         self.build(trainer.max_steps, trainer.val_check_interval, *limits)
+
+    def reconfigure_limit_batches(self) -> None:
+        """Have the Trainer's limits, where they are numbers, count micro-batches, as NeMo's strategy wants them."""
+        trainer, passes = self.trainer, num_microbatches_calculator.get_num_microbatches()
+        for name in ("limit_train_batches", "limit_val_batches", "num_sanity_val_steps"):
+            if isinstance(limit := getattr(trainer, name), int):
+                setattr(trainer, name, limit * passes)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """For NeMo's strategy, which puts the sampler in front."""
