@@ -3,6 +3,7 @@
 ``Sampler`` deals as their ``MegatronPretrainingSampler`` does; Lightning's own class is the base of the data module.
 """
 
+import pickle
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ def test_a_bridge_provider_gives_each_rank_what_the_plain_loader_does(
 def test_worker_processes_give_the_same(folder, ranks):
     train, _, _ = StoreProvider(store=folder, **SIZES).build_datasets(context())
     same(asked(train, workers=2), folder)
+    same(asked(pickle.loads(pickle.dumps(train))), folder)
 
 
 def test_a_shuffling_sampler_or_one_of_other_sizes_is_found_out(folder, ranks):

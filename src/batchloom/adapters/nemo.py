@@ -44,7 +44,7 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
         attention_mask: whether an item has one.
 
     Attributes:
-        loader: as it was given.
+        loader: as it was given; None in a worker process.
 
     Raises:
         InputError: a loader without them, or (of an item) a number that another rank is to have: the framework
@@ -67,6 +67,10 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
         self._place = (spec.rank, spec.world_size, spec.micro_batch_size)
         self._size = loader.plan.spec.global_batch_size
         self._latest = (-1, torch.empty(0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process makes a loader of its own; locks do not cross.
+        return {**self.__dict__, "loader": None}
 
     def __len__(self) -> int:
         return len(self._batches) * self._size
