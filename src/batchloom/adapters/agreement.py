@@ -101,7 +101,7 @@ def flattened(plain: Any, path: str = "") -> dict[str, Any]:
 
 def gathered(said: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
     """What every rank of a group said, in the order of the ranks, the same on every rank; no pickle is read."""
-    size, device = dist.get_world_size(group), _device(group)
+    size, device = dist.get_world_size(group), device_of(group)
     sizes = torch.zeros(size, dtype=torch.int64, device=device)
     sizes[dist.get_rank(group)] = len(said)
     dist.all_reduce(sizes, group=group)
@@ -115,7 +115,7 @@ def gathered(said: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]
     ]
 
 
-def _device(group: dist.ProcessGroup | None) -> torch.device:
+def device_of(group: dist.ProcessGroup | None) -> torch.device:
     """Where tensors of a group's collectives lie."""
     if "nccl" in str(dist.get_backend(group)):
         return torch.device("cuda", torch.cuda.current_device())

@@ -32,7 +32,8 @@ TRL = Requirement("trl", "1.0", "trl")
 LIGHTNING = Requirement("lightning", "2.4", "lightning")
 ACCELERATE = Requirement("accelerate", "1.4", "accelerate")
 DEEPSPEED = Requirement("deepspeed", "0.16", "deepspeed")
-MEGATRON = Requirement("megatron-core", "0.12", "megatron")
+MEGATRON = Requirement("megatron-core", "0.13", "megatron")
+TORCHTITAN = Requirement("torchtitan", "0.3", "torchtitan")
 RAY = Requirement("ray", "2.60", "ray")
 
 

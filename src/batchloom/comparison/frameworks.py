@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from batchloom.adapters.hugging_face import DATASETS, TRAINER
 from batchloom.adapters.requirements import (
     ACCELERATE,
+    LIGHTNING,
+    MEGATRON,
     TORCH,
     TRANSFORMERS,
     TRL,
@@ -32,13 +34,14 @@ class Framework:
 
 # The examples' model is a transformers one.
 _ALL = (TORCH, TRANSFORMERS)
-
 _TRAINER = (TORCH, TRAINER, ACCELERATE, DATASETS)
 
 FRAMEWORKS = (
     Framework("pytorch", "pytorch", _ALL),
     Framework("hf-trainer", "hf_trainer", _TRAINER),
     Framework("trl-sft", "sft_trainer", (*_TRAINER, TRL)),
+    Framework("lightning", "with_lightning", (*_ALL, LIGHTNING)),
+    Framework("megatron", "with_megatron", (*_ALL, MEGATRON)),
 )
 
 

@@ -1,0 +1,223 @@
+"""Lightning: a data module that gives a Trainer the micro-batches of a loader, and keeps its place in checkpoints.
+
+data = LoaderDataModule(train=lambda: Loader(store, seq_len=2048, global_batch_size=64, micro_batch_size=4))
+Trainer(max_steps=1000, accumulate_grad_batches=16).fit(module, data)
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.requirements import LIGHTNING, require
+from batchloom.batches.assemble import Batch
+from batchloom.batches.loader import Loader
+from batchloom.batches.share import share_of
+from batchloom.core.errors import InputError, StateError, TrainError
+
+require(LIGHTNING)
+
+from lightning.pytorch import LightningDataModule, Trainer  # noqa: E402
+
+MakeLoader = Callable[[], Loader]
+
+
+@final
+class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
+    """Batches as the plan has them: Lightning puts no sampler of its own in front, and deals nothing anew.
+
+    An item is a micro-batch: ``micro_batch_size`` rows of the loader, so that ``accumulate_grad_batches`` of them are a
+    step. What was fetched ahead does not count: a checkpoint holds the place after ``trainer.global_step`` steps.
+
+    Args:
+        train: makes the loader of the training set; called when the processes know each other, so that the
+            loader finds its rank.
+        val: makes that of the validation set, if there is one; it begins anew each time, and moves nothing.
+
+    Attributes:
+        train_loader, val_loader: what they made, from ``setup`` on; else None.
+    """
+
+    def __init__(self, *, train: MakeLoader, val: MakeLoader | None = None) -> None:
+        super().__init__()
+        self._make_train, self._make_val = train, val
+        self.train_loader: Loader | None = None
+        self.val_loader: Loader | None = None
+        self._counted = (-1, 1)
+        self._kept_passes = 0
+
+    def setup(self, stage: str) -> None:
+        """Make the loaders of a stage.
+
+        Raises:
+            InputError: a stream.
+            TrainError: epochs or steps that the plan does not have, or an evaluation set that makes no step.
+        """
+        if stage == "fit":
+            self.train_loader = self._make_train()
+            _check_run(self.trainer, self.train_loader)
+        if stage in ("fit", "validate") and self._make_val is not None:
+            self.val_loader = self._make_val()
+            _check_evaluation(self.val_loader)
+
+    def train_dataloader(self) -> "_TrainPasses":
+        """The micro-batches of the training set, from the step on that comes next."""
+        loader = self._trained()
+        require_agreement(loader)
+        accumulated = self.trainer.accumulate_grad_batches
+        if self._kept_passes not in (0, accumulated):
+            _recount(self.trainer, self._kept_passes, accumulated)
+            self._kept_passes = accumulated
+        return _TrainPasses(self.trainer, loader)
+
+    def val_dataloader(self) -> "_Passes | list[Any]":
+        """The micro-batches of the validation set, from the first on."""
+        return [] if self.val_loader is None else _Passes(self.val_loader)
+
+    @property
+    def loss_divisor(self) -> float:
+        """What the loss of a micro-batch, summed over its tokens, is divided by.
+
+        Lightning takes the mean over micro-batches and ranks; with this, it is the mean over the trained tokens of
+        the whole step, whichever rank or micro-batch they are in.
+        """
+        loader, step = self._trained(), self.trainer.global_step
+        if self._counted[0] != step:
+            self._counted = (step, max(1, loader.trained_tokens(step)))
+        world_size = loader.spec.mesh.place(loader.spec.rank, loader.spec.world_size).world_size
+        passes: int = self.trainer.accumulate_grad_batches
+        return self._counted[1] / (world_size * passes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the steps trained, as plain JSON values."""
+        if self.train_loader is None:
+            return {}
+        passes = self.trainer.accumulate_grad_batches
+        inside = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready % passes
+        state = self.train_loader.state_at(self.trainer.global_step)
+        return {"loader": state, "passes": passes, "inside": inside}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a checkpoint was taken, on any number of ranks.
+
+        Raises:
+            StateError: not such a state, of another plan (names each field that differs), or taken inside a step.
+        """
+        if self.train_loader is None:
+            return
+        if not {"loader", "passes", "inside"} <= set(state_dict):
+            raise StateError(
+                "The checkpoint's LoaderDataModule has no loader: it is of another class of that name."
+            )
+        if inside := state_dict["inside"]:
+            raise StateError(
+                f"The checkpoint was taken after {inside} of {state_dict['passes']} micro-batches of a step, whose "
+                "gradients it does not hold. Resume from one that was taken at the end of a step "
+                "(ModelCheckpoint(every_n_train_steps=...))."
+            )
+        self.train_loader.load_state_dict(state_dict["loader"])
+        self._kept_passes = state_dict["passes"]
+
+    def _trained(self) -> Loader:
+        if self.train_loader is None:
+            raise TrainError("There is no training loader yet: Trainer.fit calls setup('fit').")
+        return self.train_loader
+
+
+class _Passes:
+    """The micro-batches of a loader, from its first step on."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._loader:
+            yield from batch.split(self._loader.spec.micro_batch_size or len(batch["input_ids"]))
+
+
+class _TrainPasses:
+    """The micro-batches from the step on that Lightning trains next.
+
+    Without a length: what is left of the plan is counted in steps, and a resumed run may cut them otherwise.
+    """
+
+    def __init__(self, trainer: Trainer, loader: Loader) -> None:
+        self._trainer, self._loader = trainer, loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        trainer, loader = self._trainer, self._loader
+        _check_optimizers(trainer)
+        first = trainer.global_step
+        if loader.next_step not in (0, first):
+            raise StateError(
+                f"The checkpoint's data goes on with step {loader.next_step}, and Lightning with step {first}: one "
+                "of them was changed, or its run had several optimizers."
+            )
+        if (
+            trainer.max_epochs != 1
+            and first < trainer.max_steps
+            and not loader.plan.has_step(first)
+        ):
+            # It would begin one empty epoch after the other, for ever.
+            raise TrainError(
+                f"The plan ends after {first} steps, and Trainer(max_steps={trainer.max_steps}) asks for more: give "
+                f"max_steps={first}, Trainer(max_epochs=1), or a Loader of more steps or epochs."
+            )
+        loader.load_state_dict(loader.state_at(first))
+        for batch in loader:
+            parts = _parts(batch, loader)
+            if len(parts) != trainer.accumulate_grad_batches:
+                raise TrainError(
+                    f"Step {batch.step} is {len(parts)} micro-batches of {len(parts[0]['input_ids'])} rows on each "
+                    f"rank, and the Trainer takes {trainer.accumulate_grad_batches} for a step: give "
+                    f"Trainer(accumulate_grad_batches={len(parts)}), or another micro_batch_size."
+                )
+            yield from parts
+
+
+def _parts(batch: Batch, loader: Loader) -> list[Batch]:
+    rows = share_of(loader.plan.spec_at(batch.step), loader.spec).rows
+    return batch.split(loader.spec.micro_batch_size or rows)
+
+
+def _check_run(trainer: Trainer, loader: Loader) -> None:
+    """Refuse what is asked of Lightning and is the plan's."""
+    if loader.streamed:
+        raise InputError(
+            "A stream has no place to go back to that Lightning's steps name: prepare the data, and give a store."
+        )
+    if trainer.max_epochs not in (1, -1):
+        raise TrainError(
+            f"Trainer(max_epochs={trainer.max_epochs}) asks for epochs, which the plan has: give Loader(epochs=...) "
+            "and Trainer(max_epochs=1), or Trainer(max_steps=...)."
+        )
+    steps = loader.plan.spec.steps
+    if trainer.max_epochs == -1 and steps is not None and not 0 <= trainer.max_steps <= steps:
+        raise TrainError(
+            f"The plan has {steps} steps, and Trainer(max_steps={trainer.max_steps}) asks for others: give at most "
+            f"max_steps={steps}, or Trainer(max_epochs=1)."
+        )
+
+
+def _check_optimizers(trainer: Trainer) -> None:
+    if len(trainer.optimizers) > 1:
+        raise TrainError(
+            f"Lightning counts a step of each of {len(trainer.optimizers)} optimizers, and the plan one of all: give "
+            "all parameters to one optimizer (it may have several groups)."
+        )
+
+
+def _check_evaluation(loader: Loader) -> None:
+    if not loader.streamed and not loader.plan.has_step(0):
+        raise TrainError(
+            f"The validation set makes no step of {loader.plan.spec.global_batch_size} sequences, and last='drop' "
+            "leaves out what does not fill one: give last='fill', or a smaller global_batch_size."
+        )
+
+
+def _recount(trainer: Trainer, before: int, now: int) -> None:
+    """Have Lightning's number of micro-batches be that of the same steps, each of another number of them."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress.current
+    ready = progress.ready
+    counted = ready // before * now
+    for name in ("started", "processed", "completed", "ready"):
+        setattr(progress, name, counted - (ready - getattr(progress, name)))

@@ -1,0 +1,345 @@
+"""NeMo 2 and Megatron-Bridge: our plan behind their data modules, and our stores as their recipes name data.
+
+Both take samples from a map-style dataset, in the order of Megatron's ``MegatronPretrainingSampler`` (``single``):
+micro-batch by micro-batch, each dealt to the ranks. ``PlanSamples`` answers with the sequence of the plan that the
+rank is to have there, so that a step holds on each rank what the plain loader gives it, and ``consumed_samples`` is
+the place.
+
+Neither can be installed without CUDA; docs/frameworks.md says what was run.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from batchloom.adapters.pytorch import LoaderDataset
+from batchloom.adapters.requirements import LIGHTNING, MEGATRON, require
+from batchloom.batches.loader import Loader
+from batchloom.core.errors import InputError, TrainError
+from batchloom.store.opening import open_store
+from batchloom.store.reader import Store
+
+require(LIGHTNING, MEGATRON)
+
+from lightning.pytorch import LightningDataModule  # noqa: E402
+from megatron.core import num_microbatches_calculator, parallel_state  # noqa: E402
+
+from batchloom.adapters.megatron import (  # noqa: E402
+    go_on_from,
+    megatron_micro,
+    megatron_prefixes,
+)
+
+
+@final
+class PlanSamples(Dataset[dict[str, torch.Tensor]]):
+    """The sequences of a plan by the numbers Megatron's sampler gives them.
+
+    Args:
+        loader: of this data-parallel rank, with ``labels="shifted"`` and ``micro_batch_size``.
+        attention_mask: whether an item has one.
+
+    Attributes:
+        loader: as it was given; None in a worker process.
+
+    Raises:
+        InputError: a loader without them, or (of an item) a number that another rank is to have: the framework
+            shuffles, or deals by other sizes.
+    """
+
+    def __init__(self, loader: Loader, *, attention_mask: bool = False) -> None:
+        spec = loader.spec
+        if (
+            (spec.labels, spec.uneven, spec.mesh.peers) != ("shifted", "refuse", 1)
+            or spec.micro_batch_size is None
+            or loader.plan.edits
+        ):
+            raise InputError(
+                f"Megatron's samples need labels='shifted' (here {spec.labels!r}), a micro_batch_size (here "
+                f"{spec.micro_batch_size}), uneven='refuse', data-parallel ranks alone, and a plan without edits."
+            )
+        self.loader = loader
+        self._batches, self._mask = LoaderDataset(loader), attention_mask
+        self._place = (spec.rank, spec.world_size, spec.micro_batch_size)
+        self._size = loader.plan.spec.global_batch_size
+        self._latest = (-1, torch.empty(0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process makes a loader of its own; locks do not cross.
+        return {**self.__dict__, "loader": None}
+
+    def __len__(self) -> int:
+        return len(self._batches) * self._size
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        rank, ranks, micro = self._place
+        step, inside = divmod(number, self._size)
+        turn, inside = divmod(inside, micro * ranks)
+        owner, row = divmod(inside, micro)
+        if owner != rank:
+            raise InputError(
+                f"Sample {number} is of data-parallel rank {owner} and was asked for on rank {rank}: give the "
+                f"framework micro_batch_size {micro}, {ranks} data-parallel ranks and dataloader_type='single', which "
+                "does not shuffle."
+            )
+        # One after the other, all rows of a step are asked for.
+        if self._latest[0] != step:
+            batch = self._batches[step]
+            self._latest = (step, torch.stack([batch[key] for key in _KEYS]))
+        part = self._latest[1][:, turn * micro + row][:, None]
+        made = megatron_micro(part, attention_mask=self._mask)
+        return {name: value[0] for name, value in made.items() if value is not None}
+
+
+_KEYS = ("input_ids", "labels", "position_ids")
+
+
+@dataclass(kw_only=True)
+class StoreDatasets:
+    """``build_datasets`` of a Megatron-Bridge dataset provider, over a store.
+
+    Megatron-Bridge knows a provider by its base class, so it is given one that is both:
+
+        @dataclass(kw_only=True)
+        class StoreProvider(StoreDatasets, DatasetProvider): ...
+
+        cfg.dataset = StoreProvider(store="data", seq_length=4096, ..., dataloader_type="single")
+
+    Attributes:
+        store: the folder.
+        seq_length, micro_batch_size, global_batch_size: as the recipe's ``cfg.model`` and ``cfg.train`` have them.
+        packing, seed: see ``batchloom.Loader``.
+        validation, test: the subsets.
+        attention_mask: whether samples have one.
+        skip_getting_attention_mask_from_dataset: Megatron-Bridge's word for its opposite.
+    """
+
+    store: str
+    seq_length: int
+    micro_batch_size: int
+    global_batch_size: int
+    packing: str = "best_fit"
+    seed: int = 0
+    validation: str = "val"
+    test: str = "test"
+    attention_mask: bool = False
+
+    @property
+    def sequence_length(self) -> int:
+        """What other parts of Megatron-Bridge call ``seq_length``."""
+        return self.seq_length
+
+    @property
+    def skip_getting_attention_mask_from_dataset(self) -> bool:
+        """Whether there is none in a sample."""
+        return not self.attention_mask
+
+    def build_datasets(
+        self, context: Any
+    ) -> tuple[PlanSamples, PlanSamples | None, PlanSamples | None]:
+        """Training, validation and test samples: as many as ``context`` asks for, over epochs where it takes them."""
+        wanted = (context.train_samples, context.valid_samples, context.test_samples)
+        opened = open_store(self.store)
+        train = self._samples(opened, wanted[0])
+        others = [
+            self._samples(open_store(self.store, split), samples)
+            if samples and split in opened.subsets
+            else None
+            for split, samples in zip((self.validation, self.test), wanted[1:], strict=True)
+        ]
+        return train, others[0], others[1]
+
+    def _samples(self, store: Store, samples: int) -> PlanSamples:
+        loader = Loader(
+            store,
+            seq_len=self.seq_length,
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self.micro_batch_size,
+            packing=self.packing,
+            seed=self.seed,
+            steps=-(-samples // self.global_batch_size),
+            labels="shifted",
+            rank=parallel_state.get_data_parallel_rank(),
+            world_size=parallel_state.get_data_parallel_world_size(),
+        )
+        return PlanSamples(loader, attention_mask=self.attention_mask)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What Megatron-Bridge hands to ``build_datasets``, for NeMo 2, which does not."""
+
+    train_samples: int
+    valid_samples: int
+    test_samples: int
+
+
+@final
+class StoreDataModule(LightningDataModule):  # type: ignore[misc]
+    """NeMo 2's ``PreTrainingDataModule`` over a store: the same methods, the plan's order.
+
+    Args:
+        datasets: the store and the sizes.
+        data_sampler: NeMo's ``MegatronDataSampler`` of the same sizes, ``dataloader_type="single"``.
+        num_workers, pin_memory, persistent_workers: of the DataLoader.
+
+    Raises:
+        InputError: a sampler of other sizes, one that shuffles, or one with a ``rampup_batch_size``.
+    """
+
+    def __init__(
+        self,
+        datasets: StoreDatasets,
+        *,
+        data_sampler: Any,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        persistent_workers: bool = False,
+    ) -> None:
+        super().__init__()
+        _check_sampler(datasets, data_sampler)
+        self.datasets, self.data_sampler = datasets, data_sampler
+        self.seq_length = datasets.seq_length
+        self.micro_batch_size = datasets.micro_batch_size
+        self.global_batch_size = datasets.global_batch_size
+        self.num_workers, self.pin_memory = num_workers, pin_memory
+        self.persistent_workers = persistent_workers
+        self.init_global_step = 0
+
+    def build(
+        self,
+        trainer_max_steps: int,
+        trainer_val_check_interval: int,
+        trainer_limit_val_batches: float,
+        trainer_limit_test_batches: float,
+    ) -> None:
+        """Make the datasets for so many steps, as ``setup`` does with the Trainer's."""
+        if trainer_max_steps < 1:
+            raise TrainError(
+                f"max_steps {trainer_max_steps} says of no number of steps: give Trainer(max_steps=...)."
+            )
+        rounds = trainer_max_steps // max(1, int(trainer_val_check_interval)) + 1
+        steps = (
+            trainer_max_steps,
+            int(rounds * trainer_limit_val_batches),
+            int(trainer_limit_test_batches),
+        )
+        samples = _Samples(*(number * self.global_batch_size for number in steps))
+        self._train, self._validation, self._test = self.datasets.build_datasets(samples)
+
+    def setup(self, stage: str = "") -> None:
+        """Make the datasets for the Trainer's steps."""
+        del stage
+        trainer = self.trainer
+        limits = (trainer.limit_val_batches, trainer.limit_test_batches)
+        self.build(trainer.max_steps, trainer.val_check_interval, *limits)
+
+    def reconfigure_limit_batches(self) -> None:
+        """Have the Trainer's limits, where they are numbers, count micro-batches, as NeMo's strategy wants them."""
+        trainer, passes = self.trainer, num_microbatches_calculator.get_num_microbatches()
+        for name in ("limit_train_batches", "limit_val_batches", "num_sanity_val_steps"):
+            if isinstance(limit := getattr(trainer, name), int):
+                setattr(trainer, name, limit * passes)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """For NeMo's strategy, which puts the sampler in front."""
+        return self._made(self._train, "train")
+
+    def val_dataloader(self) -> DataLoader[Any] | list[Any]:
+        """For NeMo's strategy."""
+        return self._made(self._validation, "validation") if self._validation else []
+
+    def test_dataloader(self) -> DataLoader[Any] | list[Any]:
+        """For NeMo's strategy."""
+        return self._made(self._test, "test") if self._test else []
+
+    def _made(self, samples: PlanSamples, mode: str) -> DataLoader[Any]:
+        self.init_global_step = self.data_sampler.init_global_step = self.trainer.global_step
+        made = DataLoader(
+            samples,
+            batch_size=self.micro_batch_size,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            persistent_workers=self.persistent_workers,
+        )
+        made.mode = mode  # NeMo's sampler asks for it
+        return made
+
+    def state_dict(self) -> dict[str, Any]:
+        """NeMo's ``consumed_samples``, and the same place as the loader has it, which knows its plan."""
+        steps = self.trainer.global_step - self.init_global_step
+        consumed = int(self.data_sampler.compute_consumed_samples(steps))
+        state = self._train.loader.state_at(consumed // self.global_batch_size)
+        return {"consumed_samples": consumed, "loader": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after so many samples.
+
+        Raises:
+            StateError: of another plan (names each field that differs), or inside a step.
+        """
+        consumed = state_dict["consumed_samples"]
+        go_on_from(self._train.loader, consumed)
+        if "loader" in state_dict:
+            self._train.loader.load_state_dict(state_dict["loader"])
+        sampler = self.data_sampler
+        sampler.init_consumed_samples = sampler.prev_consumed_samples = consumed
+        sampler.if_first_step = 1
+
+
+def _check_sampler(datasets: StoreDatasets, sampler: Any) -> None:
+    wanted = {
+        "seq_len": datasets.seq_length,
+        "micro_batch_size": datasets.micro_batch_size,
+        "global_batch_size": datasets.global_batch_size,
+        "dataloader_type": "single",
+        "rampup_batch_size": None,
+    }
+    problems = [
+        f"{name} is {getattr(sampler, name, None)!r}, and {value!r} is needed"
+        for name, value in wanted.items()
+        if getattr(sampler, name, None) != value
+    ]
+    if problems:
+        raise InputError(f"The data_sampler deals otherwise than the plan: {'; '.join(problems)}.")
+
+
+def text_documents(store: Store, folder: str | os.PathLike[str], name: str) -> list[str]:
+    """A store's shards under the names that recipes give data, without copying: ``NAME_00000_text_document.bin``.
+
+    One shard alone is ``NAME_text_document``. Hard links, symbolic ones where the file system has none.
+
+    Returns:
+        Weights and prefixes, as ``paths`` of a recipe takes them.
+
+    Raises:
+        InputError: see ``adapters.megatron.megatron_prefixes``; or the names are taken.
+    """
+    prefixes, place = megatron_prefixes(store), Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    made: list[str] = []
+    for number, (tokens, prefix) in enumerate(zip(prefixes[::2], prefixes[1::2], strict=True)):
+        part = f"_{number:05d}" if len(prefixes) > 2 else ""
+        stem = place / f"{name}{part}_text_document"
+        for suffix in (".bin", ".idx"):
+            _link(Path(prefix + suffix).resolve(), stem.with_name(stem.name + suffix))
+        made += [tokens, str(stem)]
+    return made
+
+
+def _link(source: Path, target: Path) -> None:
+    if target.exists():
+        if target.samefile(source):
+            return
+        raise InputError(
+            f"{target} is there already and is another file: choose another name or folder."
+        )
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        # Another file system, or one without links.
+        target.symlink_to(source)

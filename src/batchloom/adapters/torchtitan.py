@@ -1,0 +1,120 @@
+"""torchtitan's contract for a data loader: an iterator of (inputs, labels), with a state.
+
+In a configuration of torchtitan:
+
+    dataloader=StoreDataLoader.Config(dataset_path="store", global_batch_size=64)
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from batchloom.adapters.requirements import TORCHTITAN, require
+from batchloom.batches.loader import Loader
+from batchloom.core.errors import StateError
+from batchloom.store.opening import open_store
+
+require(TORCHTITAN)
+
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
+
+_KEY = "batchloom"
+
+
+@final
+class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
+    """Micro-batches of a store's plan for one data-parallel rank.
+
+    torchtitan builds it. Items are ``{"input": ids, "positions": positions}`` and next-token labels, each int64
+    [local_batch_size, seq_len], labels -100 where there is no loss, positions restarting with each document.
+
+    The state is one value, the same on every rank: it goes on with any number of them, where torchtitan's own loaders
+    refuse another. It is the place after the steps whose micro-batches were all given.
+
+    Raises:
+        PlanError: ``local_batch_size`` and the ranks do not make up ``global_batch_size``; says which sizes would.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]
+        """Settings, as torchtitan's ``dataloader``.
+
+        Attributes:
+            dataset_path: the store (``dataset`` stays empty).
+            split: the subset.
+            global_batch_size: ``training.global_batch_size``; 0 for local_batch_size on every rank.
+            packing, seed, epochs, steps: see ``batchloom.Loader``.
+            infinite: begin anew when the plan ends, as torchtitan's validator wants it.
+        """
+
+        split: str = "train"
+        global_batch_size: int = 0
+        packing: str = "best_fit"
+        seed: int = 0
+        epochs: int | None = None
+        steps: int | None = None
+        infinite: bool = False
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        seq_len: int,
+        local_batch_size: int,
+        tokenizer: object = None,
+        snapshot_every_n_steps: int | None = None,
+    ) -> None:
+        # The store has its own tokenizer, and a state costs nothing.
+        del tokenizer, snapshot_every_n_steps
+        self.loader = Loader(
+            open_store(config.dataset_path or config.dataset, config.split),
+            seq_len=seq_len,
+            global_batch_size=max(config.global_batch_size, 0) or local_batch_size * dp_world_size,
+            micro_batch_size=local_batch_size,
+            packing=config.packing,
+            seed=config.seed,
+            epochs=config.epochs,
+            steps=config.steps,
+            labels="shifted",
+            rank=dp_rank,
+            world_size=dp_world_size,
+        )
+        self._size, self._infinite = local_batch_size, config.infinite
+        self._done = 0
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        while True:
+            for batch in self.loader:
+                parts = batch.split(self._size)
+                for part in parts:
+                    # Whoever is given the last of a step asks for a state only when it is trained.
+                    self._done = batch.step + (part is parts[-1])
+                    inputs = {"input": part["input_ids"], "positions": part["position_ids"]}
+                    yield inputs, part["labels"]
+            if not self._infinite:
+                return
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the steps given, as one JSON text: a checkpoint's parts have the same names at any step."""
+        return {_KEY: json.dumps(self.loader.state_at(self._done))}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on there, on any number of ranks.
+
+        Raises:
+            StateError: not such a state, or one of another plan; names each field that differs.
+        """
+        if not state_dict:
+            return
+        if _KEY not in state_dict:
+            raise StateError(
+                f"The checkpoint's data loader has {', '.join(map(str, state_dict))}, no {_KEY}: it is of another "
+                "loader."
+            )
+        self.loader.load_state_dict(json.loads(state_dict[_KEY]))
+        self._done = self.loader.next_step

@@ -1,0 +1,60 @@
+"""Lightning: ``python examples/with_lightning.py STORE OUT``, or behind ``torchrun --nproc-per-node 2``."""
+
+import os
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from batchloom import Loader, open_store
+from batchloom.adapters.lightning import LoaderDataModule
+from batchloom.examples.job import Job, adamw, main
+
+
+class Learner(LightningModule):  # type: ignore[misc]
+    """A transformers model that tells how its steps went."""
+
+    def __init__(self, model: Any, job: Job) -> None:
+        super().__init__()
+        self.model, self.job, self.total = model, job, 0.0
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        """The loss of a micro-batch, of which Lightning takes the mean over micro-batches and ranks."""
+        count, passes = self.trainer.datamodule.loss_divisor, self.trainer.accumulate_grad_batches
+        loss = self.model(**batch, use_cache=False, num_items_in_batch=count).loss
+        self.total *= number % passes > 0
+        self.total += self.trainer.strategy.reduce(loss.detach()).item() / passes
+        if (number + 1) % passes == 0 and self.trainer.is_global_zero:
+            self.job.tell(self.trainer.global_step, self.total)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer of all examples."""
+        return adamw(self.model.parameters(), self.job.lr)
+
+
+def train(model: Any, job: Job) -> None:
+    """Do the steps of a job."""
+    data = LoaderDataModule(
+        train=lambda: Loader(
+            open_store(job.data),
+            seq_len=job.seq_len,
+            global_batch_size=job.global_batch_size,
+            micro_batch_size=job.batch_size,
+            seed=job.seed,
+            steps=job.steps,
+        )
+    )
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    trainer = Trainer(
+        devices=ranks,
+        max_steps=job.steps,
+        accumulate_grad_batches=job.global_batch_size // (ranks * job.batch_size),
+        callbacks=ModelCheckpoint(job.out, every_n_train_steps=job.save_every, save_last=True),
+        logger=False,
+    )
+    trainer.fit(Learner(model, job), data, ckpt_path="last" if job.resume else None)
+
+
+if __name__ == "__main__":
+    main(train)

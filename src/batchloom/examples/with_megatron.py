@@ -1,0 +1,60 @@
+"""Megatron-core's processes and counters: ``python examples/with_megatron.py STORE OUT``, or behind ``torchrun``."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import num_microbatches_calculator as calc
+from megatron.core import parallel_state
+from torch.nn.functional import cross_entropy
+
+from batchloom import Loader, open_store
+from batchloom.adapters import megatron
+from batchloom.examples.job import Job, adamw, main
+
+
+def train(model: Any, job: Job) -> None:
+    """Do the steps of a job."""
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    alone = None if ranks > 1 else "tcp://127.0.0.1:0"
+    dist.init_process_group("gloo", alone, rank=rank, world_size=ranks)
+    parallel_state.initialize_model_parallel()
+    calc.init_num_microbatches_calculator(rank, None, job.global_batch_size, job.batch_size, ranks)
+    optimizer = adamw(model.parameters(), job.lr)
+    loader = Loader(
+        open_store(job.data),
+        seq_len=job.seq_len,
+        global_batch_size=job.global_batch_size,
+        micro_batch_size=job.batch_size,
+        seed=job.seed,
+        steps=job.steps,
+        **megatron.megatron_place(),
+    )
+    if state := job.newest():
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        megatron.go_on_from(loader, state["consumed"])
+    batches = megatron.megatron_iterator(loader)
+    for step in range(loader.next_step, job.steps):
+        count, total = max(1, loader.trained_tokens(step)), torch.zeros(())
+        for part in (next(batches) for _ in range(calc.get_num_microbatches())):
+            scores = model(input_ids=part["tokens"], position_ids=part["position_ids"]).logits
+            losses = cross_entropy(scores.transpose(1, 2), part["labels"], reduction="none")
+            loss = (losses * part["loss_mask"]).sum() / count
+            loss.backward()
+            total += loss.detach()
+        for summed in (total, *(weights.grad for weights in model.parameters())):
+            dist.all_reduce(summed, group=parallel_state.get_data_parallel_group())
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            job.tell(step, total.item())
+            kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            job.save(step + 1, kept | {"consumed": megatron.consumed_samples(loader, step + 1)})
+    dist.barrier()  # gloo's thread is done with the last sum then: torch may wait for it for ever
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(train)

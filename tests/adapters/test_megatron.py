@@ -1,0 +1,192 @@
+"""Megatron's own processes, readers and counters over our stores and plans."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import batchloom
+from batchloom.core.errors import InputError, StateError
+from batchloom.plan.edits import Edit
+from batchloom.testing.stores import write_store
+from oracles import megatron as theirs
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    from megatron.core import num_microbatches_calculator as calc
+    from megatron.core.utils import get_batch_on_this_cp_rank
+
+    from batchloom.adapters import megatron
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZES = {"seq_len": 64, "global_batch_size": 8, "steps": 3, "labels": "shifted"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    rng = np.random.default_rng(2)
+    documents = [rng.integers(0, 256, rng.integers(1, 90)).tolist() for _ in range(300)]
+    return write_store(tmp_path_factory.mktemp("store") / "s", documents, documents_per_shard=120)
+
+
+@pytest.fixture(scope="module")
+def ranks(store, tmp_path_factory):
+    """What two ranks told of all layouts."""
+    folder = tmp_path_factory.mktemp("ranks")
+    script = str(Path(__file__).with_name("megatron_ranks.py"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, script, str(store.path), str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"rank_{rank}.pt") for rank in (0, 1)]
+
+
+def wanted(store, rank=0, world_size=1):
+    loader = batchloom.Loader(store, **SIZES, rank=rank, world_size=world_size)
+    return [part for batch in loader for part in batch.split(2)]
+
+
+def same(given, expected):
+    assert len(given) == len(expected)
+    for one, other in zip(given, expected, strict=True):
+        trained = other["labels"] != -100
+        assert torch.equal(one["tokens"], other["input_ids"])
+        assert torch.equal(one["position_ids"], other["position_ids"])
+        assert torch.equal(one["loss_mask"], trained.float())
+        assert torch.equal(one["labels"][trained], other["labels"][trained])
+        assert (one["labels"][~trained] == 0).all()
+
+
+def test_of_tensor_parallel_ranks_one_reads_and_both_have_the_same(store, ranks):
+    for told in ranks:
+        same(told["tensor"]["batches"], wanted(store))
+    assert ranks[0]["tensor"]["reads"] > 0
+    assert ranks[1]["tensor"]["reads"] == 0
+
+
+def test_a_gpt_cut_over_two_ranks_sees_packed_documents_one_by_one(ranks):
+    for told in ranks:
+        packed, alone = told["tensor"]["losses"]
+        assert packed == pytest.approx(alone, rel=1e-5)
+
+
+def test_data_parallel_ranks_have_the_plain_loaders_shares(store, ranks):
+    for rank, told in enumerate(ranks):
+        same(told["data"]["batches"], wanted(store, rank, 2))
+
+
+def test_the_first_and_the_last_pipeline_stage_read(store, ranks):
+    for told in ranks:
+        same(told["pipeline"]["batches"], wanted(store))
+
+
+def test_stages_between_read_nothing_and_count_along(store, ranks):
+    for rank, told in enumerate(ranks):
+        ends, between = told["interleaved"]["chunks"][:: -1 if rank else 1]
+        same(ends, wanted(store))
+        assert [set(micro.values()) for micro in between] == [{None}] * len(ends)
+
+
+def test_context_parallel_ranks_have_megatrons_slices(store, ranks, monkeypatch):
+    from megatron.core import parallel_state
+
+    for rank, told in enumerate(ranks):
+        monkeypatch.setattr(parallel_state, "get_context_parallel_world_size", lambda: 2)
+        monkeypatch.setattr(parallel_state, "get_context_parallel_rank", lambda rank=rank: rank)
+        slices = [get_batch_on_this_cp_rank(dict(part)) for part in wanted(store)]
+        same(told["context"]["batches"], slices)
+
+
+def test_a_bad_set_up_is_refused(ranks):
+    for told in ranks:
+        early, labels, ranks_differ, counter = told["refusals"]
+        assert "call initialize_model_parallel" in early
+        assert "labels 'aligned', and 'shifted' is needed" in labels
+        assert "seed is 0 on rank 0 and 1 on rank 1" in ranks_differ
+        assert "Step 0 of the plan is 2 micro-batches of 2 rows a rank, 8 sequences" in counter
+        assert "says 4 of 2, 16 in all" in counter
+
+
+def test_consumed_samples_are_the_position_also_where_the_batch_size_changed(store):
+    loader = batchloom.Loader(store, **{**SIZES, "steps": 9})
+    loader.edit(Edit(step=3, global_batch_size=16))
+    assert [megatron.consumed_samples(loader, step) for step in (0, 3, 4)] == [0, 24, 40]
+    for step in (2, 5):
+        other = batchloom.Loader(store, **{**SIZES, "steps": 9})
+        other.edit(Edit(step=3, global_batch_size=16))
+        assert megatron.go_on_from(other, megatron.consumed_samples(loader, step)) == step
+        assert next(iter(other)).step == step
+    for inside in (25, "8", -8):
+        with pytest.raises(StateError, match=r"inside step 3, .*from 24 or 40|is no number"):
+            megatron.go_on_from(loader, inside)
+
+
+@pytest.mark.parametrize("ramp", [(8, 8, 100), (8, 4, 7), (2, 2, 1000)])
+def test_a_rampup_becomes_the_edits_that_megatrons_calculator_makes(store, ramp):
+    loader = batchloom.Loader(store, **{**SIZES, "global_batch_size": ramp[0], "steps": 200})
+    for edit in megatron.rampup_edits(ramp, 32):
+        loader.edit(edit)
+    calculator = calc.RampupBatchsizeNumMicroBatchesCalculator(32, 1, 1, False, 1, *ramp)
+    for step in range(150):
+        calculator.update(megatron.consumed_samples(loader, step), consistency_check=False)
+        assert loader.plan.spec_at(step).global_batch_size == calculator.current_global_batch_size
+    for wrong in ((8, 5, 100), (32, 8, 100), (8, 8, 0)):
+        with pytest.raises(InputError, match="does not lead to global_batch_size 32"):
+            megatron.rampup_edits(wrong, 32)
+
+
+def test_gpt_dataset_takes_the_shards_as_a_blend_by_tokens(store, tmp_path):
+    import torch.distributed as dist
+
+    gpt = theirs("gpt_dataset")
+    utils = theirs("utils")
+    builder = theirs("blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
+    blend = utils.get_blend_from_list(megatron.megatron_prefixes(store))
+    assert len(blend[0]) == 3
+    assert sum(blend[1]) == store.tokens
+
+    class Tokenizer:
+        vocab_size, eod, pad = 257, 256, 256
+        unique_identifiers = {"class": "test"}  # noqa: RUF012
+
+    config = gpt.GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=64,
+        blend=blend,
+        split="1,0,0",
+        path_to_cache=str(tmp_path),
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        mid_level_dataset_surplus=0.005,
+    )
+    dist.init_process_group("gloo", "tcp://127.0.0.1:0", rank=0, world_size=1)
+    try:
+        samples = store.tokens // 65
+        dataset = builder(gpt.GPTDataset, [samples, 0, 0], lambda: True, config).build()[0]
+        held = np.concatenate([dataset[n]["tokens"].numpy() for n in range(samples)])
+    finally:
+        dist.destroy_process_group()
+    ours = np.concatenate([document.ids for document in store])
+    # About every token once: as often as it is in the store, to some that ends of shards leave over.
+    there, kept = np.bincount(held, minlength=256), np.bincount(ours, minlength=256)
+    assert np.abs(there - kept).sum() < 0.1 * len(ours)
+
+
+def test_stores_that_megatrons_readers_would_train_wrongly_on_are_refused(tmp_path):
+    masked = write_store(tmp_path / "masked", [[1, 2, 3], [4, 5]], trained=[[1, 0, 1], [1, 1]])
+    with pytest.raises(InputError, match="1 of 5 tokens that are not to be trained"):
+        megatron.megatron_prefixes(masked)

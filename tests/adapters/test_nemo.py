@@ -1,0 +1,236 @@
+"""NeMo 2's and Megatron-Bridge's faces: neither installs without CUDA, so their parts are told from their sources.
+
+``Sampler`` deals as their ``MegatronPretrainingSampler`` does; Lightning's own class is the base of the data module.
+"""
+
+import pickle
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import batchloom
+from batchloom.core.errors import InputError, StateError
+from batchloom.testing.stores import write_store
+from oracles import megatron as theirs
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    from megatron.core import num_microbatches_calculator as calc
+    from megatron.core import parallel_state
+
+    from batchloom.adapters import nemo
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZES = {"seq_length": 32, "micro_batch_size": 2, "global_batch_size": 8}
+
+
+class Sampler:
+    """Numbers in order, in micro-batches that are dealt to ranks, from the consumed ones on."""
+
+    def __init__(self, total, consumed, micro, rank, ranks):
+        self.total, self.consumed, self.micro = total, consumed, micro
+        self.rank, self.ranks = rank, ranks
+
+    def __iter__(self):
+        each = self.micro * self.ranks
+        for first in range(self.consumed, self.total - each + 1, each):
+            own = first + self.rank * self.micro
+            yield list(range(own, own + self.micro))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    rng = np.random.default_rng(6)
+    rows = [rng.integers(0, 256, rng.integers(1, 60)).tolist() for _ in range(150)]
+    place = tmp_path_factory.mktemp("store") / "s"
+    write_store(place, {"train": rows, "val": rows[:9]}, documents_per_shard=60)
+    return str(place)
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    def stand(rank, size):
+        monkeypatch.setattr(parallel_state, "get_data_parallel_rank", lambda: rank)
+        monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: size)
+
+    stand(0, 1)
+    return stand
+
+
+def asked(samples, consumed=0, rank=0, size=1, micro=2, workers=0):
+    """The micro-batches a framework makes of a dataset."""
+    order = Sampler(len(samples), consumed, micro, rank, size)
+    return list(DataLoader(samples, batch_sampler=order, num_workers=workers))
+
+
+def same(given, folder, first=0, rank=0, size=1, steps=5):
+    loader = batchloom.Loader(
+        batchloom.open_store(folder),
+        seq_len=32,
+        global_batch_size=8,
+        steps=steps,
+        labels="shifted",
+        rank=rank,
+        world_size=size,
+    )
+    wanted = [part for step in range(first, steps) for part in loader[step].split(2)]
+    assert len(given) == len(wanted)
+    for micro, part in zip(given, wanted, strict=True):
+        trained = part["labels"] != -100
+        assert torch.equal(micro["tokens"], part["input_ids"])
+        assert torch.equal(micro["position_ids"], part["position_ids"])
+        assert torch.equal(micro["loss_mask"], trained.float())
+        assert torch.equal(micro["labels"], part["labels"] * trained)
+
+
+@dataclass(kw_only=True)
+class DataloaderConfig:
+    """The base of Megatron-Bridge's providers, by its source."""
+
+    dataloader_type: str | None = None
+    num_workers: int = 2
+
+
+@dataclass
+class DatasetProvider(DataloaderConfig, ABC):
+    @abstractmethod
+    def build_datasets(self, context): ...
+
+
+@dataclass(kw_only=True)
+class StoreProvider(nemo.StoreDatasets, DatasetProvider):
+    pass
+
+
+def context(train=40, valid=16, test=0):
+    return SimpleNamespace(train_samples=train, valid_samples=valid, test_samples=test)
+
+
+@pytest.mark.parametrize(("size", "consumed"), [(1, 0), (2, 0), (2, 24)])
+def test_a_bridge_provider_gives_each_rank_what_the_plain_loader_does(
+    folder, ranks, size, consumed
+):
+    provider = StoreProvider(store=folder, **SIZES, dataloader_type="single")
+    for rank in range(size):
+        ranks(rank, size)
+        train, valid, test = provider.build_datasets(context())
+        assert len(train) == 40
+        same(asked(train, consumed, rank, size), folder, consumed // 8, rank, size)
+        assert len(valid) == 16
+        assert test is None
+
+
+def test_worker_processes_give_the_same(folder, ranks):
+    train, _, _ = StoreProvider(store=folder, **SIZES).build_datasets(context())
+    same(asked(train, workers=2), folder)
+    same(asked(pickle.loads(pickle.dumps(train))), folder)
+
+
+def test_a_shuffling_sampler_or_one_of_other_sizes_is_found_out(folder, ranks):
+    ranks(0, 2)
+    train, _, _ = StoreProvider(store=folder, **SIZES).build_datasets(context())
+    with pytest.raises(InputError, match="Sample 2 is of data-parallel rank 1 and was asked for"):
+        asked(train, micro=4, size=2)
+    loader = train.loader
+    bare = batchloom.Loader(loader.store, seq_len=32, global_batch_size=8)
+    with pytest.raises(InputError, match="need labels='shifted'"):
+        nemo.PlanSamples(bare)
+
+
+class DataSampler:
+    """NeMo's ``MegatronDataSampler`` as far as its data modules and strategy use it, by its source."""
+
+    def __init__(self, seq_len, micro_batch_size, global_batch_size, dataloader_type="single"):
+        self.seq_len, self.micro_batch_size = seq_len, micro_batch_size
+        self.global_batch_size, self.dataloader_type = global_batch_size, dataloader_type
+        self.rampup_batch_size, self.init_consumed_samples = None, 0
+        self.prev_consumed_samples = self.init_global_step = self.if_first_step = 0
+
+    def compute_consumed_samples(self, steps_since_resume):
+        return self.init_consumed_samples + steps_since_resume * self.global_batch_size
+
+
+def nemo_module(folder, step=0, **options):
+    sizes = {**SIZES, **options}
+    module = nemo.StoreDataModule(
+        nemo.StoreDatasets(store=folder, **sizes), data_sampler=DataSampler(32, 2, 8)
+    )
+    module.trainer = SimpleNamespace(
+        max_steps=5,
+        global_step=step,
+        val_check_interval=5,
+        limit_val_batches=2,
+        limit_test_batches=0,
+    )
+    module.setup()
+    return module
+
+
+def test_a_nemo_data_module_goes_on_by_consumed_samples(folder, ranks):
+    module = nemo_module(folder)
+    assert isinstance(module, lightning.LightningDataModule)
+    loader = module.train_dataloader()
+    assert loader.mode == "train"
+    assert len(module.val_dataloader().dataset) == 4 * 8
+    same(asked(loader.dataset), folder)
+    module.trainer.global_step = 3
+    state = module.state_dict()
+    assert state["consumed_samples"] == 24
+    other = nemo_module(folder, step=3)
+    other.load_state_dict(state)
+    other.train_dataloader()
+    consumed = other.data_sampler.init_consumed_samples
+    same(asked(other.train_dataloader().dataset, consumed), folder, first=3)
+    assert other.state_dict()["consumed_samples"] == 24
+    with pytest.raises(StateError, match="seed"):
+        nemo_module(folder, seed=1).load_state_dict(state)
+    with pytest.raises(StateError, match="consumed_samples 25 lies inside step 3"):
+        other.load_state_dict({"consumed_samples": 25})
+
+
+def test_limits_of_evaluation_count_micro_batches(folder, ranks):
+    module = nemo_module(folder)
+    module.trainer.limit_train_batches, module.trainer.num_sanity_val_steps = 1.0, 2
+    calc.init_num_microbatches_calculator(0, None, 8, 2, 1)
+    try:
+        module.reconfigure_limit_batches()
+    finally:
+        calc.destroy_num_microbatches_calculator()
+    limits = ("limit_train_batches", "limit_val_batches", "num_sanity_val_steps")
+    assert [getattr(module.trainer, name) for name in limits] == [1.0, 8, 8]
+
+
+def test_a_data_sampler_that_deals_otherwise_is_refused(folder):
+    sizes = nemo.StoreDatasets(store=folder, **SIZES)
+    with pytest.raises(InputError, match="micro_batch_size is 4, and 2 .*_type is 'cyclic'"):
+        nemo.StoreDataModule(sizes, data_sampler=DataSampler(32, 4, 8, "cyclic"))
+
+
+def test_recipes_find_a_stores_shards_under_their_names_without_a_copy(folder, tmp_path):
+    store = batchloom.open_store(folder)
+    paths = nemo.text_documents(store, tmp_path / "links", "corpus")
+    assert nemo.text_documents(store, tmp_path / "links", "corpus") == paths
+    prefixes = [tmp_path / "links" / f"corpus_{n:05d}_text_document" for n in range(3)]
+    assert paths[1::2] == [str(prefix) for prefix in prefixes]
+    assert sum(map(int, paths[::2])) == store.tokens
+    for prefix, stem in zip(prefixes, store.stems, strict=True):
+        assert prefix.with_name(prefix.name + ".bin").samefile(stem.with_name(stem.name + ".bin"))
+    indexed = theirs("indexed_dataset").IndexedDataset
+    read = [doc.tolist() for prefix in prefixes for doc in indexed(str(prefix))]
+    assert read == [document.ids.tolist() for document in store]
+    alone = nemo.text_documents(batchloom.open_store(folder, "val"), tmp_path / "one", "corpus")
+    assert alone[1] == str(tmp_path / "one" / "corpus_text_document")
+    with pytest.raises(InputError, match="is there already and is another file"):
+        nemo.text_documents(_other(tmp_path), tmp_path / "one", "corpus")
+
+
+def _other(place):
+    return write_store(place / "other", [[1, 2, 3]])
