@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from batchloom.adapters.requirements import (
+    ACCELERATE,
+    DEEPSPEED,
     TORCH,
     TRANSFORMERS,
     Requirement,
@@ -30,7 +32,13 @@ class Framework:
 # The examples' model is a transformers one.
 _ALL = (TORCH, TRANSFORMERS)
 
-FRAMEWORKS = (Framework("pytorch", "pytorch", _ALL),)
+FRAMEWORKS = (
+    Framework("pytorch", "pytorch", _ALL),
+    Framework("fsdp2", "fsdp2", _ALL),
+    Framework("fsdp2-trainer", "fsdp2_sft", _ALL),
+    Framework("accelerate", "with_accelerate", (*_ALL, ACCELERATE)),
+    Framework("deepspeed", "with_deepspeed", (*_ALL, DEEPSPEED)),
+)
 
 
 def by_name(name: str) -> Framework:
