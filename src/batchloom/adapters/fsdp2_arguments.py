@@ -68,10 +68,19 @@ class FSDP2Arguments:
     packing: bool = True
 
 
-# What changes nothing here: this trainer loads, says and starts things in its own way, or does not evaluate at all.
+# What changes nothing here: this trainer loads, says and starts things in its own way; an evaluation is asked for by
+# eval_strategy, which is refused.
 _WITHOUT_EFFECT = frozenset(
     {
-        *("do_train", "do_predict", "disable_tqdm", "log_level", "log_level_replica"),
+        *(
+            "do_train",
+            "do_eval",
+            "do_predict",
+            "eval_steps",
+            "disable_tqdm",
+            "log_level",
+            "log_level_replica",
+        ),
         *("log_on_each_node", "run_name", "local_rank", "per_device_eval_batch_size"),
         *("remove_unused_columns", "skip_memory_metrics", "dataset_num_proc"),
         *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
@@ -144,6 +153,8 @@ def _untouched(field: Any, value: Any) -> bool:
     if default is dataclasses.MISSING:
         default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
     if value == default:
+        return True
+    if value is None:
         return True
     # TrainingArguments makes objects of some that were not given.
     if default not in (None, "", "none") or isinstance(value, bool | int | float | str):

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -15,14 +15,14 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 
 from batchloom.adapters import fsdp2
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import all_of, keep, meet, newest
 from batchloom.adapters.fsdp2_arguments import FSDP2Arguments, arguments_of
 from batchloom.adapters.fsdp2_data import loader_of
+from batchloom.adapters.fsdp2_optimizer import adamw, share_of_rate
 from batchloom.adapters.requirements import TORCH, require
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
@@ -92,9 +92,11 @@ class FSDP2SFTTrainer:
             )
         self.steps = _steps(self.loader, self.args)
         if self.args.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+            # The later name, where there is one.
+            former: Any = getattr(model, "gradient_checkpointing_enable", None)
+            getattr(model, "activation_checkpointing_enable", former)({"use_reentrant": False})
         self._place_model()
-        self.optimizer = _optimizer(model, self.args)
+        self.optimizer = adamw(model, self.args)
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:  # noqa: FBT001 - as elsewhere
         """Do the steps of the run; every rank calls it.
@@ -156,7 +158,7 @@ class FSDP2SFTTrainer:
             )
         self.model.to(self.device)
         if self.ranks > 1:
-            shard(self.model, bf16=self.args.bf16)
+            fsdp2.shard(self.model, bf16=self.args.bf16)
 
     def _resume(self, asked: bool | str | None) -> int:  # noqa: FBT001
         """Go on from the checkpoint that is asked for; the steps done."""
@@ -191,9 +193,7 @@ class FSDP2SFTTrainer:
         parts = [self._given(part) for part in batch.split(self.args.per_device_train_batch_size)]
         count = self._trained(batch.step, parts)
         total = torch.zeros((), device=self.device)
-        for number, part in enumerate(parts):
-            if isinstance(self.model, FSDPModule):
-                self.model.set_requires_gradient_sync(number == len(parts) - 1)
+        for part in parts:
             with self._precision():
                 loss = self.model(**part, use_cache=False, num_items_in_batch=max(1, count)).loss
             # FSDP takes the mean over ranks where the sum is meant.
@@ -299,46 +299,6 @@ class _Window:
         return said
 
 
-def shard(model: nn.Module, *, bf16: bool = False) -> None:
-    """Shard a model's layers and the rest of it over all ranks, with the weights of rank 0; every rank calls it.
-
-    Args:
-        model: on its device; layers are the modules that its ``_no_split_modules`` name.
-        bf16: forward and backward in bfloat16; gradients are summed in float32.
-    """
-    for weight in (*model.parameters(), *model.buffers()):
-        # Ranks that drew their own first weights would each keep a part of another model.
-        dist.broadcast(weight.detach(), 0)
-    policy = (
-        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        if bf16
-        else MixedPrecisionPolicy()
-    )
-    kind = next(model.parameters()).device.type
-    mesh = init_device_mesh(kind, (dist.get_world_size(),))
-    for layer in _layers(model):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-
-
-def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    return (module for module in model.modules() if type(module).__name__ in names)
-
-
-def share_of_rate(args: FSDP2Arguments, step: int, steps: int) -> float:
-    """The share of ``learning_rate`` that a step (0 is the first) of so many is made with, as transformers has it."""
-    asked = args.warmup_steps
-    warmup = int(asked) if asked >= 1 else math.ceil(steps * asked)
-    kind = args.lr_scheduler_type
-    if kind != "constant" and step < warmup:
-        return step / max(1, warmup)
-    way = (step - warmup) / max(1, steps - warmup)
-    if kind == "linear":
-        return max(0.0, 1 - way)
-    return max(0.0, 0.5 * (1 + math.cos(math.pi * way))) if kind == "cosine" else 1.0
-
-
 def _steps(loader: Loader, args: FSDP2Arguments) -> int:
     """Steps of the whole run."""
     steps = len(loader)
@@ -348,23 +308,6 @@ def _steps(loader: Loader, args: FSDP2Arguments) -> int:
             "or with more epochs."
         )
     return args.max_steps if args.max_steps > 0 else steps
-
-
-def _optimizer(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
-    """AdamW, without decay of norms and biases."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    decayed = [weight for weight in weights if weight.ndim > 1]
-    others = [weight for weight in weights if weight.ndim <= 1]
-    groups = [
-        {"params": decayed, "weight_decay": args.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
-        eps=args.adam_epsilon,
-    )
 
 
 def _refuse_model(model: nn.Module) -> None:

@@ -38,10 +38,8 @@ def train(model: Any, job: Job) -> None:
     require_agreement(loader)
     for batch in loader:
         count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
-        total, parts = torch.zeros(()), batch.split(job.batch_size)
-        for number, part in enumerate(parts):
-            if ranks > 1:
-                model.set_requires_gradient_sync(number == len(parts) - 1)
+        total = torch.zeros(())
+        for part in batch.split(job.batch_size):
             loss = model(**part, use_cache=False, num_items_in_batch=count).loss
             (loss * ranks).backward()  # FSDP takes the mean where the sum is meant
             total += loss.detach()
