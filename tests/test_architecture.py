@@ -201,7 +201,7 @@ def test_parameters_and_fields_are_few():
 
 
 # Where numbers are drawn: of orders and of synthetic data by arithmetic on keys, of a model's first
-# weights and of the text a trained model gives by torch.
+# weights, of dropout and of the text a trained model gives by torch.
 MAKE_UP = {"core/synthetic.py"} | {
     f"plan/{name}.py"
     for name in ("arrange", "assumed", "grouped", "lanes", "permute", "pools", "schedule")
@@ -211,7 +211,7 @@ HASH = {"dedup/components.py", "dedup/minhash.py"}
 # Where tokens are changed or moved, because somebody asked for it.
 CHANGE = {"batches/augment.py", "batches/augmented.py", "preparation/fim.py"}
 READ_MADE_UP = {"store/synthetic.py", "preparation/synthetic.py"}
-DRAW = {"train/model.py", "train/sample.py", "examples/job.py"}
+DRAW = {"train/model.py", "train/sample.py", "examples/job.py", "adapters/fsdp2_trainer.py"}
 DRAWING = {"Generator", "default_rng", "manual_seed", "multinomial", "rand", "randint", "randn"} | {
     *("normal_", "uniform_", "random_", "randperm", "urandom", "getrandbits", "token_bytes"),
     *("rand_like", "randint_like", "bernoulli", "RandomState", "uuid4"),

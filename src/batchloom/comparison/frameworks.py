@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from batchloom.adapters.hugging_face import DATASETS, TRAINER
 from batchloom.adapters.requirements import (
     ACCELERATE,
+    DEEPSPEED,
     LIGHTNING,
     MEGATRON,
     TORCH,
@@ -42,6 +43,10 @@ FRAMEWORKS = (
     Framework("trl-sft", "sft_trainer", (*_TRAINER, TRL)),
     Framework("lightning", "with_lightning", (*_ALL, LIGHTNING)),
     Framework("megatron", "with_megatron", (*_ALL, MEGATRON)),
+    Framework("fsdp2", "fsdp2", _ALL),
+    Framework("fsdp2-trainer", "fsdp2_sft", _ALL),
+    Framework("accelerate", "with_accelerate", (*_ALL, ACCELERATE)),
+    Framework("deepspeed", "with_deepspeed", (*_ALL, DEEPSPEED)),
 )
 
 

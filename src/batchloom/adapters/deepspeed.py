@@ -1,0 +1,120 @@
+"""DeepSpeed: batch sizes that are the loader's, what divides the loss, and the loader's place in its checkpoints.
+
+DeepSpeed's checkpoints are pickles, read without a check: load none from people you would not run code of. The
+loader's place in them is plain JSON values.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.requirements import DEEPSPEED, require
+from batchloom.batches.loader import Loader
+from batchloom.core.errors import StateError, TrainError
+from batchloom.plan.ranks import rows_of_rank
+
+_STATE = "batchloom"
+
+
+def join() -> None:
+    """Be one of the launcher's processes, or without a launcher a group of one; call it before the loader is made.
+
+    Raises:
+        MissingDependencyError: DeepSpeed is missing, or older than this needs.
+    """
+    require(DEEPSPEED)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read at DeepSpeed's import
+    import deepspeed  # noqa: PLC0415 - behind the line above
+
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    if "RANK" not in os.environ:
+        os.environ.update(alone, MASTER_PORT="0")
+    deepspeed.init_distributed()
+
+
+def batch_sizes(loader: Loader) -> dict[str, int]:
+    """The three sizes of a DeepSpeed configuration that make the loader's steps."""
+    size, spec = loader.plan.spec.global_batch_size, loader.spec
+    rows = rows_of_rank(size, spec.world_size, spec.micro_batch_size, spec.uneven)
+    micro = spec.micro_batch_size or rows
+    return {
+        "train_batch_size": rows * spec.world_size,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": rows // micro,
+    }
+
+
+def attach(engine: Any, loader: Loader) -> None:
+    """Make sure that an engine steps where the loader's steps end, and all ranks read the same; every rank calls it.
+
+    Raises:
+        TrainError: the engine has other sizes, ranks, or reads its data by itself; names what to give.
+    """
+    wanted = batch_sizes(loader)
+    have = {
+        "train_batch_size": engine.train_batch_size(),
+        "train_micro_batch_size_per_gpu": engine.train_micro_batch_size_per_gpu(),
+        "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
+    }
+    if have != wanted:
+        differ = ", ".join(
+            f"{name} {have[name]} instead of {wanted[name]}"
+            for name in wanted
+            if have[name] != wanted[name]
+        )
+        raise TrainError(
+            f"The engine has {differ}: its steps would not be those of the loader. Give its configuration "
+            "batchloom.adapters.deepspeed.batch_sizes(loader)."
+        )
+    if engine.dp_world_size != loader.spec.world_size:
+        raise TrainError(
+            f"The engine has {engine.dp_world_size} data-parallel ranks and the loader {loader.spec.world_size}: "
+            "make the loader after batchloom.adapters.deepspeed.join()."
+        )
+    require_agreement(loader)
+
+
+def scale(engine: Any) -> int:
+    """What a loss summed over the step's trained tokens and divided by their number is multiplied by.
+
+    DeepSpeed divides it by the accumulation steps, and averages gradients over ranks, where the sum is meant.
+    """
+    return int(engine.gradient_accumulation_steps() * engine.dp_world_size)
+
+
+def save(engine: Any, folder: Path, step: int, loader: Loader) -> None:
+    """Have DeepSpeed write ``folder/checkpoint-N`` after N steps, with the loader's place; every rank calls it.
+
+    DeepSpeed names it in ``folder/latest`` when all is written.
+    """
+    place = {_STATE: {"step": step, "loader": loader.state_at(step)}}
+    engine.save_checkpoint(str(folder), tag=f"checkpoint-{step}", client_state=place)
+
+
+def load_newest(engine: Any, folder: Path, loader: Loader) -> int:
+    """Go on from the checkpoint that ``folder/latest`` names, or from the start; the steps done.
+
+    ZeRO's part of it is read by as many ranks as wrote it; for others see DeepSpeed's universal checkpoints.
+
+    Raises:
+        StateError: it is of another plan or store (names each field that differs), or was saved without the loader.
+    """
+    if not (folder / "latest").is_file():
+        return 0
+    path, place = engine.load_checkpoint(str(folder))
+    if path is None:
+        raise StateError(
+            f"{folder}/latest names {(folder / 'latest').read_text().strip()}, which DeepSpeed cannot load: write the "
+            "name of a whole checkpoint of the folder into it."
+        )
+    if _STATE not in place:
+        raise StateError(
+            f"{path} holds no place of a loader: it was not saved by batchloom.adapters.deepspeed.save. The weights "
+            "can be had from it; which data the run has seen cannot."
+        )
+    loader.load_state_dict(place[_STATE]["loader"])
+    return int(place[_STATE]["step"])

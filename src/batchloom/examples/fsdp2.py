@@ -1,0 +1,60 @@
+"""FSDP2: ``python examples/fsdp2.py STORE OUT``, or behind ``torchrun --nproc-per-node 2``."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from batchloom import Loader, open_store
+from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.fsdp2 import load_newest, save
+from batchloom.examples.job import Job, adamw, main
+
+
+def train(model: Any, job: Job) -> None:
+    """Do the steps of a job."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (ranks,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = adamw(model.parameters(), job.lr)
+    loader = Loader(
+        open_store(job.data),
+        seq_len=job.seq_len,
+        global_batch_size=job.global_batch_size,
+        micro_batch_size=job.batch_size,
+        seed=job.seed,
+        steps=job.steps,
+    )
+    if job.resume:
+        load_newest(Path(job.out), model, optimizer, loader)
+    require_agreement(loader)
+    for batch in loader:
+        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
+        total = torch.zeros(())
+        for part in batch.split(job.batch_size):
+            loss = model(**part, use_cache=False, num_items_in_batch=count).loss
+            (loss * ranks).backward()  # FSDP takes the mean where the sum is meant
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        if ranks > 1:
+            dist.all_reduce(total)
+        if loader.spec.rank == 0:
+            job.tell(batch.step, total.item())
+        if (batch.step + 1) % job.save_every == 0:
+            save(Path(job.out), batch.step + 1, model, optimizer, loader)
+    if ranks > 1:
+        dist.barrier()  # gloo's thread is done with the last sum then: torch may wait for it for ever
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(train)

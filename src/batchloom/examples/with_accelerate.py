@@ -1,0 +1,57 @@
+"""Accelerate: ``accelerate launch examples/with_accelerate.py STORE OUT``, torchrun, or plain ``python``."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from batchloom import Loader, open_store
+from batchloom.adapters.accelerate import attach, load_newest, save, scale
+from batchloom.examples.job import Job, adamw, main
+
+
+def train(model: Any, job: Job) -> None:
+    """Do the steps of a job."""
+    accelerator = Accelerator(cpu=True)
+    ranks = accelerator.num_processes
+    loader = Loader(
+        open_store(job.data),
+        seq_len=job.seq_len,
+        global_batch_size=job.global_batch_size,
+        micro_batch_size=job.batch_size,
+        seed=job.seed,
+        steps=job.steps,
+        rank=accelerator.process_index,
+        world_size=ranks,
+    )
+    accelerator.gradient_accumulation_steps = job.global_batch_size // ranks // job.batch_size
+    # Not the loader: it reads this process's share by itself, and prepare would deal its batches anew.
+    learner, optimizer = accelerator.prepare(model, adamw(model.parameters(), job.lr))
+    attach(accelerator, loader)
+    if job.resume:
+        load_newest(accelerator, Path(job.out))
+    for batch in loader:
+        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
+        total = torch.zeros((), device=accelerator.device)
+        for part in batch.split(job.batch_size):
+            given = {name: value.to(accelerator.device) for name, value in part.items()}
+            with accelerator.accumulate(learner):
+                loss = learner(**given, use_cache=False, num_items_in_batch=count).loss
+                accelerator.backward(
+                    loss * scale(accelerator)
+                )  # the mean is taken where the sum is meant
+                optimizer.step()
+                optimizer.zero_grad()
+            total += loss.detach()
+        total = accelerator.reduce(total, "sum")
+        if accelerator.is_main_process:
+            job.tell(batch.step, total.item())
+        if (batch.step + 1) % job.save_every == 0:
+            save(accelerator, Path(job.out), batch.step + 1)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(train)

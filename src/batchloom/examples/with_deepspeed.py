@@ -1,0 +1,56 @@
+"""DeepSpeed, ZeRO 2: ``deepspeed examples/with_deepspeed.py STORE OUT``, torchrun, or plain ``python``."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from batchloom import Loader, open_store
+from batchloom.adapters.deepspeed import attach, batch_sizes, join, load_newest, save, scale
+from batchloom.examples.job import Job, adamw, main
+
+
+def train(model: Any, job: Job) -> None:
+    """Do the steps of a job."""
+    join()
+    import deepspeed  # noqa: PLC0415 - behind the line above, which says on what device it runs
+
+    loader = Loader(
+        open_store(job.data),
+        seq_len=job.seq_len,
+        global_batch_size=job.global_batch_size,
+        micro_batch_size=job.batch_size,
+        seed=job.seed,
+        steps=job.steps,
+    )
+    config: dict[str, Any] = {
+        **batch_sizes(loader),
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 0.0,  # else some versions clip at 1.0
+    }
+    optimizer = adamw(model.parameters(), job.lr)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    attach(engine, loader)
+    if job.resume:
+        load_newest(engine, Path(job.out), loader)
+    for batch in loader:
+        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
+        total = torch.zeros(())
+        for part in batch.split(job.batch_size):
+            loss = engine(**part, use_cache=False, num_items_in_batch=count).loss
+            engine.backward(loss * scale(engine))  # the mean is taken where the sum is meant
+            engine.step()
+            total += loss.detach()
+        dist.all_reduce(total)
+        if loader.spec.rank == 0:
+            job.tell(batch.step, total.item())
+        if (batch.step + 1) % job.save_every == 0:
+            save(engine, Path(job.out), batch.step + 1, loader)
+    dist.barrier()  # gloo's thread is done with the last sum then: torch may wait for it for ever
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(train)

@@ -1,0 +1,88 @@
+"""Two ranks of DeepSpeed: what its engines are refused for, and each ZeRO stage against a plain model."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from batchloom import Loader, open_store
+from batchloom.adapters.deepspeed import attach, batch_sizes, join, load_newest, save, scale
+from batchloom.core.errors import StateError, TrainError
+from batchloom.examples.job import adamw, tiny_model
+
+SIZES = {"seq_len": 64, "global_batch_size": 4, "steps": 4, "micro_batch_size": 1}
+
+
+def engine_of(store, stage, sizes):
+    import deepspeed
+
+    model = tiny_model(store)
+    config = {
+        **sizes,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 0.0,
+    }
+    return deepspeed.initialize(
+        model=model, optimizer=adamw(model.parameters(), 3e-3), config=config
+    )[0]
+
+
+def losses(store, stage, folder):
+    loader = Loader(store, **SIZES)
+    engine = engine_of(store, stage, batch_sizes(loader))
+    attach(engine, loader)
+    said = []
+    for batch in loader:
+        total = torch.zeros(())
+        for part in batch.split(1):
+            count = max(1, loader.trained_tokens(batch.step))
+            loss = engine(**part, use_cache=False, num_items_in_batch=count).loss
+            engine.backward(loss * scale(engine))
+            engine.step()
+            total += loss.detach()
+        dist.all_reduce(total)
+        said.append(total.item())
+    save(engine, folder, 4, loader)
+    again = Loader(store, **SIZES)
+    assert load_newest(engine, folder, again) == again.next_step == 4
+    with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
+        load_newest(engine, folder, Loader(store, **{**SIZES, "seq_len": 32}))
+    engine.save_checkpoint(str(folder), tag="without")
+    with pytest.raises(StateError, match="holds no place of a loader"):
+        load_newest(engine, folder, again)
+    return said
+
+
+def plain(store):
+    model = tiny_model(store)
+    optimizer = adamw(model.parameters(), 3e-3)
+    loader = Loader(store, **{**SIZES, "micro_batch_size": 4}, rank=0, world_size=1)
+    said = []
+    for batch in loader:
+        count = loader.trained_tokens(batch.step)
+        loss = model(**batch, use_cache=False, num_items_in_batch=count).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        said.append(loss.item())
+    return said
+
+
+if __name__ == "__main__":
+    data, out = sys.argv[1:]
+    join()
+    store = open_store(data)
+    wanted = plain(store)
+    for stage in (1, 3):
+        assert losses(store, stage, Path(out) / str(stage)) == pytest.approx(wanted, rel=1e-4)
+    loader = Loader(store, **SIZES)
+    wrong = {**batch_sizes(loader), "train_batch_size": 2, "gradient_accumulation_steps": 1}
+    with pytest.raises(
+        TrainError, match=r"train_batch_size 2 instead of 4, gradient_acc.* 1 instead of 2"
+    ):
+        attach(engine_of(store, 1, wrong), loader)
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,27 @@
+"""Two ranks, of which each drew other first weights, train and write the model."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchloom import open_store
+from batchloom.adapters.fsdp2_arguments import FSDP2Arguments
+from batchloom.adapters.fsdp2_trainer import FSDP2SFTTrainer
+from batchloom.core.errors import StateError
+from batchloom.examples.job import tiny_model
+
+if __name__ == "__main__":
+    data, out, settings = sys.argv[1:]
+    store = open_store(data)
+    model = tiny_model(store, seed=int(os.environ["RANK"]))
+    args = FSDP2Arguments(**{**json.loads(settings), "output_dir": out})
+    trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=store)
+    trainer.train()
+    trainer.save_model(Path(out) / "model")
+    other = FSDP2Arguments(**{**json.loads(settings), "output_dir": out, "seed": 9})
+    again = FSDP2SFTTrainer(model=tiny_model(store), args=other, train_dataset=store)
+    with pytest.raises(StateError, match="spec.seed was 42 and is 9"):
+        again.train(resume_from_checkpoint=True)

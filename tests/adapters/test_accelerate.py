@@ -1,0 +1,61 @@
+"""Accelerate keeps the loader's place, and steps where its steps end; the batches are shown in tests/comparison."""
+
+import pytest
+
+import batchloom
+from adapters.small import small_store
+from batchloom.core.errors import StateError, TrainError
+from batchloom.examples.job import adamw, tiny_model
+
+accelerate = pytest.importorskip("accelerate")
+
+SIZES = {"seq_len": 64, "global_batch_size": 4, "steps": 6}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("data") / "store")
+
+
+@pytest.fixture
+def accelerator():
+    yield accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_a_loader_that_steps_elsewhere_is_refused(store, accelerator):
+    from batchloom.adapters.accelerate import attach
+
+    whole = batchloom.Loader(store, **SIZES, rank=0, world_size=1)
+    with pytest.raises(
+        TrainError, match=r"1 passes of 4 .*gradient_accumulation_steps=2.*Give it 1"
+    ):
+        attach(accelerator, whole)
+    other = batchloom.Loader(store, **SIZES, rank=1, world_size=2, micro_batch_size=1)
+    with pytest.raises(TrainError, match="share of rank 1 of 2 and this is process 0 of 1"):
+        attach(accelerator, other)
+
+
+def test_the_place_is_that_of_the_newest_whole_checkpoint(store, accelerator, tmp_path):
+    from batchloom.adapters.accelerate import attach, load_newest, save
+
+    loader = batchloom.Loader(store, **SIZES, rank=0, world_size=1, micro_batch_size=2)
+    model = tiny_model(store)
+    accelerator.prepare(model, adamw(model.parameters(), 1e-3))
+    attach(accelerator, loader)
+    assert load_newest(accelerator, tmp_path) == 0
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    save(accelerator, tmp_path, 3)
+    # What a kill leaves.
+    (tmp_path / "checkpoint-5.partial").mkdir()
+    batches.close()
+    assert load_newest(accelerator, tmp_path) == loader.next_step == 3
+    accelerator._custom_objects.clear()
+    short = batchloom.Loader(
+        store, **{**SIZES, "seq_len": 32}, rank=0, world_size=1, micro_batch_size=2
+    )
+    attach(accelerator, short)
+    with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
+        load_newest(accelerator, tmp_path)

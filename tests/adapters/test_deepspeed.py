@@ -1,0 +1,13 @@
+"""DeepSpeed over gloo; the batches and losses of ZeRO 2, and its resume, are shown in tests/comparison."""
+
+from pathlib import Path
+
+import pytest
+
+from adapters.small import small_store, two_processes
+
+
+def test_every_stage_of_zero_learns_what_plain_torch_does(tmp_path):
+    pytest.importorskip("deepspeed")
+    store = small_store(tmp_path / "store")
+    two_processes(Path(__file__).with_name("deepspeed_worker.py"), store.path, tmp_path / "out")

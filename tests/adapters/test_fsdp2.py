@@ -1,0 +1,101 @@
+"""Checkpoints of torch.distributed: whole or none, of the moment they were begun, read by any number of ranks."""
+
+import pytest
+import torch
+
+import batchloom
+from adapters.small import small_store
+from batchloom.adapters.checkpoints import newest
+from batchloom.adapters.fsdp2 import begin_save, load, load_newest, save
+from batchloom.comparison.launch import run_example
+from batchloom.comparison.witness import expected
+from batchloom.core.errors import StateError
+from batchloom.examples.job import adamw, tiny_model
+
+SIZES = {"seq_len": 64, "global_batch_size": 4}
+
+
+class Run:
+    """A model, its optimizer and a loader, and a plain step of them."""
+
+    def __init__(self, store, **options):
+        self.model = tiny_model(store)
+        self.optimizer = adamw(self.model.parameters(), 3e-3)
+        options = {**SIZES, "steps": 12, "rank": 0, "world_size": 1, **options}
+        self.loader = batchloom.Loader(store, **options)
+        self.parts = (self.model, self.optimizer, self.loader)
+
+    def train(self, first, stop):
+        for step in range(first, stop):
+            batch = self.loader[step]
+            self.model(**batch, use_cache=False).loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return [weight.detach().clone() for weight in self.model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("data") / "store", count=400)
+
+
+def same(some, others):
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_checkpoint_written_beside_the_training_is_of_the_moment_it_was_begun(store, tmp_path):
+    run = Run(store)
+    run.train(0, 2)
+    save(tmp_path, 2, *run.parts)
+    saved = run.train(2, 4)
+    finish = begin_save(tmp_path, 4, *run.parts)
+    run.train(4, 6)
+    # As a kill would leave it: what is not whole is no checkpoint.
+    assert newest(tmp_path).name == "checkpoint-2"
+    assert finish() == newest(tmp_path) == tmp_path / "checkpoint-4"
+    other = Run(store)
+    assert load_newest(tmp_path, *other.parts) == other.loader.next_step == 4
+    assert same(other.model.parameters(), saved)
+    assert same(other.train(4, 6), run.model.parameters())
+
+
+def test_a_checkpoint_of_something_else_is_refused(store, tmp_path):
+    run = Run(store)
+    run.train(0, 1)
+    save(tmp_path, 1, *run.parts)
+    assert load_newest(tmp_path / "nowhere", *run.parts) == 0
+    other = Run(store, seq_len=32)
+    before = other.train(0, 1)
+    with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
+        load_newest(tmp_path, *other.parts)
+    assert same(other.model.parameters(), before)
+    wide = torch.nn.Linear(3, 3)
+    with pytest.raises(StateError, match="checkpoint-1 cannot be loaded.*another model"):
+        load(tmp_path / "checkpoint-1", wide, adamw(wide.parameters(), 1.0), run.loader)
+    with pytest.raises(StateError, match="folder named checkpoint-N"):
+        load(tmp_path, *run.parts)
+    (tmp_path / "checkpoint-1" / ".metadata").unlink()
+    with pytest.raises(StateError, match="cannot be loaded"):
+        load_newest(tmp_path, *run.parts)
+
+
+def test_a_run_goes_on_with_another_number_of_processes(store, tmp_path):
+    job = {"data": str(store.path), **SIZES, "batch_size": 1, "save_every": 4}
+    plain = {**job, "out": str(tmp_path / "plain"), "steps": 12}
+    wanted = run_example("pytorch", plain, tmp_path / "p").losses
+    losses, done = [], 0
+    for stop, processes in ((4, 2), (8, 1), (12, 2)):
+        run = run_example(
+            "fsdp2",
+            {**job, "out": str(tmp_path / "out"), "steps": stop, "resume": bool(done)},
+            tmp_path / "record",
+            processes=processes,
+        )
+        assert run.first == done
+        for rank, told in enumerate(run.ranks):
+            loader = batchloom.Loader(store, **SIZES, rank=rank, world_size=processes, steps=stop)
+            hashes = [entry["hash"] for entry in expected(loader, stop)]
+            assert [entry["hash"] for entry in told] == hashes[done:]
+        losses, done = losses + run.losses, stop
+    assert losses == pytest.approx(wanted, rel=1e-4)

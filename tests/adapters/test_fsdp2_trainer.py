@@ -1,0 +1,271 @@
+"""FSDP2SFTTrainer: Hugging Face's names and manner, the plan's batches, and no setting that is not obeyed."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import batchloom
+from adapters.small import small_records, small_store, two_processes
+from batchloom.adapters.fsdp2_arguments import FSDP2Arguments, arguments_of
+from batchloom.adapters.fsdp2_optimizer import share_of_rate
+from batchloom.adapters.fsdp2_trainer import FSDP2SFTTrainer
+from batchloom.core.errors import (
+    InputError,
+    PlanError,
+    SettingsError,
+    StateError,
+    TrainError,
+)
+from batchloom.examples.job import tiny_model
+
+SMALL = {
+    "max_length": 64,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 6,
+    "learning_rate": 3e-3,
+    "save_steps": 3,
+    "logging_steps": 1,
+    "use_cpu": True,
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("data") / "store")
+
+
+def trainer(store, out, data=None, collator=None, dropout=0.0, **settings):
+    model = tiny_model(store)
+    model.config.attention_dropout = dropout
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = dropout
+    args = FSDP2Arguments(output_dir=str(out), **{**SMALL, **settings})
+    return FSDP2SFTTrainer(
+        model=model,
+        args=args,
+        train_dataset=store if data is None else data,
+        data_collator=collator,
+    )
+
+
+def logged(out):
+    return [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_run_goes_on_exactly_with_dropout_too(store, tmp_path):
+    whole = trainer(store, tmp_path / "a", dropout=0.2)
+    done = whole.train()
+    assert done.global_step == 6
+    assert done.training_loss == pytest.approx(sum(e["loss"] for e in logged(tmp_path / "a")) / 6)
+    assert {*logged(tmp_path / "a")[0]} == {"step", "lr", "loss", "tokens", "grad_norm"}
+    assert sorted(path.name for path in (tmp_path / "a").glob("checkpoint-*")) == [
+        "checkpoint-3",
+        "checkpoint-6",
+    ]
+    with pytest.raises(TrainError, match="holds checkpoint-6 of an earlier run"):
+        trainer(store, tmp_path / "a").train()
+    again = trainer(store, tmp_path / "a", dropout=0.2, save_total_limit=1)
+    assert again.train(str(tmp_path / "a" / "checkpoint-3")).global_step == 6
+    assert again.log_history == whole.log_history[3:]
+    assert logged(tmp_path / "a") == whole.log_history
+    assert [path.name for path in (tmp_path / "a").glob("checkpoint-*")] == ["checkpoint-6"]
+    assert trainer(store, tmp_path / "a").train(resume_from_checkpoint=True).global_step == 6
+    for asked, said in ((True, "no checkpoint in"), ("nowhere", "no checkpoint nowhere")):
+        with pytest.raises(StateError, match=said):
+            trainer(store, tmp_path / "b").train(resume_from_checkpoint=asked)
+
+
+def stacked(sequences):
+    return {name: torch.stack([one[name] for one in sequences]) for name in sequences[0]}
+
+
+def with_mask(sequences):
+    given = stacked(sequences)
+    return {**given, "attention_mask": torch.ones_like(given["input_ids"])}
+
+
+def test_every_form_of_the_data_is_the_same_run(store, tmp_path):
+    wanted = trainer(store, tmp_path / "a")
+    wanted.train()
+    plan = batchloom.Plan(
+        store, batchloom.PlanSpec(seq_len=64, global_batch_size=4, seed=42, steps=6)
+    )
+    forms = {
+        "records": small_records(),
+        "plan": plan,
+        "loader": batchloom.Loader(plan, rank=0, world_size=1),
+        "collator": None,
+        "passes": None,
+    }
+    for name, data in forms.items():
+        passes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+        given = trainer(
+            store,
+            tmp_path / name,
+            data,
+            stacked if name == "collator" else None,
+            **(passes if name == "passes" else {}),
+        )
+        given.train()
+        assert [e["loss"] for e in given.log_history] == pytest.approx(
+            [e["loss"] for e in wanted.log_history], rel=1e-5
+        ), name
+        assert [e["tokens"] for e in given.log_history] == [
+            e["tokens"] for e in wanted.log_history
+        ], name
+
+
+def test_labels_of_records_say_what_is_trained(store, tmp_path):
+    masked = [{**one, "labels": [-100] * len(one["input_ids"])} for one in small_records()]
+    some = [*masked[1:], {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}]
+    run = trainer(store, tmp_path / "a", some, max_steps=-1, num_train_epochs=1)
+    result = run.train()
+    assert sum(entry["tokens"] for entry in run.log_history) == 2
+    # A step without any trained token has no loss, and no NaN.
+    assert {entry["loss"] > 0 for entry in run.log_history} == {True, False}
+    assert result.training_loss > 0
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([{"text": "a"}], "Record 0 of train_dataset is {'text': 'a'}.*batchloom prepare"),
+        ([{"input_ids": [1, 2], "labels": [2, 3]}], "Label 0 .* is 2 and the token is 1"),
+        ([{"input_ids": [1, 2], "labels": [1]}], "2 input_ids and 1 labels"),
+        ([{"input_ids": [0.5]}], "no list of token ids"),
+        ([], "without records"),
+        ("data/wiki", "train_dataset is 'data/wiki'.*open_store"),
+    ],
+)
+def test_data_that_is_none_is_refused(store, tmp_path, records, said):
+    with pytest.raises(InputError, match=said):
+        trainer(store, tmp_path, records)
+
+
+def test_what_asks_for_something_else_than_the_plan_is_refused(store, tmp_path):
+    plan = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=6, epochs=2))
+    with pytest.raises(PlanError, match=r"are 4 sequences .* is 6: give 1 x 6 or 2 x 3 or 3 x 2"):
+        trainer(store, tmp_path, plan)
+    three = {"per_device_train_batch_size": 3, "max_steps": -1}
+    with pytest.raises(SettingsError, match="max_length: 32 .*plan has 64"):
+        trainer(store, tmp_path, plan, **{**three, "max_length": 32})
+    with pytest.raises(SettingsError, match="num_train_epochs: 5 is asked for and the plan has 2"):
+        trainer(store, tmp_path, plan, **three, num_train_epochs=5)
+    with pytest.raises(PlanError, match="max_steps 999 are asked for and the plan has"):
+        trainer(store, tmp_path, plan, **{**three, "max_steps": 999})
+    shifted = batchloom.Loader(plan, labels="shifted", form="varlen", rank=0, world_size=1)
+    with pytest.raises(SettingsError, match=r"form: 'varlen'.*labels: 'shifted' instead of 'al"):
+        trainer(store, tmp_path, shifted, **three)
+    with pytest.raises(InputError, match=r"attention_mask of \[2, 64\] and rows are packed"):
+        trainer(store, tmp_path, collator=with_mask).train()
+    trainer(store, tmp_path / "b", collator=with_mask, packing=False, max_steps=1).train()
+    with pytest.raises(InputError, match="Linear does not take num_items_in_batch"):
+        FSDP2SFTTrainer(
+            model=torch.nn.Linear(2, 2),
+            args=FSDP2Arguments(output_dir=str(tmp_path)),
+            train_dataset=store,
+        )
+
+
+def theirs(kind, folder, **settings):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        if kind == "trl":
+            trl = pytest.importorskip("trl")
+            return trl.SFTConfig(output_dir=str(folder), use_cpu=True, **settings)
+        return transformers.TrainingArguments(output_dir=str(folder), use_cpu=True, **settings)
+
+
+@pytest.mark.parametrize("kind", ["transformers", "trl"])
+def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tmp_path):
+    got = arguments_of(
+        theirs(kind, tmp_path, max_steps=7, lr_scheduler_type="cosine", report_to="none")
+    )
+    assert (got.max_steps, got.lr_scheduler_type) == (7, "cosine")
+    assert got.max_length == (1024 if kind == "trl" else None)
+    assert got.packing is (kind != "trl")
+    with pytest.raises(SettingsError) as refused:
+        arguments_of(
+            theirs(
+                kind,
+                tmp_path,
+                label_smoothing_factor=0.1,
+                eval_strategy="steps",
+                lr_scheduler_type="polynomial",
+                optim="sgd",
+                neftune_noise_alpha=5,
+                dataloader_drop_last=True,
+            )
+        )
+    named = {problem.split(":")[0] for problem in refused.value.problems}
+    assert named >= {
+        *("label_smoothing_factor", "eval_strategy", "lr_scheduler_type", "optim"),
+        *("neftune_noise_alpha", "dataloader_drop_last"),
+    }
+    assert len(named) == 6
+    if kind == "transformers":
+        with pytest.raises(SettingsError, match="max_length: TrainingArguments have none"):
+            FSDP2SFTTrainer(
+                model=tiny_model(store), args=theirs(kind, tmp_path), train_dataset=store
+            )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: 'linaer' is none of linear"),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "constant_with_warmup"),
+        ({"num_train_epochs": 1.5}, "num_train_epochs: 1.5 is no whole number"),
+        ({"save_steps": 0.5}, "save_steps: 0.5 is not a whole number"),
+    ],
+)
+def test_settings_that_are_none_are_refused(settings, said):
+    with pytest.raises(SettingsError, match=said):
+        arguments_of(FSDP2Arguments(output_dir="x", **settings))
+    with pytest.raises(InputError, match="not 3"):
+        arguments_of(3)
+
+
+@pytest.mark.parametrize("warmup", [0, 3, 0.25])
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant_with_warmup", "constant"])
+def test_the_learning_rate_is_that_of_transformers(kind, warmup):
+    from transformers import get_scheduler
+
+    args = FSDP2Arguments(output_dir="x", lr_scheduler_type=kind, warmup_steps=warmup)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    steps = 12
+    theirs = get_scheduler(kind, optimizer, int(warmup if warmup >= 1 else steps * warmup), steps)
+    for step in range(steps):
+        assert share_of_rate(args, step, steps) == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+
+
+def test_two_ranks_train_rank_0s_model_as_one_process_does(store, tmp_path):
+    from transformers import LlamaForCausalLM
+
+    alone = trainer(store, tmp_path / "one", gradient_checkpointing=True)
+    alone.train()
+    settings = {**SMALL, "gradient_accumulation_steps": 1}
+    two_processes(
+        Path(__file__).with_name("fsdp2_worker.py"),
+        *(store.path, tmp_path / "two", json.dumps(settings)),
+    )
+    for ours, wanted in zip(logged(tmp_path / "two"), logged(tmp_path / "one"), strict=True):
+        assert ours == pytest.approx(wanted, rel=1e-3)
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "two" / "model")
+    for ours, wanted in zip(model.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_bfloat16_trains(store, tmp_path):
+    run = trainer(store, tmp_path, bf16=True, max_steps=3)
+    run.train()
+    assert {weight.dtype for weight in run.model.parameters()} == {torch.float32}
+    assert run.log_history[-1]["loss"] < run.log_history[0]["loss"]
