@@ -37,7 +37,7 @@ MAY = {
     "train": {"core", "batchloom"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters"},
-    "comparison": {"core", "batchloom", "adapters", "examples"},
+    "comparison": {"core", "batchloom", "adapters", "examples", "questions"},
     "cli": {
         "core",
         "chat",
@@ -48,6 +48,7 @@ MAY = {
         "train",
         "batchloom",
         "questions",
+        "comparison",
     },
 }
 TORCH_FREE_EXCEPT = ("train/", "adapters/", "examples/", "comparison/", "batches/device.py")

@@ -30,7 +30,10 @@ def main(name: str, record: str, asked: str) -> None:
         raise
     finally:
         told = {"rank": rank, "steps": witness.end(), "losses": losses, "fault": fault}
-        (Path(record) / f"rank_{rank}.json").write_text(json.dumps(told))
+        # Another rank's failure may end this one in the middle of it.
+        aside = Path(record) / f"rank_{rank}.partial"
+        aside.write_text(json.dumps(told))
+        aside.rename(aside.with_suffix(".json"))
 
 
 if __name__ == "__main__":
