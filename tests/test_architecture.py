@@ -38,7 +38,7 @@ MAY = {
     "train": {"core", "batchloom", "batches", "testing"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters"},
-    "comparison": {"core", "batchloom", "adapters", "examples"},
+    "comparison": {"core", "batchloom", "adapters", "examples", "questions"},
     "cli": {
         "core",
         "chat",
@@ -49,6 +49,7 @@ MAY = {
         "train",
         "batchloom",
         "questions",
+        "comparison",
     },
 }
 # A mask of flex_attention is a type of torch, so that batches/masks.py imports it, late.

@@ -6,6 +6,7 @@ import typer
 
 from batchloom import __version__
 from batchloom.cli.check import check
+from batchloom.cli.compare import compare
 from batchloom.cli.convert import convert
 from batchloom.cli.datasets import datasets
 from batchloom.cli.demo import demo
@@ -36,7 +37,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # The order of the help: what most people need first.
-for command in (doctor, prepare, check, inspect, plan, train, edit, explain, when, convert):
+for command in (
+    doctor,
+    prepare,
+    check,
+    inspect,
+    plan,
+    train,
+    edit,
+    explain,
+    when,
+    compare,
+    convert,
+):
     app.command(cls=OnceCommand)(command)
 app.command("import", cls=OnceCommand)(import_)
 for last in (export, log, remove, compact, datasets, demo):

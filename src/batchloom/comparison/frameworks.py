@@ -1,6 +1,10 @@
 """The frameworks that can be compared: each an example, and what it needs."""
 
+import importlib
+import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 
 from batchloom.adapters.hugging_face import DATASETS, TRAINER
 from batchloom.adapters.requirements import (
@@ -13,7 +17,10 @@ from batchloom.adapters.requirements import (
     TRL,
     Requirement,
     problem_of,
+    require,
 )
+from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.spec import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +29,8 @@ class Framework:
 
     Attributes:
         name: as ``--frameworks`` takes it.
-        module: of the example, in ``batchloom.examples``; its ``train(model, job)`` is called.
+        module: of the example, in ``batchloom.examples``, or anybody's by its dotted name or its file (``.py``); its
+            ``train(model, job)`` is called.
         needs: packages that have to be installed.
         started_by: ``torchrun``, or ``itself`` where it starts its own processes.
     """
@@ -50,9 +58,58 @@ FRAMEWORKS = (
 )
 
 
+def require_packages() -> None:
+    """Make sure that what trains and what draws is there, before anything is run.
+
+    Raises:
+        MissingDependencyError: names what is missing.
+    """
+    require(TORCH, Requirement("matplotlib", "3.9", "train"))
+
+
 def by_name(name: str) -> Framework:
-    """The framework of a name that is known."""
-    return next(one for one in FRAMEWORKS if one.name == name)
+    """The framework of a name that is known, or an example of somebody's own by its module or its file.
+
+    Raises:
+        SettingsError: there is none; names the nearest.
+    """
+    for one in FRAMEWORKS:
+        if one.name == name:
+            return one
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise SettingsError([f"frameworks: there is no file {name}"])
+        return Framework(name, str(Path(name).resolve()), _ALL)
+    if "." in name:
+        return Framework(name, name, _ALL)
+    known = [one.name for one in FRAMEWORKS]
+    problem = (
+        f"frameworks: {name!r} is none of {', '.join(known)}, and no module or file of an example"
+    )
+    raise SettingsError([problem + nearest(name, known)])
+
+
+def example_of(framework: Framework) -> ModuleType:
+    """The module of an example, imported.
+
+    Raises:
+        InputError: there is no such module, or it has no ``train``.
+    """
+    module = framework.module
+    if module.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+        if spec is None or spec.loader is None:
+            raise InputError(f"{module} cannot be imported as a module")
+        found = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    else:
+        known = framework in FRAMEWORKS
+        found = importlib.import_module(f"batchloom.examples.{module}" if known else module)
+    if not callable(getattr(found, "train", None)):
+        raise InputError(
+            f"{module} is no example: it has no train(model, job). See examples/pytorch.py."
+        )
+    return found
 
 
 def missing(framework: Framework) -> list[str]:

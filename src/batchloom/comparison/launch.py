@@ -1,14 +1,18 @@
 """Starts an example in processes of its own, and reads what its witnesses told."""
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import psutil
 
 from batchloom.comparison.frameworks import by_name
 from batchloom.core.errors import TrainError
@@ -53,23 +57,45 @@ def run_example(
     if processes > 1 and by_name(name).started_by == "torchrun":
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += ["-m", "batchloom.comparison.process", name, str(record), json.dumps(dict(job))]
-    try:
-        done = subprocess.run(  # noqa: S603 - the command is ours
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds,
-            env=_environment(),
-        )
-    except subprocess.TimeoutExpired as error:
-        said = _text(error.stderr)
-        raise TrainError(
-            f"{name} did not end within {seconds:.0f} s; it said last: {said}"
-        ) from error
-    if done.returncode:
-        raise TrainError(f"{name} ended with {done.returncode}; it said last: {_text(done.stderr)}")
+    code, said = _finish(command, name, seconds)
+    if code:
+        raise TrainError(f"{name} ended with {code}. {_fault(record) or f'It said last: {said}'}")
     return read_record(record)
+
+
+def _finish(command: Sequence[str], name: str, seconds: float) -> tuple[int, str]:
+    """The exit code of a command, and the end of what it said; none of its processes is left, however it ends."""
+    with tempfile.TemporaryFile() as said:
+        started = subprocess.Popen(  # noqa: S603 - the command is ours
+            command, stdout=subprocess.DEVNULL, stderr=said, env=_environment()
+        )
+        try:
+            code = started.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            _end(started)
+            raise TrainError(
+                f"{name} did not end within {seconds:.0f} s; it said last: {_text(said)}"
+            ) from error
+        except BaseException:
+            _end(started)
+            raise
+        return code, _text(said)
+
+
+def _end(started: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all that it started: a launcher that is killed leaves its ranks behind."""
+    top = psutil.Process(started.pid)
+    family = [*top.children(recursive=True), top]
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    started.wait()
+
+
+def _fault(record: Path) -> str:
+    """What the first rank that failed said of it; empty where none did."""
+    told = (json.loads(file.read_text()) for file in sorted(record.glob("rank_*.json")))
+    return next((f"Rank {one['rank']}: {one['fault']}" for one in told if one.get("fault")), "")
 
 
 def _environment() -> dict[str, str]:
@@ -77,9 +103,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def _text(said: bytes | str | None) -> str:
-    text = said.decode(errors="replace") if isinstance(said, bytes) else said or "nothing"
-    return text[-_MOST_SHOWN:]
+def _text(said: BinaryIO) -> str:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - _MOST_SHOWN))
+    return said.read().decode(errors="replace").strip() or "nothing"
 
 
 def read_record(record: Path) -> Record:

@@ -4,14 +4,13 @@ RECORD is a folder, where each rank leaves ``rank_N.json`` when it ends; JOB the
 ``examples.job.Job`` as a JSON object.
 """
 
-import importlib
 import json
 import os
 import sys
 from pathlib import Path
 
 from batchloom import open_store
-from batchloom.comparison.frameworks import by_name
+from batchloom.comparison.frameworks import by_name, example_of
 from batchloom.comparison.witness import Witness
 from batchloom.examples.job import Job, tiny_model
 
@@ -22,12 +21,19 @@ def main(name: str, record: str, asked: str) -> None:
     job = Job(**json.loads(asked), tell=lambda step, loss: losses.append((step, loss)))
     model = tiny_model(open_store(job.data), job.seed)
     witness = Witness(model)
-    rank = int(os.environ.get("RANK", "0"))
+    rank, fault = int(os.environ.get("RANK", "0")), None
     try:
-        importlib.import_module(f"batchloom.examples.{by_name(name).module}").train(model, job)
+        example_of(by_name(name)).train(model, job)
+    except BaseException as error:
+        # A launcher says that a rank failed, and not why.
+        fault = f"{type(error).__name__}: {error}"
+        raise
     finally:
-        told = {"rank": rank, "steps": witness.end(), "losses": losses}
-        (Path(record) / f"rank_{rank}.json").write_text(json.dumps(told))
+        told = {"rank": rank, "steps": witness.end(), "losses": losses, "fault": fault}
+        # Another rank's failure may end this one in the middle of it.
+        aside = Path(record) / f"rank_{rank}.partial"
+        aside.write_text(json.dumps(told))
+        aside.rename(aside.with_suffix(".json"))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ Names, samples and reasons come out of data that anybody may have written: all o
 and what cannot be seen is shown as ``\x1b`` is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from batchloom.core.values import counted, duration, megabytes, visible
+from batchloom.core.page import page_of
+from batchloom.core.values import counted, duration, megabytes
 from batchloom.preparation.report import Content, ReportFacts
 from batchloom.preparation.report_pictures import Bar, columns, rows
 from batchloom.preparation.stopwatch import Spent
@@ -46,14 +47,9 @@ def write_report_page(report: ReportFacts, path: Path) -> None:
 
 def report_page(report: ReportFacts) -> str:
     """The page as text."""
-    # jinja2 takes its time to import.
-    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
-    from markupsafe import Markup  # noqa: PLC0415
+    from markupsafe import Markup  # noqa: PLC0415 - comes with jinja2, which takes its time
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {
-        "seen": visible,
-        "count": "{:,}".format,
+    filters: dict[str, Callable[..., object]] = {
         "count_or_none": lambda number: f"{number:,}" if number else "-",
         "counted": lambda noun, number: counted(number, noun),
         "documents": partial(counted, noun="document"),
@@ -62,23 +58,24 @@ def report_page(report: ReportFacts) -> str:
         "density": _density,
         "rate": _rate,
     }
-    template = environment.from_string(_TEMPLATE.read_text("utf-8"))
     content = report.content
     sources = [(row.name, row.counts) for row in content.sources]
     if content.sources_rest.rows:
         sources.append((f"{counted(content.sources_rest.rows, 'other')}", content.sources_others))
     lengths = length_bars(content.lengths)
-    return template.render(
-        report=report,
-        content=content,
-        facts=_facts(report),
-        sources=sources,
-        lengths=lengths,
+    values = {
+        "title": report.out,
+        "report": report,
+        "content": content,
+        "facts": _facts(report),
+        "sources": sources,
+        "lengths": lengths,
         # Pictures escape for themselves.
-        pictures={name: Markup(svg) for name, svg in _pictures(content, lengths).items()},  # noqa: S704
-        notes=report.notes[:_MOST_NOTES],
-        more_notes=max(len(report.notes) - _MOST_NOTES, 0),
-    )
+        "pictures": {name: Markup(svg) for name, svg in _pictures(content, lengths).items()},  # noqa: S704
+        "notes": report.notes[:_MOST_NOTES],
+        "more_notes": max(len(report.notes) - _MOST_NOTES, 0),
+    }
+    return page_of(_TEMPLATE, values, filters)
 
 
 def length_bars(lengths: tuple[int, ...]) -> list[Bar]:

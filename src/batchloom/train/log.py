@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.errors import OutputError, StateError
+from batchloom.core.picture import drawable, save_picture
 from batchloom.train.plain import parse_object
 
 Say = Callable[[str], None]
 _KINDS = ("start", "step", "val", "edit")
 _LOSSES = ("step", "val")
 _SHOWN = 8
-_LONGEST_TITLE = 160
 
 
 @final
@@ -159,16 +159,7 @@ def draw_curve(log: Path, png: Path, title: str) -> None:
         points = [(e["step"], e["loss"]) for e in entries if e["kind"] == kind]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
-    # In names of folders: letters the font lacks, bytes that are no text, dollars (mathematics).
-    # Of many stores a title cannot name all.
-    title = title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 3]}..."
-    plain = title.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
-    axes.set(xlabel="step", ylabel="loss (nats a token)", title=plain)
+    axes.set(xlabel="step", ylabel="loss (nats a token)", title=drawable(title))
     axes.grid(alpha=0.3)
     axes.legend()
-    aside = png.with_name(png.name + ".partial")
-    try:
-        figure.savefig(aside, format="png", dpi=120)
-        aside.rename(png)
-    except OSError as error:
-        raise OutputError(f"{png} cannot be written: {error.strerror}.") from error
+    save_picture(figure, png)

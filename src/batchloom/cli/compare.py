@@ -1,0 +1,159 @@
+"""``batchloom compare``."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from batchloom.cli.console import plain_console
+from batchloom.core.errors import SettingsError
+from batchloom.core.values import visible
+
+if TYPE_CHECKING:
+    from batchloom.comparison.told import Found
+
+_RUN_OPTIONS = ("tolerance",)
+# Of a table in a file or a pipe.
+_WIDTH = 140
+
+
+def compare(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STORE | LOG...",
+            help="A store's folder or URL; with --runs the logs of finished runs.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    frameworks: Annotated[
+        str | None,
+        typer.Option(
+            help="Names with commas between; also a module or a .py file with train(model, job). All that are "
+            "installed by default."
+        ),
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Ranks of each run; 1 by default.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of each run; 50 by default.")] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence; 128 by default.")
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="Sequences of a step, over all ranks; 8 by default.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sequences of a forward pass of a rank; 2 by default.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the order and the first weights; 0 by default.")
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Relative, of losses; 1e-4 by default. With --runs, losses are compared only where it is given."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="After which a framework is given up; 600 by default.")
+    ] = None,
+    synthetic: Annotated[
+        bool,
+        typer.Option("--synthetic", help="A pure throughput run on made-up data, marked as such."),
+    ] = False,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="Compare finished runs by their logs; nothing is run.")
+    ] = False,
+    by: Annotated[str | None, typer.Option(help="Of --runs: step (the default) or tokens.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of compare.json, compare.png and compare.html.")
+    ] = Path("comparison"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Run one small model through every framework on the same store, and compare batches, losses and speed.
+
+    Exit code 0: all agree, 1: a batch or a loss differs, or a framework failed, 2: wrong options.
+    """
+    sizes = {
+        "processes": processes,
+        "steps": steps,
+        "seq_len": seq_len,
+        "global_batch_size": global_batch_size,
+        "batch_size": batch_size,
+        "seed": seed,
+        "tolerance": tolerance,
+        "seconds": seconds,
+    }
+    given: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
+    if frameworks is not None:
+        given["frameworks"] = tuple(name.strip() for name in frameworks.split(",") if name.strip())
+    if synthetic:
+        given["synthetic"] = True
+    found = _runs(places or [], given, by) if runs else _frameworks(places or [], given, by)
+    return _tell(found, out, as_json=as_json)
+
+
+def _frameworks(places: list[str], given: dict[str, Any], by: str | None) -> "Found":
+    if len(places) > 1:
+        raise SettingsError([f"store: one is compared on, and {len(places)} are given"])
+    if by is not None:
+        raise SettingsError(["by: is of --runs; frameworks are compared step by step"])
+    from batchloom.comparison.frameworks import require_packages  # noqa: PLC0415
+
+    require_packages()
+    from batchloom.comparison.compare import CompareSpec  # noqa: PLC0415 - needs torch
+    from batchloom.comparison.compare import compare as run  # noqa: PLC0415
+
+    spec = CompareSpec(store=places[0] if places else None, **given)
+    console = plain_console(stderr=True)
+    return run(spec, lambda line: console.print(visible(line)))
+
+
+def _runs(places: list[str], given: dict[str, Any], by: str | None) -> "Found":
+    problems = [
+        f"{name}: is of frameworks that are run; --runs reads what was"
+        for name in given
+        if name not in _RUN_OPTIONS
+    ]
+    if not places:
+        problems.append("runs: missing; give the logs or the folders of finished runs")
+    if by not in (None, "step", "tokens"):
+        problems.append(f"by: {by!r} is neither step nor tokens")
+    if problems:
+        raise SettingsError(problems)
+    from batchloom.comparison.frameworks import require_packages  # noqa: PLC0415
+
+    require_packages()
+    from batchloom.comparison.against import beside  # noqa: PLC0415
+    from batchloom.comparison.runs import read_run  # noqa: PLC0415
+
+    curves = [read_run(place) for place in places]
+    return beside(curves, "tokens" if by == "tokens" else "step", given.get("tolerance"))
+
+
+def _tell(found: "Found", out: Path, *, as_json: bool) -> int:
+    from batchloom.comparison import told  # noqa: PLC0415
+    from batchloom.comparison.written import write  # noqa: PLC0415
+
+    files = write(found, out)
+    if as_json:
+        print(json.dumps(told.plain_of(found), ensure_ascii=False))
+        return 0 if found.agree else 1
+    console = plain_console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    if found.synthetic:
+        console.print(told.banner_of(found), style="bold red")
+    table = Table(title=visible(told.title_of(found)), title_justify="left")
+    for name in told.columns_of(found):
+        table.add_column(name)
+    for row in told.rows_of(found):
+        table.add_row(*map(visible, row))
+    console.print(table, soft_wrap=False)
+    for sentence in told.sentences_of(found):
+        console.print(visible(sentence))
+    console.print(told.verdict_of(found), style="bold" if found.agree else "bold red")
+    console.print(f"Written: {', '.join(str(file) for file in files)}")
+    return 0 if found.agree else 1

@@ -1,0 +1,36 @@
+"""The most memory this process has had."""
+
+import re
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
+
+
+def peak_memory() -> dict[str, int]:
+    """Bytes at the most since the process began: ``resident``; ``device`` as well, of an accelerator it uses.
+
+    ``getrusage`` alone would count what its parent had when it was started (Linux keeps that over ``exec``).
+    """
+    found = {"resident": _resident()}
+    if uses_gpu():
+        found["device"] = torch.cuda.max_memory_allocated()
+    return found
+
+
+def uses_gpu() -> bool:
+    """Whether this process has begun to use a GPU of CUDA."""
+    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _resident() -> int:
+    if sys.platform == "linux" and (match := _PEAK.search(_STATUS.read_text())):
+        return int(match[1]) * 1024
+    # Bytes on macOS, kB elsewhere.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

@@ -1,0 +1,120 @@
+"""Whether a loss curve goes down, stays where it is, or goes up: a pure function of its points."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["converging", "flat", "diverging", "too short"]
+Floats = NDArray[np.float64]
+
+LEAST_POINTS = 20
+# Change over the second part, as a share of its level, below which a curve is flat however sure it is.
+LEAST_CHANGE = 0.01
+# Width of the interval of the slope, in standard deviations of Kendall's statistic.
+_SURE = 3.0
+# All pairs of points are looked at; more points than this are put together first.
+_MOST_POINTS = 256
+# A loss whose exponential is no number of ids.
+_MOST_LEVEL = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a loss curve does in its second half, and the numbers this is from.
+
+    Attributes:
+        kind: ``converging``, ``flat``, ``diverging`` or ``too short``.
+        reason: the same with its numbers, as a sentence for people.
+        points: of the curve.
+        since: where the second half begins (a step, or tokens).
+        level: the median loss of the second half.
+        fell: by how much the median of the first tenth is above it.
+        slope: Theil-Sen slope over the second half, a unit of x; None where there are too few points.
+        low, high: the bounds of the slope that noise allows.
+        change: what the slope comes to over the second half.
+        least: the change that would be told of: ``LEAST_CHANGE`` of the level.
+    """
+
+    kind: Kind
+    reason: str
+    points: int
+    since: float
+    level: float
+    fell: float
+    slope: float | None = None
+    low: float | None = None
+    high: float | None = None
+    change: float | None = None
+    least: float | None = None
+
+
+def judge(xs: Sequence[float], losses: Sequence[float], unit: str = "step") -> Verdict:
+    """The verdict on a curve.
+
+    The slope of the second half is the median of the slopes of all pairs of points (Theil 1950, Sen 1968), which a
+    quarter of wild points does not move. How far noise alone would move it is Sen's interval from the variance of
+    Kendall's statistic, of three standard deviations: no shape of the noise is assumed, only that it is independent
+    from point to point. Above 256 points in the half, blocks of neighbours are put together as their medians. A curve
+    is ``converging`` where the whole interval is below 0 and the change over the half is 1 % of its level or more;
+    ``diverging`` where it is above 0 by as much, or a loss is no finite number; else ``flat``. Fewer than 20 points
+    are ``too short``.
+
+    Args:
+        xs: of each point its step, or the tokens seen; ascending.
+        losses: of each point, nats a token.
+        unit: what ``xs`` counts, for the sentence.
+    """
+    x, y = np.asarray(xs, np.float64), np.asarray(losses, np.float64)
+    wrong = np.flatnonzero(~np.isfinite(y))
+    if wrong.size:
+        at = float(x[wrong[0]])
+        reason = f"the loss at {unit} {at:,.0f} is {y[wrong[0]]}, no finite number"
+        return Verdict("diverging", reason, len(y), at, float(y[wrong[0]]), math.nan)
+    half = len(y) // 2
+    level = float(np.median(y[half:])) if len(y) else math.nan
+    fell = float(np.median(y[: max(1, len(y) // 10)])) - level if len(y) else math.nan
+    since = float(x[half]) if len(x) else 0.0
+    if len(y) < LEAST_POINTS:
+        reason = f"{len(y)} points; a verdict takes {LEAST_POINTS} or more"
+        return Verdict("too short", reason, len(y), since, level, fell)
+    slope, low, high = slope_of(*_thinned(x[half:], y[half:]))
+    change, least = slope * float(x[-1] - x[half]), LEAST_CHANGE * abs(level)
+    kind: Kind = "flat"
+    if high < 0 and -change >= least:
+        kind = "converging"
+    elif low > 0 and change >= least:
+        kind = "diverging"
+    spread = f"noise allows {low:+.2e} to {high:+.2e}"
+    reason = (
+        f"{level:.4f} in the second half (from {unit} {since:,.0f}), where it changes by {change:+.4f} (slope "
+        f"{slope:+.2e} a {unit}, {spread}; less than {least:.4f} is flat); it fell by {fell:.4f} before"
+    )
+    if kind == "flat" and 0 < level < _MOST_LEVEL:
+        reason += f"; an even guess among {math.exp(level):,.0f} ids has this loss"
+    return Verdict(kind, reason, len(y), since, level, fell, slope, low, high, change, least)
+
+
+def _thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """At most 256 points: the medians of blocks of neighbours."""
+    if len(x) <= _MOST_POINTS:
+        return x, y
+    blocks = np.array_split(np.arange(len(x)), _MOST_POINTS)
+    return tuple(np.array([np.median(of[block]) for block in blocks]) for of in (x, y))  # type: ignore[return-value]
+
+
+def slope_of(x: Floats, y: Floats) -> tuple[float, float, float]:
+    """Theil-Sen slope of points, and the lower and the upper bound of Sen's interval around it."""
+    first, second = np.triu_indices(len(x), 1)
+    apart = x[second] - x[first]
+    slopes: NDArray[Any] = np.sort(((y[second] - y[first])[apart > 0]) / apart[apart > 0])
+    if not slopes.size:
+        return 0.0, -math.inf, math.inf
+    count = len(x)
+    wide = _SURE * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    low = max(0, math.floor((slopes.size - wide) / 2) - 1)
+    high = min(slopes.size - 1, math.ceil((slopes.size + wide) / 2))
+    return float(np.median(slopes)), float(slopes[low]), float(slopes[high])

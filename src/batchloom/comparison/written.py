@@ -1,0 +1,34 @@
+"""What a comparison leaves: ``compare.json``, ``compare.png`` and ``compare.html``."""
+
+import json
+from pathlib import Path
+
+from batchloom.comparison.page import page
+from batchloom.comparison.pictures import draw
+from batchloom.comparison.told import Found, plain_of
+from batchloom.core.aside import refused
+
+
+def write(found: Found, out: Path) -> tuple[Path, Path, Path]:
+    """Write the three files, each aside first; those of an earlier comparison are replaced.
+
+    Returns:
+        Their paths.
+
+    Raises:
+        OutputError: they cannot be written.
+    """
+    json_file, png, html = (out / f"compare.{ending}" for ending in ("json", "png", "html"))
+    with refused("write", out):
+        out.mkdir(parents=True, exist_ok=True)
+    draw(found, png)
+    _write(json_file, json.dumps(plain_of(found), ensure_ascii=False, indent=1) + "\n")
+    _write(html, page(found, png.read_bytes()))
+    return json_file, png, html
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(path.name + ".partial")
+    with refused("write", path):
+        aside.write_text(text, "utf-8", errors="replace")
+        aside.rename(path)

@@ -1,0 +1,31 @@
+"""Pictures that matplotlib draws: their words, and how they land on disk."""
+
+from pathlib import Path
+from typing import Any
+
+from batchloom.core.errors import OutputError
+
+_LONGEST_TITLE = 160
+
+
+def drawable(text: str) -> str:
+    """A text as matplotlib can draw it: in names are letters the font lacks, bytes that are no text, dollars.
+
+    Of many stores a title cannot name all: it is cut.
+    """
+    cut = text if len(text) <= _LONGEST_TITLE else f"{text[: _LONGEST_TITLE - 3]}..."
+    return cut.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
+
+
+def save_picture(figure: Any, png: Path) -> None:
+    """Write a figure as PNG, aside first.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    aside = png.with_name(png.name + ".partial")
+    try:
+        figure.savefig(aside, format="png", dpi=120)
+        aside.rename(png)
+    except OSError as error:
+        raise OutputError(f"{png} cannot be written: {error.strerror}.") from error

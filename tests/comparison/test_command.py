@@ -1,0 +1,204 @@
+"""``batchloom compare``, as people type it, with the real library in processes of its own."""
+
+import contextlib
+import json
+import shutil
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from batchloom.adapters.requirements import Requirement
+from batchloom.cli.main import run
+from batchloom.comparison import compare as comparison
+from batchloom.comparison import frameworks
+from batchloom.comparison.against import beside
+from batchloom.comparison.launch import _finish
+from batchloom.comparison.page import page
+from batchloom.comparison.runs import Curve
+from batchloom.core.errors import TrainError
+from batchloom.testing.stores import write_store
+
+HERE = Path(__file__).parent
+ABSENT = frameworks.Framework(
+    "nosuch", "nosuch", (Requirement("no-such-trainer", "2.1", "trainer"),)
+)
+SIZES = ["--steps", "6", "--seq-len", "64", "--global-batch-size", "8"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    rng = np.random.default_rng(5)
+    documents = [rng.integers(0, 250, rng.integers(5, 90)).tolist() for _ in range(300)]
+    return str(write_store(tmp_path_factory.mktemp("data") / "store", documents).path)
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.sources, self.words, self.roles = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        named = dict(attributes)
+        self.tags.append(tag)
+        self.sources += [named[name] for name in ("src", "href") if name in named]
+        self.roles += [named["role"]] if "role" in named else []
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def files_of(out):
+    png = (out / "compare.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    page = Page((out / "compare.html").read_text("utf-8"))
+    assert "script" not in page.tags
+    assert len(page.sources) == 1
+    assert page.sources[0].startswith("data:image/png;base64,")
+    return json.loads((out / "compare.json").read_text("utf-8")), page
+
+
+def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsys):
+    leaky = shutil.copy(HERE / "broken_examples.py", tmp_path / "leaky.py")
+    dies = tmp_path / "dies.py"
+    dies.write_text("def train(model, job):\n    raise OSError('no such disk')\n")
+    out = tmp_path / "out"
+    words = ["--frameworks", f"pytorch,{leaky},{dies}", "--processes", "2", "--out", str(out)]
+    assert run(["compare", store, *SIZES, *words]) == 1
+    said = capsys.readouterr().out
+    assert "6 of 12 batches are not the plan's. The first is step 3 on rank 0" in said
+    assert "documents of a row see each other" in said
+    assert "losses differ from step" in said
+    assert "dies.py FAILED" in said
+    assert "OSError: no such disk" in said
+    assert "2 of 3 frameworks not as the plan and the others" in said
+    told, page = files_of(out)
+    assert (told["format"], told["version"], told["kind"]) == (
+        "batchloom-compare",
+        1,
+        "frameworks",
+    )
+    assert (told["source"], told["agree"], told["reference"]) == ("real", False, "pytorch")
+    sound, broken, dead = told["outcomes"]
+    assert sound["digest"] == told["digest"] != broken["digest"]
+    assert [len(one) for one in sound["hashes"]] == [6, 6]
+    # The same rows before the fault, and other positions from it on.
+    assert [one[:3] for one in broken["hashes"]] == [one[:3] for one in sound["hashes"]]
+    assert broken["losses"][:3] == pytest.approx(sound["losses"][:3], rel=1e-4)
+    assert 3 <= broken["loss_difference"]["step"] < 6
+    assert broken["speed"] is None
+    assert broken["difference"]["planned"][0]["spans"][0]["origin"]["source"] == "given"
+    assert dead["state"] == "failed"
+    # What the steps behind the first held, over the time they took; and a process with torch is not small.
+    assert sound["speed"]["warm_up"] == 1
+    assert 0 < sound["speed"]["data_wait"] < 1
+    assert sound["speed"]["tokens_per_s"] > 0
+    assert 100e6 < sound["memory"]["resident"] < 4e9
+    assert page.roles == []
+    assert "SYNTHETIC" not in "".join([*page.words, said])
+
+
+def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    monkeypatch.setattr(comparison, "FRAMEWORKS", (frameworks.by_name("pytorch"), ABSENT))
+    assert run(["compare", *SIZES, "--synthetic", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    # Of all that are known, those that are missing are named with their remedy.
+    assert "nosuch is missing: no-such-trainer is needed and not installed: pip install" in said
+    assert said.startswith("SYNTHETIC DATA: a throughput run")
+    assert said.count("SYNTHETIC DATA") == 2
+    assert "source=synthetic" in said
+    told, page = files_of(out)
+    assert (told["source"], told["synthetic"]) == ("synthetic", True)
+    assert "alert" in page.roles
+    assert "SYNTHETIC DATA" in "".join(page.words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "store: missing; give a store, or --synthetic"),
+        (["distributed_dummy"], "is synthetic data, which says nothing of training; give real"),
+        (["STORE", "--synthetic"], "is real data; leave --synthetic out"),
+        (["STORE", "--frameworks", "pytroch"], "'pytroch' is none of pytorch"),
+        (["STORE", "--frameworks", "pytroch"], "did you mean 'pytorch'?"),
+        (["STORE", "--frameworks", "gone.py"], "there is no file gone.py"),
+        (["STORE", "--global-batch-size", "6", "--processes", "2"], "multiple of 4, such as 8"),
+        (["STORE", "--steps", "0"], "steps: 0 is not a whole"),
+        (["STORE", "--tolerance", "-1"], "--tolerance: -1.0 is not above 0"),
+        (["STORE", "other"], "store: one is compared on, and 2 are given"),
+        (["STORE", "--by", "tokens"], "--by: is of --runs"),
+        (["--runs"], "runs: missing; give the logs"),
+        (["--runs", "a", "--by", "hours"], "--by: 'hours' is neither step nor tokens"),
+        (["--runs", "a", "--steps", "5"], "steps: is of frameworks that are run"),
+    ],
+)
+def test_misuse_is_refused_before_anything_runs(store, words, said, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = [store if word == "STORE" else word for word in words]
+    assert run(["compare", *words, "--out", str(out)]) == 2
+    assert said in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_data_that_is_missing_is_never_substituted(tmp_path, capsys):
+    assert run(["compare", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]) == 1
+    assert "gone" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_framework_that_is_asked_for_and_missing_is_refused(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(frameworks, "FRAMEWORKS", (*frameworks.FRAMEWORKS, ABSENT))
+    out = str(tmp_path / "out")
+    assert run(["compare", store, *SIZES, "--frameworks", "nosuch", "--out", out]) == 1
+    assert "pip install 'batchloom[trainer]'" in capsys.readouterr().err
+
+
+def test_finished_runs(tmp_path, capsys):
+    curves = json.loads((HERE / "curves.json").read_text())
+    for name in ("text", "random"):
+        rows = [{"step": n + 1, "loss": loss} for n, loss in enumerate(curves[name])]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    logs, out = [str(tmp_path / name) for name in ("text", "random")], tmp_path / "out"
+    assert run(["compare", "--runs", *logs, "--out", str(out)]) == 0
+    assert "1 converging, 1 flat" in capsys.readouterr().out
+    told, _ = files_of(out)
+    assert (told["kind"], told["source"]) == ("runs", "unknown")
+    assert [one["verdict"]["kind"] for one in told["runs"]] == ["converging", "flat"]
+    # Only where a tolerance is given are losses of two runs expected to be the same.
+    words = ["--tolerance", "0.001", "--json", "--out", str(out)]
+    assert run(["compare", "--runs", *logs, *words]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [one["first_apart"] for one in told["runs"]] == [None, 2]
+
+
+def test_names_on_the_page_are_no_markup():
+    curve = Curve("<script>alert(1)</script>\x1b", "csv", (1, 2), (2.0, 1.0), None)
+    text = page(beside([curve]), b"png")
+    assert "script" not in Page(text).tags
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b" in text
+
+
+def test_a_run_that_hangs_leaves_no_process(tmp_path):
+    child = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, pathlib, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\n"
+        "print('waiting for ever', file=sys.stderr, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with pytest.raises(TrainError, match="did not end within 15 s; it said last: waiting for ever"):
+        _finish([sys.executable, "-c", code], "hanging", 15)
+    # Killed; who inherits it may not have noticed yet.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        orphan = psutil.Process(int(child.read_text()))
+        until = time.monotonic() + 60
+        while orphan.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+            time.sleep(0.05)
+        assert orphan.status() == psutil.STATUS_ZOMBIE
