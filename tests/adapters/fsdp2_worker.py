@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from batchloom import open_store
 from batchloom.adapters.fsdp2_arguments import FSDP2Arguments
 from batchloom.adapters.fsdp2_trainer import FSDP2SFTTrainer
-from batchloom.core.errors import StateError
+from batchloom.core.errors import InputError, StateError
 from batchloom.examples.job import tiny_model
 
 if __name__ == "__main__":
@@ -25,3 +26,5 @@ if __name__ == "__main__":
     again = FSDP2SFTTrainer(model=tiny_model(store), args=other, train_dataset=store)
     with pytest.raises(StateError, match="spec.seed was 42 and is 9"):
         again.train(resume_from_checkpoint=True)
+    with pytest.raises(InputError, match="sharded already"):
+        FSDP2SFTTrainer(model=model, args=replace(args, bf16=True), train_dataset=store)

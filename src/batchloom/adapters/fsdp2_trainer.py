@@ -151,6 +151,11 @@ class FSDP2SFTTrainer:
     def _place_model(self) -> None:
         """Bring the model to the device, and shard it where there are several ranks."""
         if isinstance(self.model, FSDPModule):
+            if self.args.bf16:
+                raise InputError(
+                    "bf16 is asked for and the model is sharded already: give fully_shard a MixedPrecisionPolicy with "
+                    "param_dtype=torch.bfloat16 instead."
+                )
             return
         if any(weight.is_meta for weight in self.model.parameters()):
             raise InputError(
