@@ -33,7 +33,7 @@ bench: .venv-bench/.bench
 	@echo "Installing batchloom and what its tests need into .venv: about a minute, longer on a slow network."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev]'
 # It wants an older datasets; what is tested of it needs none of that.
-	$(BIN)/python -m pip install --quiet --no-deps torchtitan==0.3.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchtitan
 	touch $@ .venv/.demo
 
 # A virtual environment of its own: a peer brings torchvision, which breaks transformers beside a CPU torch.
