@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from batchloom.adapters.requirements import (
+    RAY,
     TORCH,
     TRANSFORMERS,
     Requirement,
@@ -30,7 +31,10 @@ class Framework:
 # The examples' model is a transformers one.
 _ALL = (TORCH, TRANSFORMERS)
 
-FRAMEWORKS = (Framework("pytorch", "pytorch", _ALL),)
+FRAMEWORKS = (
+    Framework("pytorch", "pytorch", _ALL),
+    Framework("ray-train", "with_ray", (*_ALL, RAY), started_by="itself"),
+)
 
 
 def by_name(name: str) -> Framework:

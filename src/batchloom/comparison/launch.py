@@ -50,9 +50,12 @@ def run_example(
     record.mkdir(parents=True)
     Path(job["out"]).mkdir(parents=True, exist_ok=True)
     command = [sys.executable]
-    if processes > 1 and by_name(name).started_by == "torchrun":
+    asked = dict(job)
+    if by_name(name).started_by == "itself":
+        asked["workers"] = processes
+    elif processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "batchloom.comparison.process", name, str(record), json.dumps(dict(job))]
+    command += ["-m", "batchloom.comparison.process", name, str(record), json.dumps(asked)]
     try:
         done = subprocess.run(  # noqa: S603 - the command is ours
             command,

@@ -6,28 +6,24 @@ RECORD is a folder, where each rank leaves ``rank_N.json`` when it ends; JOB the
 
 import importlib
 import json
-import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from batchloom import open_store
 from batchloom.comparison.frameworks import by_name
-from batchloom.comparison.witness import Witness
+from batchloom.comparison.witness import Recording
 from batchloom.examples.job import Job, tiny_model
 
 
 def main(name: str, record: str, asked: str) -> None:
     """Run the example and leave the record, whatever ends it."""
-    losses: list[tuple[int, float]] = []
-    job = Job(**json.loads(asked), tell=lambda step, loss: losses.append((step, loss)))
+    recording, framework = Recording(Path(record)), by_name(name)
+    job = Job(**json.loads(asked), tell=recording.tell, within=recording.within)
     model = tiny_model(open_store(job.data), job.seed)
-    witness = Witness(model)
-    rank = int(os.environ.get("RANK", "0"))
-    try:
-        importlib.import_module(f"batchloom.examples.{by_name(name).module}").train(model, job)
-    finally:
-        told = {"rank": rank, "steps": witness.end(), "losses": losses}
-        (Path(record) / f"rank_{rank}.json").write_text(json.dumps(told))
+    here = framework.started_by == "torchrun"
+    with recording.within(model) if here else nullcontext():
+        importlib.import_module(f"batchloom.examples.{framework.module}").train(model, job)
 
 
 if __name__ == "__main__":

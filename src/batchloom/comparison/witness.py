@@ -1,6 +1,10 @@
 """What reached a model, step by step: heard at the model itself, behind everything a framework does with a batch."""
 
+import json
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -110,6 +114,33 @@ class Witness:
         for hook in self._hooks:
             hook.remove()
         return self.entries
+
+
+@final
+class Recording:
+    """What a rank tells of an example; goes along with a job into processes that the example starts.
+
+    Args:
+        folder: where the rank leaves ``rank_N.json`` when it ends.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._losses: list[tuple[int, float]] = []
+
+    def tell(self, step: int, loss: float) -> None:
+        """Note the loss of a step."""
+        self._losses.append((step, loss))
+
+    @contextmanager
+    def within(self, model: nn.Module) -> Iterator[None]:
+        """Hear what the model is given, and leave the record, whatever ends it."""
+        witness, rank = Witness(model), int(os.environ.get("RANK", "0"))
+        try:
+            yield
+        finally:
+            told = {"rank": rank, "steps": witness.end(), "losses": self._losses}
+            (self._folder / f"rank_{rank}.json").write_text(json.dumps(told))
 
 
 def expected(loader: Loader, steps: int) -> Iterator[dict[str, Any]]:
