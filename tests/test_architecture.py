@@ -33,8 +33,9 @@ MAY = {
     "diagnosis": {"core", "chat", "preparation", "store", "plan", "batches"},
     "questions": {"core", "store", "plan", "batches"},
     "adapters": {"core", "batches", "plan", "store"},
-    "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"},
-    "train": {"core", "batchloom"},
+    "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"}
+    | {"train"},
+    "train": {"core", "batchloom", "adapters"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters"},
     "comparison": {"core", "batchloom", "adapters", "examples"},

@@ -21,6 +21,7 @@ from batchloom.cli.plan import plan
 from batchloom.cli.prepare import prepare
 from batchloom.cli.secrets import without_secrets
 from batchloom.cli.train import train
+from batchloom.cli.worker import worker
 
 # typer carries a click of its own in newer versions; what it raises is what it exports.
 _Misuse: type[Exception] = next(
@@ -36,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # The order of the help: what most people need first.
-for command in (doctor, prepare, check, inspect, plan, train, edit, explain, when, convert):
+for command in (doctor, prepare, check, inspect, plan, train, worker, edit, explain, when, convert):
     app.command(cls=OnceCommand)(command)
 app.command("import", cls=OnceCommand)(import_)
 for last in (export, log, remove, compact, datasets, demo):
