@@ -16,6 +16,7 @@ from batchloom.comparison.witness import Witness, expected
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import Job, tiny_model
 from batchloom.testing.stores import write_store
+from batchloom.train.log import read_log
 from execution.nodes import OBJECTS
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -77,7 +78,7 @@ def store(tmp_path):
     return write_store(tmp_path / "store", documents)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def running_ray():
     path = os.pathsep.join(os.path.abspath(part) for part in ("src", "tests"))
     with pytest.MonkeyPatch.context() as patch:
@@ -128,6 +129,34 @@ def test_a_killed_worker_and_a_resize_go_on_exactly(store, running_ray, tmp_path
         assert sorted(lines) == list(range(world))
         for rank, line in lines.items():
             assert line["hash"] == wanted[world, rank][step - 1]
+
+
+def be_a_worker(asked):
+    from batchloom.train.worker import run_worker
+    from batchloom.train.worker_config import WorkerConfig
+
+    report = run_worker(WorkerConfig(**asked), lambda _: None)
+    told = {"rank": report.rank, "world": report.world_size, "finished": report.finished}
+    (asked["out"].parent / f"rank_{report.rank}.json").write_text(json.dumps(told))
+
+
+def test_a_worker_finds_the_others_that_ray_started(running_ray, tmp_path):
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    asked = {"worker_id": "w", "dataset_type": "distributed_dummy", "dataset_name": "vocab=300"}
+    asked |= {"batch_size": 2, "num_steps": 3, "device": "cpu", "out": tmp_path / "run"}
+    TorchTrainer(
+        be_a_worker,
+        train_loop_config=asked,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="ray", storage_path=str(tmp_path)),
+    ).fit()
+    for rank in (0, 1):
+        told = json.loads((tmp_path / f"rank_{rank}.json").read_text())
+        assert told == {"rank": rank, "world": 2, "finished": True}
+    start = read_log(tmp_path / "run" / "log.jsonl")[0]
+    assert start["run"]["global_batch_size"] == 4
 
 
 def test_outside_of_a_worker_is_said():

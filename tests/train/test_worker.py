@@ -1,6 +1,7 @@
 """Workers of an elastic run come, are killed and leave, and no sequence is lost or trained twice."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,11 +14,16 @@ import psutil
 import pytest
 
 from batchloom import Loader
+from batchloom.cli.main import run as command
+from batchloom.core.errors import SettingsError
 from batchloom.train.checkpoint import read_state
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import read_log
+from batchloom.train.worker_config import WorkerConfig
+from sources.hub_server import hub_serving
 from train.elastic_worker import SEQ_LEN, heard, numbers, surviving, write_numbered
-from train.test_ranks import ENVIRONMENT
+from train.runs import small_store
+from train.test_ranks import ENVIRONMENT, TORCHRUN
 
 WORKER = Path(__file__).with_name("elastic_worker.py")
 DOCUMENTS = 60_000
@@ -177,3 +183,108 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
     assert len([one for one in heard(tmp_path / "heard") if one["rank"] == 0]) > len(history)
     assert "waited for the others in vain" in (tmp_path / "first.log").read_text()
     assert os.path.exists(tmp_path / "run" / "loss.png")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"dataset_type": ""}, "dataset_type: missing; give one of dummy, distributed_dummy, "),
+        ({"dataset_type": "hugingface"}, "'hugingface' is no type.*did you mean 'huggingface'"),
+        ({"dataset_type": "store"}, "dataset_name: missing; store is read from the folder or"),
+        (
+            {"dataset_type": "huggingface"},
+            "dataset_name: missing; .* a data set of the Hub, as org/",
+        ),
+        (
+            {"dataset_name": "wiki"},
+            "dummy: 'wiki' is no setting of it.* or leave it out. Real data",
+        ),
+        ({"dataset_name": "vocab=1"}, "vocab: 1 is not a whole number from 2"),
+        ({"tokenizer_name": "gpt2"}, "goes with huggingface only; made-up data has no text"),
+        ({"num_steps": 0}, "num_steps: 0 is not a whole number from 1"),
+        ({"batch_size": 0}, "batch_size: 0 is not"),
+        (
+            {"model_size": "mediun"},
+            "'mediun' is no size; give one of tiny, medium; did you mean 'medium'",
+        ),
+    ],
+)
+def test_what_a_worker_cannot_be_is_said(settings, problem):
+    with pytest.raises(SettingsError, match=problem):
+        WorkerConfig(**{"worker_id": "w", "dataset_type": "dummy", **settings})
+
+
+def test_a_run_goes_on_and_another_is_refused(tmp_path, capsys):
+    asked = ["worker", "--dataset-type", "dummy", "--dataset-name", "vocab=300", "--device", "cpu"]
+    asked += ["--batch-size", "2", "--out", str(tmp_path / "run"), "--worker-id", "w1"]
+    assert command([*asked, "--num-steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all("source=synthetic" in line for line in lines)
+    assert any(
+        line.startswith(
+            "worker w1 (rank 0 of 1)  2 sequences of each step (the same as each other); "
+        )
+        and "effective global batch 2 = 2 local x 1 worker; steps 1 to 2" in line
+        for line in lines
+    )
+    assert any(line.startswith("worker w1 (rank 0 of 1)  2 steps, 128 tokens, ") for line in lines)
+    assert command([*asked, "--num-steps", "2"]) == 0
+    assert "0 steps, 0 tokens" in capsys.readouterr().out
+    assert command([*asked, "--num-steps", "4", "--seq-len", "16"]) == 1
+    assert "seq_len was 32 and is 16" in capsys.readouterr().err
+    words = [*asked, "--num-steps", "4", "--dataset-name=vocab=301"]
+    del words[3:5]
+    assert command(words) == 1
+    assert "data.fingerprint was" in capsys.readouterr().err
+
+
+def test_a_data_set_of_the_hub_is_prepared_once(tmp_path):
+    text = b"".join(b'{"text": "document %d of them"}\n' % number for number in range(300))
+    words = [sys.executable, "-m", "batchloom", "worker", "--dataset-type", "huggingface"]
+    words += ["--dataset-name", "team/set", "--tokenizer", "bytes", "--device", "cpu"]
+    words += ["--out", str(tmp_path / "run"), "--num-steps"]
+    environment = {**ENVIRONMENT, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    run = {"env": environment, "capture_output": True, "text": True, "timeout": PATIENCE}
+    with hub_serving({"team/set": {"train.jsonl": text}}) as hub:
+        environment["HF_ENDPOINT"] = hub.url
+        first = subprocess.run([*words, "2"], **run)
+    assert first.returncode == 0, first.stderr
+    assert "team/set is prepared in" in first.stdout
+    # What goes on needs no network.
+    after = subprocess.run([*words, "3"], **run)
+    assert after.returncode == 0, after.stderr
+    assert "is prepared in" not in after.stdout
+    assert "1 step, " in after.stdout
+
+
+@pytest.mark.parametrize(
+    ("unlike", "problem"),
+    [
+        (
+            ["--dataset-name", "sRANK"],
+            "The ranks do not read the same: .* on rank 0 and .* on rank 1",
+        ),
+        (["--num-steps", "1RANK"], "num_steps is 10 on rank 0 and 11 on rank 1. Start all of them"),
+    ],
+)
+def test_workers_that_differ_are_stopped_before_a_step(tmp_path, unlike, problem):
+    small_store(tmp_path / "s0")
+    small_store(tmp_path / "s1", longest=50)
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os, sys\nfrom batchloom.cli.main import run\n"
+        "sys.exit(run([word.replace('RANK', os.environ['RANK']) for word in sys.argv[1:]]))\n"
+    )
+    asked = {"--dataset-name": "s0", "--num-steps": "5", **dict([unlike])}
+    words = ["worker", "--dataset-type", "store", "--device", "cpu", "--out", "run"]
+    done = subprocess.run(
+        [*TORCHRUN, str(script), *words, *(word for pair in asked.items() for word in pair)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=tmp_path,
+    )
+    assert done.returncode
+    assert re.search(problem, done.stderr), done.stderr
+    assert not (tmp_path / "run" / "run.json").exists()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from batchloom.adapters.requirements import RAY, TORCH, require
+from batchloom.adapters.requirements import PANDAS, RAY, TORCH, require
 from batchloom.core.errors import StateError, TrainError
 
 _STATE = "batchloom.pt"
@@ -81,7 +81,7 @@ def restored() -> dict[str, Any] | None:
 
 def _train() -> Any:
     """Ray Train, inside one of its workers."""
-    require(TORCH, RAY)
+    require(TORCH, RAY, PANDAS)
     import ray.train  # noqa: PLC0415 - takes seconds
 
     try:

@@ -34,6 +34,8 @@ ACCELERATE = Requirement("accelerate", "1.4", "accelerate")
 DEEPSPEED = Requirement("deepspeed", "0.16", "deepspeed")
 MEGATRON = Requirement("megatron-core", "0.12", "megatron")
 RAY = Requirement("ray", "2.60", "ray")
+# ray.train cannot be imported without it, and ray itself does not ask for it.
+PANDAS = Requirement("pandas", "2.0", "ray")
 
 
 def require(*needed: Requirement) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from batchloom.adapters.requirements import (
+    PANDAS,
     RAY,
     TORCH,
     TRANSFORMERS,
@@ -33,7 +34,7 @@ _ALL = (TORCH, TRANSFORMERS)
 
 FRAMEWORKS = (
     Framework("pytorch", "pytorch", _ALL),
-    Framework("ray-train", "with_ray", (*_ALL, RAY), started_by="itself"),
+    Framework("ray-train", "with_ray", (*_ALL, RAY, PANDAS), started_by="itself"),
 )
 
 

@@ -20,18 +20,14 @@ def work(given: dict[str, Any]) -> None:
     model, job = given["model"], given["job"]
     learner, ranks = prepare_model(model), dist.get_world_size()
     optimizer = adamw(model.parameters(), job.lr)
-    loader = Loader(  # its rank is that of torch.distributed, which Ray has begun
-        open_store(job.data),
-        seq_len=job.seq_len,
-        global_batch_size=job.global_batch_size,
-        micro_batch_size=job.batch_size,
-        seed=job.seed,
-        steps=job.steps,
-    )
+    sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
+    store, passes = open_store(job.data), job.batch_size
+    # Its rank is that of torch.distributed, which Ray has begun.
+    loader = Loader(store, micro_batch_size=passes, seed=job.seed, steps=job.steps, **sizes)
+    kept = {"model": model, "optimizer": optimizer, "loader": loader}
     if state := restored():
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        loader.load_state_dict(state["loader"])
+        for name, one in kept.items():
+            one.load_state_dict(state[name])
     require_agreement(loader)
     with job.within(model):
         for batch in loader:
@@ -46,17 +42,16 @@ def work(given: dict[str, Any]) -> None:
             if loader.spec.rank == 0:
                 job.tell(batch.step, total.item())
             if (batch.step + 1) % job.save_every == 0:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                report({"loss": total.item()}, {**state, "loader": loader.state_dict()})
+                state = {name: one.state_dict() for name, one in kept.items()}
+                report({"loss": total.item()}, state)
 
 
 def train(model: Any, job: Job) -> None:
     """Have Ray start the workers, and anew where one is lost."""
-    out = Path(job.out).resolve()
+    out = str(Path(job.out).resolve())
     if not job.resume:
-        shutil.rmtree(out / "ray", ignore_errors=True)  # else a run of this name goes on
-    again = FailureConfig(max_failures=3)
-    run = RunConfig(name="ray", storage_path=str(out), failure_config=again)
+        shutil.rmtree(f"{out}/ray", ignore_errors=True)  # else a run of this name goes on
+    run = RunConfig(name="ray", storage_path=out, failure_config=FailureConfig(max_failures=3))
     workers, given = ScalingConfig(num_workers=job.workers), {"model": model, "job": job}
     TorchTrainer(work, train_loop_config=given, scaling_config=workers, run_config=run).fit()
 

@@ -87,6 +87,7 @@ def run_worker(
         settings = _settings(config, ranks, _first_batch(folder) if begun else None)
         generation = begun_on(data, folder, ranks, {}) if begun else None
         run = set_up(data, settings, folder, ranks, log, opened={"generation": generation})
+        require_agreement(run.loader)
         stay = _Stay(config, run, say, leave or Leave())
         try:
             train(run, resume=begun, between=stay.between)
@@ -147,7 +148,6 @@ class _Stay:
             run.log.say(
                 f"workers  there are {workers} now: from step {step + 1} on a step has {size} sequences, not {before}"
             )
-        require_agreement(loader)
         self._first, self._began = step, time.perf_counter()
         self._leave.heeded = True
         if step >= run.settings.steps:
