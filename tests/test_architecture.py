@@ -33,9 +33,11 @@ MAY = {
     "diagnosis": {"core", "chat", "preparation", "store", "plan", "batches"},
     "questions": {"core", "store", "plan", "batches"},
     "adapters": {"core", "batches", "plan", "store", "testing"},
-    "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"},
+    # The last for a worker that is asked for by a script.
+    "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"}
+    | {"train"},
     # Of what users reach by its module: figures of a run, and whether packed documents see each other.
-    "train": {"core", "batchloom", "batches", "testing"},
+    "train": {"core", "batchloom", "batches", "testing", "adapters"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters"},
     "comparison": {"core", "batchloom", "adapters", "examples", "questions"},

@@ -35,6 +35,8 @@ DEEPSPEED = Requirement("deepspeed", "0.16", "deepspeed")
 MEGATRON = Requirement("megatron-core", "0.13", "megatron")
 TORCHTITAN = Requirement("torchtitan", "0.3", "torchtitan")
 RAY = Requirement("ray", "2.60", "ray")
+# ray.train cannot be imported without it, and ray itself does not ask for it.
+PANDAS = Requirement("pandas", "2.0", "ray-train")
 
 
 def require(*needed: Requirement) -> None:

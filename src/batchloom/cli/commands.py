@@ -22,6 +22,7 @@ from batchloom.cli.plan import plan
 from batchloom.cli.prepare import prepare
 from batchloom.cli.secrets import without_secrets
 from batchloom.cli.train import train
+from batchloom.cli.worker import worker
 
 # typer carries a click of its own in newer versions; what it raises is what it exports.
 _Misuse: type[Exception] = next(
@@ -38,17 +39,8 @@ app = typer.Typer(
 )
 # The order of the help: what most people need first.
 for command in (
-    doctor,
-    prepare,
-    check,
-    inspect,
-    plan,
-    train,
-    edit,
-    explain,
-    when,
-    compare,
-    convert,
+    *(doctor, prepare, check, inspect, plan, train, worker),
+    *(edit, explain, when, compare, convert),
 ):
     app.command(cls=OnceCommand)(command)
 app.command("import", cls=OnceCommand)(import_)

@@ -12,6 +12,8 @@ from batchloom.adapters.requirements import (
     DEEPSPEED,
     LIGHTNING,
     MEGATRON,
+    PANDAS,
+    RAY,
     TORCH,
     TRANSFORMERS,
     TRL,
@@ -55,6 +57,7 @@ FRAMEWORKS = (
     Framework("fsdp2-trainer", "fsdp2_sft", _ALL),
     Framework("accelerate", "with_accelerate", (*_ALL, ACCELERATE)),
     Framework("deepspeed", "with_deepspeed", (*_ALL, DEEPSPEED)),
+    Framework("ray-train", "with_ray", (*_ALL, RAY, PANDAS), started_by="itself"),
 )
 
 

@@ -54,9 +54,12 @@ def run_example(
     record.mkdir(parents=True)
     Path(job["out"]).mkdir(parents=True, exist_ok=True)
     command = [sys.executable]
-    if processes > 1 and by_name(name).started_by == "torchrun":
+    asked = dict(job)
+    if by_name(name).started_by == "itself":
+        asked["workers"] = processes
+    elif processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "batchloom.comparison.process", name, str(record), json.dumps(dict(job))]
+    command += ["-m", "batchloom.comparison.process", name, str(record), json.dumps(asked)]
     code, said = _finish(command, name, seconds)
     if code:
         raise TrainError(f"{name} ended with {code}. {_fault(record) or f'It said last: {said}'}")

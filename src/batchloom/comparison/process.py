@@ -5,35 +5,24 @@ RECORD is a folder, where each rank leaves ``rank_N.json`` when it ends; JOB the
 """
 
 import json
-import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from batchloom import open_store
 from batchloom.comparison.frameworks import by_name, example_of
-from batchloom.comparison.witness import Witness
+from batchloom.comparison.witness import Recording
 from batchloom.examples.job import Job, tiny_model
 
 
 def main(name: str, record: str, asked: str) -> None:
     """Run the example and leave the record, whatever ends it."""
-    losses: list[tuple[int, float]] = []
-    job = Job(**json.loads(asked), tell=lambda step, loss: losses.append((step, loss)))
+    recording, framework = Recording(Path(record)), by_name(name)
+    job = Job(**json.loads(asked), tell=recording.tell, within=recording.within)
     model = tiny_model(open_store(job.data), job.seed)
-    witness = Witness(model)
-    rank, fault = int(os.environ.get("RANK", "0")), None
-    try:
-        example_of(by_name(name)).train(model, job)
-    except BaseException as error:
-        # A launcher says that a rank failed, and not why.
-        fault = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        told = {"rank": rank, "steps": witness.end(), "losses": losses, "fault": fault}
-        # Another rank's failure may end this one in the middle of it.
-        aside = Path(record) / f"rank_{rank}.partial"
-        aside.write_text(json.dumps(told))
-        aside.rename(aside.with_suffix(".json"))
+    here = framework.started_by == "torchrun"
+    with recording.within(model) if here else nullcontext():
+        example_of(framework).train(model, job)
 
 
 if __name__ == "__main__":

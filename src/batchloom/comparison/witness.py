@@ -1,7 +1,11 @@
 """What reached a model, step by step: heard at the model itself, behind everything a framework does with a batch."""
 
+import json
+import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -151,6 +155,40 @@ def _now() -> float:
     if uses_gpu():
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+@final
+class Recording:
+    """What a rank tells of an example; goes along with a job into processes that the example starts.
+
+    Args:
+        folder: where the rank leaves ``rank_N.json`` when it ends.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._losses: list[tuple[int, float]] = []
+
+    def tell(self, step: int, loss: float) -> None:
+        """Note the loss of a step."""
+        self._losses.append((step, loss))
+
+    @contextmanager
+    def within(self, model: nn.Module) -> Iterator[None]:
+        """Hear what the model is given, and leave the record, whatever ends it."""
+        witness, rank, fault = Witness(model), int(os.environ.get("RANK", "0")), None
+        try:
+            yield
+        except BaseException as error:
+            # A launcher says that a rank failed, and not why.
+            fault = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            told = {"rank": rank, "steps": witness.end(), "losses": self._losses, "fault": fault}
+            # Another rank's failure may end this one in the middle of it.
+            aside = self._folder / f"rank_{rank}.partial"
+            aside.write_text(json.dumps(told))
+            aside.rename(aside.with_suffix(".json"))
 
 
 def expected(loader: Loader, steps: int) -> Iterator[dict[str, Any]]:

@@ -5,12 +5,15 @@ from batchloom.compat.hub import create_huggingface_dataset
 from batchloom.compat.indexed import IndexedDataset, PretrainingDataset
 from batchloom.compat.jsonl import iter_jsonl_file, load_jsonl_file
 from batchloom.compat.sft import SFTDataset
+from batchloom.compat.worker import WorkerClient, WorkerConfig
 
 __all__ = [
     "GPTDataLoader",
     "IndexedDataset",
     "PretrainingDataset",
     "SFTDataset",
+    "WorkerClient",
+    "WorkerConfig",
     "create_huggingface_dataset",
     "iter_jsonl_file",
     "load_jsonl_file",

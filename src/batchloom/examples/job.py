@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ class Job:
         lr: the learning rate, the same at every step.
         seed: of the order of the data and of the first weights.
         resume: go on from the newest checkpoint in ``out``.
+        workers: processes, for a framework that starts them itself.
         tell: told (step from 0, loss in nats a trained token of the whole step) by rank 0.
+        within: entered with the model around the steps by an example that starts its processes itself: what hears
+            what the model is given has to hear it there. Goes along with the job.
     """
 
     data: str
@@ -44,7 +48,9 @@ class Job:
     lr: float = 3e-3
     seed: int = 0
     resume: bool = False
+    workers: int = 1
     tell: Callable[[int, float], None] = print_loss
+    within: Callable[[Any], AbstractContextManager[Any]] = nullcontext
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Keep a checkpoint of so many steps done, when one is due."""
@@ -98,7 +104,7 @@ def main(train: Callable[[Any, Job], None]) -> None:
             parser.add_argument(field.name)
         elif field.name == "resume":
             parser.add_argument("--resume", action="store_true")
-        elif field.name != "tell":
+        elif field.name not in ("tell", "within"):
             name = "--" + field.name.replace("_", "-")
             parser.add_argument(name, type=type(field.default), default=field.default)
     job = Job(**vars(parser.parse_args()))

@@ -7,7 +7,7 @@ that is why a resumed run goes on exactly.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -68,13 +68,21 @@ class Outcome:
     model: Model
 
 
-def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outcome:
+def train(
+    run: Run,
+    *,
+    resume: bool = False,
+    stop_at: int | None = None,
+    between: Callable[[int], None] = lambda _: None,
+) -> Outcome:
     """Do the steps of a run.
 
     Args:
         run: as :func:`set_up` makes it.
         resume: go on from the newest checkpoint of the folder; else the folder must be new.
         stop_at: save and stop after this step, as if the time were up.
+        between: called on every rank with the steps done so far, before the first and after each; what it raises ends
+            the run.
 
     Raises:
         StateError: ``resume`` with other settings or data; names each field that differs.
@@ -84,10 +92,12 @@ def train(run: Run, *, resume: bool = False, stop_at: int | None = None) -> Outc
         OutputError: the folder cannot be written.
     """
     with run.folder.held() if run.ranks.first else nullcontext():
-        return _train(run, resume=resume, stop_at=stop_at)
+        return _train(run, resume=resume, stop_at=stop_at, between=between)
 
 
-def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
+def _train(
+    run: Run, *, resume: bool, stop_at: int | None, between: Callable[[int], None]
+) -> Outcome:
     """The steps of a run in a folder that is ours."""
     settings, log = run.settings, run.log
     done = open_folder(run, resume=resume)
@@ -97,8 +107,11 @@ def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
     last = min(settings.steps, stop_at or settings.steps)
     val_loss, parameters = None, parameters_of(run)
     if done >= last:
-        log.say(f"Step {done} of {settings.steps} is done already; --max-iters sets how many.")
+        log.say(
+            f"Step {done} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets how many."
+        )
     step, meter = done, Meter(run.loader, exchange=False)
+    between(done)
     for batch in next_batches(run, meter, max(0, last - done)):
         step = batch.step + 1
         lr = learning_rate(step, settings.steps, settings.optim)
@@ -115,6 +128,7 @@ def _train(run: Run, *, resume: bool, stop_at: int | None) -> Outcome:
             val_loss = look_at_val(run, step)
         if step == last or is_due(step, settings.save_interval):
             save(run, step)
+        between(step)
     if done < step < last:
         log.say(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
         if not is_due(step, settings.eval_interval):

@@ -170,14 +170,28 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def joined_ranks(device: str) -> Iterator[Ranks]:
+def joined_ranks(device: str, *, alone: bool = False) -> Iterator[Ranks]:
     """Join the ranks that torchrun started, or be rank 0 of 1; leave them at the end.
+
+    Ranks that have joined already, as Ray Train and scripts of one's own do, stay together.
+
+    Args:
+        device: see :func:`choose_device`.
+        alone: be rank 0 of 1 whatever the environment says.
 
     Raises:
         InputError: see :func:`choose_device`.
         TrainError: torchrun's variables are there in part only or say no rank, or the other
             ranks cannot be reached.
     """
+    if alone:
+        yield Ranks(0, 1, 0, choose_device(device, 0))
+        return
+    if dist.is_initialized():
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        chosen = choose_device(device, local_rank)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), local_rank, chosen)
+        return
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     if "RANK" in missing and "WORLD_SIZE" in missing:

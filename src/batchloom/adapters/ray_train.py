@@ -1,0 +1,94 @@
+"""Ray Train: which share a worker has, and how its state goes into Ray's checkpoints and comes back.
+
+Inside the function that a ``TorchTrainer`` runs on each worker nothing has to be translated: torch.distributed is
+ready there, so that a ``Loader`` knows its rank, and ``adapters.agreement`` can ask the others. With a trainer that
+starts no torch.distributed, ``Loader(..., rank=rank, world_size=world_size)`` of :func:`place` says the same.
+
+When a worker is lost, or their number changes, Ray starts all of them anew from the newest checkpoint: what was
+trained after it is gone with the weights that saw it, and its sequences are given again, among the workers there are
+then. So in what the last weights have seen, every sequence is once.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchloom.adapters.requirements import PANDAS, RAY, TORCH, require
+from batchloom.core.errors import StateError, TrainError
+
+_STATE = "batchloom.pt"
+
+
+def place() -> tuple[int, int]:
+    """Rank of this worker, and how many there are.
+
+    Raises:
+        MissingDependencyError: Ray is not installed, or too old.
+        TrainError: this is no worker of Ray Train.
+    """
+    context = _train().get_context()
+    return context.get_world_rank(), context.get_world_size()
+
+
+def report(metrics: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
+    """Tell Ray of a step, and give it a checkpoint; every worker calls it, between the same two steps.
+
+    It returns when the checkpoint is kept.
+
+    Args:
+        metrics: as ``ray.train.report`` takes them.
+        state: what a run goes on with: of the model, the optimizer and the ``Loader``; tensors and plain values.
+            That of the first worker is kept; None on all of them makes no checkpoint.
+
+    Raises:
+        MissingDependencyError: Ray is not installed, or too old.
+        TrainError: this is no worker of Ray Train.
+    """
+    train = _train()
+    if state is None or place()[0]:
+        train.report(dict(metrics))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(dict(state), Path(folder) / _STATE)
+        train.report(dict(metrics), checkpoint=train.Checkpoint.from_directory(folder))
+
+
+def restored() -> dict[str, Any] | None:
+    """The state to go on with, on the CPU: that of the newest checkpoint; None at the start of a run.
+
+    Raises:
+        MissingDependencyError: Ray is not installed, or too old.
+        TrainError: this is no worker of Ray Train.
+        StateError: the checkpoint was not made by :func:`report`.
+    """
+    checkpoint = _train().get_checkpoint()
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as folder:
+        file = Path(folder) / _STATE
+        if not file.is_file():
+            raise StateError(
+                f"The checkpoint {checkpoint.path} holds no {_STATE}: it was not made by "
+                "batchloom.adapters.ray_train.report. Read it as it was written, with ray.train.get_checkpoint()."
+            )
+        # No code is run by what a checkpoint holds.
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return state
+
+
+def _train() -> Any:
+    """Ray Train, inside one of its workers."""
+    require(TORCH, RAY, PANDAS)
+    import ray.train  # noqa: PLC0415 - takes seconds
+
+    try:
+        ray.train.get_context().get_world_size()
+    except RuntimeError as error:
+        raise TrainError(
+            "This process is no worker of Ray Train. Call this in the function that is given to "
+            "TorchTrainer(train_loop_per_worker=...)."
+        ) from error
+    return ray.train

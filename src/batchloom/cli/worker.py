@@ -1,0 +1,106 @@
+"""``batchloom worker``."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from batchloom.cli.train import say
+from batchloom.train import require_packages
+from batchloom.train.worker_config import DATASET_TYPES, MODEL_SIZES, Leave, WorkerConfig
+
+
+def worker(
+    *,
+    dataset_type: Annotated[
+        str | None,
+        typer.Option(help=f"{', '.join(DATASET_TYPES)}; there is no default."),
+    ] = None,
+    dataset_name: Annotated[
+        str | None,
+        typer.Option(
+            help="org/name of the Hub, or the folder or URL of a store; of made-up data its settings, as in "
+            "documents=1000,kind=text."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Of a data set of the Hub, as prepare takes it.")
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="Sequences of a step for this worker; each other has as many.")
+    ] = 4,
+    seq_len: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 32,
+    num_steps: Annotated[int, typer.Option(help="Steps of the whole run.")] = 100,
+    model_size: Annotated[str, typer.Option(help=", ".join(MODEL_SIZES))] = "tiny",
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The run's folder, which all workers see; a run that is there is gone on with."
+        ),
+    ] = Path("runs/worker"),
+    save_interval: Annotated[
+        int,
+        typer.Option(help="Steps between two checkpoints: what a kill costs at most."),
+    ] = 10,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    worker_id: Annotated[
+        str | None, typer.Option(help="What its lines call it; the machine and the process.")
+    ] = None,
+) -> None:
+    """Be one worker of a run that others may join and leave.
+
+    Behind torchrun (--nnodes 1:8) or in a worker of Ray Train it finds the others; else it is alone.
+    """
+    require_packages()
+    config = WorkerConfig(
+        worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}",
+        dataset_type=dataset_type or "",
+        dataset_name=dataset_name,
+        tokenizer_name=tokenizer,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        num_steps=num_steps,
+        model_size=model_size,
+        out=out,
+        save_interval=save_interval,
+        device=device,
+    )
+    # torch takes seconds
+    from batchloom.train.worker import run_worker  # noqa: PLC0415
+
+    leave = Leave()
+    with _asked_to_leave(leave) as asked:
+        report = run_worker(config, say, leave)
+    if not report.finished:
+        # Also where another worker was asked: torchrun begins anew, with those that stay.
+        raise typer.Exit(128 + (asked[0] if asked else signal.SIGTERM))
+
+
+@contextmanager
+def _asked_to_leave(leave: Leave) -> Iterator[list[int]]:
+    """Have Ctrl-C, and the polite kill of torchrun or a scheduler, ask to leave; what came is in the list."""
+    came: list[int] = []
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        if not leave.heeded:
+            # Nothing is lost by it before the first step, which may be hours away.
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        came.append(number)
+        leave.set()
+
+    before = {
+        number: signal.signal(number, ask)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,60 @@
+"""Ray Train: ``python examples/with_ray.py STORE OUT --workers 2``; in a cluster OUT is a folder of all nodes."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer, prepare_model
+
+from batchloom import Loader, open_store
+from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.ray_train import report, restored
+from batchloom.examples.job import Job, adamw, main
+
+
+def work(given: dict[str, Any]) -> None:
+    """Do the steps of a job, on each worker."""
+    model, job = given["model"], given["job"]
+    learner, ranks = prepare_model(model), dist.get_world_size()
+    optimizer = adamw(model.parameters(), job.lr)
+    sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
+    store, passes = open_store(job.data), job.batch_size
+    # Its rank is that of torch.distributed, which Ray has begun.
+    loader = Loader(store, micro_batch_size=passes, seed=job.seed, steps=job.steps, **sizes)
+    kept = {"model": model, "optimizer": optimizer, "loader": loader}
+    if state := restored():
+        for name, one in kept.items():
+            one.load_state_dict(state[name])
+    require_agreement(loader)
+    with job.within(model):
+        for batch in loader:
+            count, total = max(1, loader.trained_tokens(batch.step)), torch.zeros(())
+            for part in batch.split(job.batch_size):
+                loss = learner(**part, use_cache=False, num_items_in_batch=count).loss
+                (loss * ranks).backward()  # DDP takes the mean where the sum is meant
+                total += loss.detach()
+            optimizer.step()
+            optimizer.zero_grad()
+            dist.all_reduce(total)
+            if loader.spec.rank == 0:
+                job.tell(batch.step, total.item())
+            if (batch.step + 1) % job.save_every == 0:
+                state = {name: one.state_dict() for name, one in kept.items()}
+                report({"loss": total.item()}, state)
+
+
+def train(model: Any, job: Job) -> None:
+    """Have Ray start the workers, and anew where one is lost."""
+    out = str(Path(job.out).resolve())
+    if not job.resume:
+        shutil.rmtree(f"{out}/ray", ignore_errors=True)  # else a run of this name goes on
+    run = RunConfig(name="ray", storage_path=out, failure_config=FailureConfig(max_failures=3))
+    workers, given = ScalingConfig(num_workers=job.workers), {"model": model, "job": job}
+    TorchTrainer(work, train_loop_config=given, scaling_config=workers, run_config=run).fit()
+
+
+if __name__ == "__main__":
+    main(train)

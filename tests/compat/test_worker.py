@@ -1,0 +1,83 @@
+"""The asynchronous worker: the event loop lives beside it, it stops at a step, and its errors come out."""
+
+import asyncio
+
+import pytest
+
+from batchloom.compat import WorkerClient, WorkerConfig
+from batchloom.core.errors import StoreMissingError, TrainError
+from batchloom.train.checkpoint import step_of
+from batchloom.train.folder import RunFolder
+
+
+def config(tmp_path, **changes):
+    settings = {"dataset_name": "vocab=300", "num_steps": 10**6, "device": "cpu", "batch_size": 1}
+    settings |= {"out": tmp_path / "run", "save_interval": 0, **changes}
+    return WorkerConfig("w", **{"dataset_type": "distributed_dummy", **settings})
+
+
+async def stopped_after_a_step(client, lines):
+    """Train until a step was told of, beats of the event loop meanwhile; then stop."""
+    await client.start()
+    training, beats = asyncio.create_task(client.run_training(use_distributed=False)), 0
+    while not any(line.startswith("step ") and "loss" in line for line in lines):
+        await asyncio.sleep(0.01)
+        beats += 1
+    with pytest.raises(TrainError, match="trains already"):
+        await client.run_training(use_distributed=False)
+    await client.stop()
+    assert training.done()
+    return await training, beats
+
+
+def test_it_stops_at_a_step_and_goes_on(tmp_path):
+    lines = []
+    client = WorkerClient(config(tmp_path), lines.append)
+    report, beats = asyncio.run(stopped_after_a_step(client, lines))
+    assert beats > 2
+    assert not report.finished
+    assert report.step >= 1
+    assert step_of(RunFolder(tmp_path / "run").newest()) == report.step
+    last = WorkerClient(config(tmp_path, num_steps=report.step + 2), lines.append)
+
+    async def finish():
+        await last.start()
+        return await last.run_training(use_distributed=False)
+
+    after = asyncio.run(finish())
+    assert (after.first_step, after.step, after.finished) == (report.step, report.step + 2, True)
+
+
+def test_what_goes_wrong_comes_out(tmp_path):
+    nothing = config(tmp_path, dataset_type="store", dataset_name=str(tmp_path / "nothing"))
+
+    async def begin(*, started):
+        client = WorkerClient(nothing)
+        if started:
+            await client.start()
+        try:
+            await client.run_training(use_distributed=False)
+        finally:
+            await client.stop()
+
+    with pytest.raises(TrainError, match="was not started: await start"):
+        asyncio.run(begin(started=False))
+    with pytest.raises(StoreMissingError, match="nothing"):
+        asyncio.run(begin(started=True))
+
+
+def test_a_wait_that_is_cancelled_leaves_a_checkpoint(tmp_path):
+    lines = []
+    client = WorkerClient(config(tmp_path), lines.append)
+
+    async def cancelled():
+        await client.start()
+        training = asyncio.create_task(client.run_training(use_distributed=False))
+        while not any("loss" in line for line in lines):
+            await asyncio.sleep(0.01)
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+
+    asyncio.run(cancelled())
+    assert RunFolder(tmp_path / "run").newest() is not None

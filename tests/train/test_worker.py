@@ -1,0 +1,290 @@
+"""Workers of an elastic run come, are killed and leave, and no sequence is lost or trained twice."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batchloom import Loader
+from batchloom.cli.main import run as command
+from batchloom.core.errors import SettingsError
+from batchloom.train.checkpoint import read_state
+from batchloom.train.folder import RunFolder
+from batchloom.train.log import read_log
+from batchloom.train.worker_config import WorkerConfig
+from sources.hub_server import hub_serving
+from train.elastic_worker import SEQ_LEN, heard, numbers, surviving, write_numbered
+from train.runs import small_store
+from train.test_ranks import ENVIRONMENT, TORCHRUN
+
+WORKER = Path(__file__).with_name("elastic_worker.py")
+DOCUMENTS = 60_000
+# Seconds in which whatever is waited for happens on a busy machine.
+PATIENCE = 240
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory):
+    return write_numbered(tmp_path_factory.mktemp("data") / "s", DOCUMENTS)
+
+
+def words(store, folder, steps, *more):
+    asked = {
+        "--dataset-type": "store",
+        "--dataset-name": store.path,
+        "--batch-size": 2,
+        "--seq-len": SEQ_LEN,
+        "--num-steps": steps,
+        "--out": folder / "run",
+        "--device": "cpu",
+    }
+    flat = [str(word) for pair in asked.items() for word in pair]
+    return [str(WORKER), str(folder / "heard"), "worker", *flat, *map(str, more)]
+
+
+def check_once(store, folder, steps):
+    """Every sequence of the run's steps is in what its weights have seen, once, and no other."""
+    newest = RunFolder(folder / "run").newest()
+    done, state, _ = read_state(newest)
+    assert done == steps
+    loader = Loader(store, seq_len=SEQ_LEN, global_batch_size=2, world_size=1, rank=0, uneven="pad")
+    # The run may have begun with more workers than one; then its journal says so at step 0.
+    loader.load_state_dict(state)
+    history = surviving(folder / "heard")
+    seen = []
+    for step in range(1, steps + 1):
+        lines = history[step]
+        assert sorted(lines) == list(range(lines[0]["world"]))
+        rows = [row for rank in sorted(lines) for row in lines[rank]["rows"]]
+        assert rows == numbers(loader.batch(step - 1)["input_ids"])
+        assert len(rows) == 2 * lines[0]["world"]
+        seen += rows
+    assert state["position"] == len(seen) == len(set(seen)) < DOCUMENTS
+    logged = [
+        one["step"] for one in read_log(folder / "run" / "log.jsonl") if one["kind"] == "step"
+    ]
+    assert logged == list(range(1, steps + 1))
+    return history
+
+
+def until(what, condition, agents):
+    """Wait for something; whoever waits in vain is told what the agents said."""
+    ends = time.monotonic() + PATIENCE
+    while time.monotonic() < ends:
+        if (found := condition()) is not None:
+            return found
+        time.sleep(0.05)
+    pytest.fail(f"{what}: {[agent.said.read_text()[-3000:] for agent in agents]}")
+
+
+class Agent:
+    """torchrun of one node of the two there may be."""
+
+    def __init__(self, process, said):
+        self.process, self.said = process, said
+
+    def worker(self):
+        return psutil.Process(self.process.pid).children()[0]
+
+    def kill(self):
+        """As a node without power: torchrun is gone, and its worker with it."""
+        for one in (psutil.Process(self.process.pid), *self.children()):
+            one.kill()
+        self.process.wait(60)
+
+    def children(self):
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@contextmanager
+def agent(port, host, command, said):
+    conf = f"is_host={host:d},last_call_timeout=2,join_timeout=200,keep_alive_interval=1,keep_alive_max_attempt=3"
+    launch = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=5", "--rdzv-backend=c10d"]
+    launch += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic", f"--rdzv-conf={conf}"]
+    launch += ["--local-addr=127.0.0.1", "--monitor-interval=0.2"]
+    with said.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *launch, *command],
+            # Else torch 2.13 does not tell a node that joins where the others are.
+            env={**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            stdout=file,
+            stderr=file,
+        )
+    made = Agent(process, said)
+    try:
+        yield made
+    finally:
+        if process.poll() is None:
+            made.kill()
+
+
+def test_workers_join_are_killed_and_leave(numbered, tmp_path):
+    (tmp_path / "heard").mkdir()
+    command = words(numbered, tmp_path, 10**6, "--save-interval", 3)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def made(world, before):
+        """The last step of processes not known before, so many together, once they made ten."""
+
+        def look():
+            steps = [
+                one["step"]
+                for one in heard(tmp_path / "heard")
+                if one["world"] == world and one["rank"] == 0 and one["pid"] not in before
+            ]
+            return steps[-1] if steps and steps[-1] >= steps[0] + 10 else None
+
+        return look
+
+    def pids():
+        return {one["pid"] for one in heard(tmp_path / "heard")}
+
+    with ExitStack() as stack:
+        first = stack.enter_context(agent(port, True, command, tmp_path / "first.log"))
+        step = until("the first alone", made(1, ()), [first])
+        second = stack.enter_context(agent(port, False, command, tmp_path / "second.log"))
+        both = [first, second]
+        step = until("a second joins", made(2, pids()), both)
+        old = pids()
+        second.worker().kill()
+        step = until("a worker is killed", made(2, old), both)
+        old = pids()
+        second.kill()
+        step = until("a node is lost", made(1, old), both)
+        first.process.send_signal(signal.SIGTERM)
+        first.process.wait(PATIENCE)
+    newest = RunFolder(tmp_path / "run").newest()
+    done = read_state(newest)[0]
+    assert done >= step
+    # Asked politely it saved the step it was at.
+    assert done == max(surviving(tmp_path / "heard"))
+    last = subprocess.run(
+        [sys.executable, *words(numbered, tmp_path, done + 5, "--save-interval", 3)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert last.returncode == 0, last.stderr
+    history = check_once(numbered, tmp_path, done + 5)
+    worlds = [history[step][0]["world"] for step in sorted(history)]
+    assert [a for a, b in zip(worlds, [0, *worlds], strict=False) if a != b] == [1, 2, 1]
+    # What was killed had made steps that were made again.
+    assert len([one for one in heard(tmp_path / "heard") if one["rank"] == 0]) > len(history)
+    assert "waited for the others in vain" in (tmp_path / "first.log").read_text()
+    assert os.path.exists(tmp_path / "run" / "loss.png")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"dataset_type": ""}, "dataset_type: missing; give one of dummy, distributed_dummy, "),
+        ({"dataset_type": "hugingface"}, "'hugingface' is no type.*did you mean 'huggingface'"),
+        ({"dataset_type": "store"}, "dataset_name: missing; store is read from the folder or"),
+        (
+            {"dataset_type": "huggingface"},
+            "dataset_name: missing; .* a data set of the Hub, as org/",
+        ),
+        (
+            {"dataset_name": "wiki"},
+            "dummy: 'wiki' is no setting of it.* or leave it out. Real data",
+        ),
+        ({"dataset_name": "vocab=1"}, "vocab: 1 is not a whole number from 2"),
+        ({"tokenizer_name": "gpt2"}, "goes with huggingface only; made-up data has no text"),
+        ({"num_steps": 0}, "num_steps: 0 is not a whole number from 1"),
+        ({"batch_size": 0}, "batch_size: 0 is not"),
+        (
+            {"model_size": "mediun"},
+            "'mediun' is no size; give one of tiny, medium; did you mean 'medium'",
+        ),
+    ],
+)
+def test_what_a_worker_cannot_be_is_said(settings, problem):
+    with pytest.raises(SettingsError, match=problem):
+        WorkerConfig(**{"worker_id": "w", "dataset_type": "dummy", **settings})
+
+
+def test_a_run_goes_on_and_another_is_refused(tmp_path, capsys):
+    asked = ["worker", "--dataset-type", "dummy", "--dataset-name", "vocab=300", "--device", "cpu"]
+    asked += ["--batch-size", "2", "--out", str(tmp_path / "run"), "--worker-id", "w1"]
+    assert command([*asked, "--num-steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all("source=synthetic" in line for line in lines)
+    assert any(
+        line.startswith(
+            "worker w1 (rank 0 of 1)  2 sequences of each step (the same as each other); "
+        )
+        and "effective global batch 2 = 2 local x 1 worker; steps 1 to 2" in line
+        for line in lines
+    )
+    assert any(line.startswith("worker w1 (rank 0 of 1)  2 steps, 128 tokens, ") for line in lines)
+    assert command([*asked, "--num-steps", "2"]) == 0
+    assert "0 steps, 0 tokens" in capsys.readouterr().out
+    assert command([*asked, "--num-steps", "4", "--seq-len", "16"]) == 1
+    assert "seq_len was 32 and is 16" in capsys.readouterr().err
+    words = [*asked, "--num-steps", "4", "--dataset-name=vocab=301"]
+    del words[3:5]
+    assert command(words) == 1
+    assert "data.fingerprint was" in capsys.readouterr().err
+
+
+def test_a_data_set_of_the_hub_is_prepared_once(tmp_path):
+    text = b"".join(b'{"text": "document %d of them"}\n' % number for number in range(300))
+    words = [sys.executable, "-m", "batchloom", "worker", "--dataset-type", "huggingface"]
+    words += ["--dataset-name", "team/set", "--tokenizer", "bytes", "--device", "cpu"]
+    words += ["--out", str(tmp_path / "run"), "--num-steps"]
+    environment = {**ENVIRONMENT, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    run = {"env": environment, "capture_output": True, "text": True, "timeout": PATIENCE}
+    with hub_serving({"team/set": {"train.jsonl": text}}) as hub:
+        environment["HF_ENDPOINT"] = hub.url
+        first = subprocess.run([*words, "2"], **run)
+    assert first.returncode == 0, first.stderr
+    assert "team/set is prepared in" in first.stdout
+    # What goes on needs no network.
+    after = subprocess.run([*words, "3"], **run)
+    assert after.returncode == 0, after.stderr
+    assert "is prepared in" not in after.stdout
+    assert "1 step, " in after.stdout
+
+
+@pytest.mark.parametrize(
+    ("unlike", "problem"),
+    [
+        (
+            ["--dataset-name", "sRANK"],
+            "The ranks do not read the same: .* on rank 0 and .* on rank 1",
+        ),
+        (["--num-steps", "1RANK"], "num_steps is 10 on rank 0 and 11 on rank 1. Start all of them"),
+    ],
+)
+def test_workers_that_differ_are_stopped_before_a_step(tmp_path, unlike, problem):
+    small_store(tmp_path / "s0")
+    small_store(tmp_path / "s1", longest=50)
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os, sys\nfrom batchloom.cli.main import run\n"
+        "sys.exit(run([word.replace('RANK', os.environ['RANK']) for word in sys.argv[1:]]))\n"
+    )
+    asked = {"--dataset-name": "s0", "--num-steps": "5", **dict([unlike])}
+    words = ["worker", "--dataset-type", "store", "--device", "cpu", "--out", "run"]
+    done = subprocess.run(
+        [*TORCHRUN, str(script), *words, *(word for pair in asked.items() for word in pair)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=tmp_path,
+    )
+    assert done.returncode
+    assert re.search(problem, done.stderr), done.stderr
+    assert not (tmp_path / "run" / "run.json").exists()
