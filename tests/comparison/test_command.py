@@ -193,8 +193,8 @@ def test_a_run_that_hangs_leaves_no_process(tmp_path):
         "print('waiting for ever', file=sys.stderr, flush=True)\n"
         "time.sleep(600)\n"
     )
-    with pytest.raises(TrainError, match="did not end within 15 s; it said last: waiting for ever"):
-        _finish([sys.executable, "-c", code], "hanging", 15)
+    with pytest.raises(TrainError, match="did not end within 5 s; it said last: waiting for ever"):
+        _finish([sys.executable, "-S", "-c", code], "hanging", 5)
     # Killed; who inherits it may not have noticed yet.
     with contextlib.suppress(psutil.NoSuchProcess):
         orphan = psutil.Process(int(child.read_text()))

@@ -49,3 +49,13 @@ def test_every_framework_says_what_was_run_where():
         cells = dict(rows)[one.name]
         assert f"(../examples/{one.module}.py)" in cells
         assert len(cells.split("|")) == 5
+
+
+def test_examples_are_as_short_as_they_are_said_to_be():
+    shared = {"__init__.py", "job.py", "hf_told.py"}
+    long = {
+        path.name: lines
+        for path in (ROOT / "examples").glob("*.py")
+        if path.name not in shared and (lines := path.read_text().count("\n")) > 60
+    }
+    assert not long

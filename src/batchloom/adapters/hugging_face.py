@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from batchloom.adapters.requirements import ACCELERATE, TORCH, Requirement, require
+from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, require
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, SettingsError, TrainError
@@ -20,10 +20,6 @@ from batchloom.plan.ranks import DATA_PARALLEL, divisors, rows_of_rank
 
 if TYPE_CHECKING:
     from batchloom.adapters.hugging_face_parts import PlannedRows, PlanState, TokenLoss
-
-# The first that can leave the order of the data alone (train_sampling_strategy).
-TRAINER = Requirement("transformers", "5.2", "hf")
-DATASETS = Requirement("datasets", "4.0", "hf")
 
 Form = Callable[[Batch], Mapping[str, Any]]
 
@@ -66,7 +62,7 @@ def trainer_parts(
         SettingsError: settings under which the trainer would not train on the plan; all at once.
         InputError: a stream, which has no step on its own.
     """
-    require(TORCH, TRAINER, DATASETS, ACCELERATE)
+    require(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
     from batchloom.adapters.hugging_face_parts import (  # noqa: PLC0415 - slow, and only there by now
         PlannedRows,
         PlanState,

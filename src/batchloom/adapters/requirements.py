@@ -27,7 +27,9 @@ class Requirement:
 
 
 TORCH = Requirement("torch", "2.6", "train")
-TRANSFORMERS = Requirement("transformers", "5.0", "hf")
+# The first whose Trainer can leave the order of the data alone (train_sampling_strategy).
+TRANSFORMERS = Requirement("transformers", "5.2", "trainer")
+DATASETS = Requirement("datasets", "4.0", "hf")
 TRL = Requirement("trl", "1.0", "trl")
 LIGHTNING = Requirement("lightning", "2.4", "lightning")
 ACCELERATE = Requirement("accelerate", "1.4", "accelerate")
@@ -36,7 +38,7 @@ MEGATRON = Requirement("megatron-core", "0.13", "megatron")
 TORCHTITAN = Requirement("torchtitan", "0.3", "torchtitan")
 RAY = Requirement("ray", "2.60", "ray")
 # ray.train cannot be imported without it, and ray itself does not ask for it.
-PANDAS = Requirement("pandas", "2.0", "ray-train")
+PANDAS = Requirement("pandas", "2.2", "ray-train")
 
 
 def require(*needed: Requirement) -> None:

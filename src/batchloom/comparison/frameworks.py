@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from batchloom.adapters.hugging_face import DATASETS, TRAINER
 from batchloom.adapters.requirements import (
     ACCELERATE,
+    DATASETS,
     DEEPSPEED,
     LIGHTNING,
     MEGATRON,
@@ -45,7 +45,7 @@ class Framework:
 
 # The examples' model is a transformers one.
 _ALL = (TORCH, TRANSFORMERS)
-_TRAINER = (TORCH, TRAINER, ACCELERATE, DATASETS)
+_TRAINER = (*_ALL, ACCELERATE, DATASETS)
 
 FRAMEWORKS = (
     Framework("pytorch", "pytorch", _ALL),
