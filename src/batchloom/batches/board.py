@@ -11,6 +11,7 @@ import logging
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
@@ -54,9 +55,10 @@ class _Slots:
     """What the thread and the training hand to each other."""
 
     wake: threading.Event = field(default_factory=threading.Event)
-    mine: str | None = None
+    # The latest only; taken out in one move, so that none left meanwhile is lost.
+    mine: deque[str] = field(default_factory=lambda: deque(maxlen=1))
     heard: dict[int, dict[str, float]] = field(default_factory=dict)
-    asked: bool = False
+    asked: threading.Event = field(default_factory=threading.Event)
     over: bool = False
 
 
@@ -84,12 +86,12 @@ class Board:
 
     def leave(self, figures: Mapping[str, float]) -> None:
         """Leave the figures of this rank in place of those before."""
-        self._slots.mine = json.dumps(dict(figures))
+        self._slots.mine.append(json.dumps(dict(figures)))
         self._slots.wake.set()
 
     def heard(self) -> dict[int, dict[str, float]]:
         """What ranks had left when the board was read last, by rank; it is read again now, for the next time."""
-        self._slots.asked = True
+        self._slots.asked.set()
         self._slots.wake.set()
         return dict(self._slots.heard)
 
@@ -106,18 +108,19 @@ def _serve(slots: _Slots, store: KeyValues, keys: list[str], rank: int) -> None:
     while not slots.over:
         slots.wake.wait()
         slots.wake.clear()
-        mine, slots.mine = slots.mine, None
-        asked, slots.asked = slots.asked, False
         try:
-            if mine is not None:
-                store.set(keys[rank], mine)
-            if asked and not slots.over:
+            if slots.mine:
+                store.set(keys[rank], slots.mine.pop())
+            if slots.asked.is_set() and not slots.over:
+                slots.asked.clear()
                 slots.heard = _read(store, keys, known, others)
         except (RuntimeError, OSError, ValueError) as error:
             _LOG.warning(
                 "Figures of other ranks are not read any more: %s. Training and this rank's own figures go on.",
                 str(error).splitlines()[0] if str(error) else type(error).__name__,
             )
+            # What is known of them would stay for ever, and look like news.
+            slots.heard = {}
             return
 
 
