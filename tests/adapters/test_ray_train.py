@@ -1,6 +1,7 @@
 """In Ray Train a worker that is killed, and other numbers of workers, change nothing of what is trained."""
 
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -78,29 +79,47 @@ def store(tmp_path):
     return write_store(tmp_path / "store", documents)
 
 
-@pytest.fixture(scope="module")
-def running_ray():
+def with_a_cluster(work, given):
     path = os.pathsep.join(os.path.abspath(part) for part in ("src", "tests"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("PYTHONPATH", f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=OBJECTS)
-        try:
-            yield
-        finally:
-            ray.shutdown()
+    os.environ["PYTHONPATH"] = f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    os.environ["OMP_NUM_THREADS"] = "1"
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=OBJECTS)
+    work(given)
+    ray.shutdown()
 
 
-def test_a_killed_worker_and_a_resize_go_on_exactly(store, running_ray, tmp_path):
+def in_its_own_process(work, given):
+    """Handles of a cluster that is gone are taken for those of the next, which has the same numbers."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=with_a_cluster, args=(work, given)
+    )
+    process.start()
+    process.join(500)
+    process.kill()
+    assert process.exitcode == 0
+
+
+def three_runs(given):
     from batchloom.examples import with_ray
 
+    folder, sizes = given
+    model = tiny_model(batchloom.open_store(sizes["data"]))
+    for workers, steps in RUNS:
+        job = Job(
+            **sizes,
+            workers=workers,
+            steps=steps,
+            resume=(workers, steps) != RUNS[0],
+            within=Hears(folder),
+        )
+        with_ray.train(model, job)
+
+
+def test_a_killed_worker_and_a_resize_go_on_exactly(store, tmp_path):
     folder = tmp_path / "heard"
     folder.mkdir()
     sizes = {"data": str(store.path), "out": str(tmp_path / "out"), **SIZES, "save_every": EVERY}
-    for workers, steps in RUNS:
-        before = {line["step"] for line in heard(folder)}
-        job = Job(**sizes, workers=workers, steps=steps, resume=bool(before), within=Hears(folder))
-        with_ray.train(tiny_model(store), job)
+    in_its_own_process(three_runs, (folder, sizes))
     told = heard(folder)
     assert (folder / "killed").exists()
     # Made again after the kill: steps 9 and 10 follow the checkpoint of step 8.
@@ -140,18 +159,22 @@ def be_a_worker(asked):
     (asked["out"].parent / f"rank_{report.rank}.json").write_text(json.dumps(told))
 
 
-def test_a_worker_finds_the_others_that_ray_started(running_ray, tmp_path):
+def two_workers(asked):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    asked = {"worker_id": "w", "dataset_type": "distributed_dummy", "dataset_name": "vocab=300"}
-    asked |= {"batch_size": 2, "num_steps": 3, "device": "cpu", "out": tmp_path / "run"}
     TorchTrainer(
         be_a_worker,
         train_loop_config=asked,
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="ray", storage_path=str(tmp_path)),
+        run_config=RunConfig(name="ray", storage_path=str(asked["out"].parent)),
     ).fit()
+
+
+def test_a_worker_finds_the_others_that_ray_started(tmp_path):
+    asked = {"worker_id": "w", "dataset_type": "distributed_dummy", "dataset_name": "vocab=300"}
+    asked |= {"batch_size": 2, "num_steps": 3, "device": "cpu", "out": tmp_path / "run"}
+    in_its_own_process(two_workers, asked)
     for rank in (0, 1):
         told = json.loads((tmp_path / f"rank_{rank}.json").read_text())
         assert told == {"rank": rank, "world": 2, "finished": True}
