@@ -172,6 +172,26 @@ def test_documents_back_to_back_learn_the_same(store, undisturbed, tmp_path, set
     assert losses(trainer) == pytest.approx(wanted, rel=1e-5)
 
 
+def test_a_run_of_padded_rows_goes_on_exactly(store, tmp_path):
+    loader = make_loader(store, packing="none", group_by_length=True)
+    wanted = [padded(part) for part in micro_batches(loader)]
+
+    def trainer(folder):
+        loader = make_loader(store, packing="none", group_by_length=True)
+        parts = trainer_parts(loader, make_args(folder), form=padded)
+        return make_trainer(store, folder, parts=parts)
+
+    whole, resumed = trainer(tmp_path / "whole"), trainer(tmp_path / "resumed")
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    for run, given in ((whole, wanted), (resumed, wanted[16:])):
+        assert len(run.heard) == len(given)
+        for one, two in zip(run.heard, given, strict=True):
+            assert all(torch.equal(one[name], two[name]) for name in NAMES)
+    assert len({one["input_ids"].shape[1] for one in whole.heard}) > 1
+    assert losses(resumed) == pytest.approx(losses(whole), rel=1e-6)
+
+
 def test_a_checkpoint_goes_on_with_other_micro_batches(store, undisturbed, tmp_path):
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     trainer = make_trainer(store, tmp_path, **settings)
