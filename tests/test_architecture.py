@@ -32,12 +32,12 @@ MAY = {
     },
     "diagnosis": {"core", "chat", "preparation", "store", "plan", "batches"},
     "questions": {"core", "store", "plan", "batches"},
-    "adapters": {"core", "batches", "plan", "store", "testing"},
+    "adapters": {"core", "batches", "plan", "store"},
     # The last for a worker that is asked for by a script.
     "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"}
     | {"train"},
     # Of what users reach by its module: figures of a run, and whether packed documents see each other.
-    "train": {"core", "batchloom", "batches", "testing", "adapters"},
+    "train": {"core", "batchloom", "batches", "adapters"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters"},
     "comparison": {"core", "batchloom", "adapters", "examples", "questions"},
@@ -55,11 +55,11 @@ MAY = {
     },
 }
 # A mask of flex_attention is a type of torch, so that batches/masks.py imports it, late.
-# The last two compare losses of a user's own torch model.
+# The last two compare losses of a torch model; trainers and the tests for users ask batches/isolation.py alike.
 TORCH_FREE_EXCEPT = (
     *("train/", "adapters/", "examples/", "comparison/"),
     *("batches/device.py", "batches/masks.py"),
-    *("testing/equivalence.py", "testing/isolation.py"),
+    *("batches/isolation.py", "testing/equivalence.py"),
 )
 PLAN_MAY = {"numpy", "batchloom"} | (
     set(sys.stdlib_module_names)

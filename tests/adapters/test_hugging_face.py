@@ -15,6 +15,7 @@ import batchloom
 from batchloom.adapters.hugging_face import Dealing, trainer_parts
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches.forms import flattened, padded
+from batchloom.batches.masks import dense_mask
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.examples.job import adamw, tiny_model
 from batchloom.testing.stores import write_store
@@ -24,7 +25,12 @@ trl = pytest.importorskip("trl")
 
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments  # noqa: E402
 
-from batchloom.adapters.hugging_face_parts import TokenLoss, row_losses, token_loss  # noqa: E402
+from batchloom.adapters.hugging_face_parts import (  # noqa: E402
+    TokenLoss,
+    refuse_leak,
+    row_losses,
+    token_loss,
+)
 
 pytestmark = [
     # transformers and trl: what they deprecate of their own; torch counts this machine's cores.
@@ -164,6 +170,26 @@ def test_documents_back_to_back_learn_the_same(store, undisturbed, tmp_path, set
     assert {one["input_ids"].shape[0] for one in trainer.heard} == {1}
     wanted = {step: loss for step, loss in losses(undisturbed).items() if step <= 2}
     assert losses(trainer) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_run_of_padded_rows_goes_on_exactly(store, tmp_path):
+    loader = make_loader(store, packing="none", group_by_length=True)
+    wanted = [padded(part) for part in micro_batches(loader)]
+
+    def trainer(folder):
+        loader = make_loader(store, packing="none", group_by_length=True)
+        parts = trainer_parts(loader, make_args(folder), form=padded)
+        return make_trainer(store, folder, parts=parts)
+
+    whole, resumed = trainer(tmp_path / "whole"), trainer(tmp_path / "resumed")
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    for run, given in ((whole, wanted), (resumed, wanted[16:])):
+        assert len(run.heard) == len(given)
+        for one, two in zip(run.heard, given, strict=True):
+            assert all(torch.equal(one[name], two[name]) for name in NAMES)
+    assert len({one["input_ids"].shape[1] for one in whole.heard}) > 1
+    assert losses(resumed) == pytest.approx(losses(whole), rel=1e-6)
 
 
 def test_a_checkpoint_goes_on_with_other_micro_batches(store, undisturbed, tmp_path):
@@ -352,6 +378,102 @@ def test_a_model_that_lets_documents_see_each_other_is_refused(store, tmp_path):
     cached.model.config.use_cache = True
     with pytest.raises(TrainError, match="LlamaForCausalLM lets packed documents see each other"):
         cached.train()
+
+
+class ByMask(torch.nn.Module):
+    """A model that keeps documents apart by its mask alone."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
+        running = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        return self.model(input_ids, attention_mask=attention_mask, position_ids=running)
+
+
+class Wrapped(torch.nn.Module):
+    """Hands on what it does not name, as PEFT's models do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None, **kwargs):
+        return self.model(input_ids, attention_mask=attention_mask, labels=labels, **kwargs)
+
+
+class Deaf(torch.nn.Module):
+    """Takes no position_ids."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.model(input_ids, attention_mask=attention_mask, use_cache=False)
+
+
+def without_positions(batch):
+    return {name: value for name, value in batch.items() if name != "position_ids"}
+
+
+def with_ones(batch):
+    return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
+
+
+def masked_without_positions(batch):
+    return without_positions(dense_mask(batch))
+
+
+def probed(store, folder, kind, form, settings):
+    loader = make_loader(store, **settings)
+    parts = trainer_parts(loader, make_args(folder), form=form)
+    model = kind(tiny_model(store)) if kind else tiny_model(store)
+    model.config.use_cache = False
+    refuse_leak(model, loader, parts.collator, 2)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "settings"),
+    [
+        (None, dense_mask, {}),
+        (None, flattened, {}),
+        (None, None, {"form": "varlen"}),
+        (ByMask, dense_mask, {}),
+        (Deaf, masked_without_positions, {}),
+        (Wrapped, None, {}),
+        (Wrapped, None, {"form": "varlen"}),
+        (Blind, padded, {"packing": "none"}),
+    ],
+)
+def test_models_are_shown_documents_in_the_form_they_are_trained_in(
+    store, tmp_path, kind, form, settings
+):
+    probed(store, tmp_path, kind, form, settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "said"),
+    [
+        (None, without_positions, "LlamaForCausalLM lets packed documents see each other"),
+        (None, with_ones, "LlamaForCausalLM lets packed documents see each other"),
+        (ByMask, None, "ByMask lets packed documents see each other.*dense_mask"),
+        (Wrapped, with_ones, "Wrapped lets packed documents see each other"),
+        (Deaf, None, "Deaf takes no position_ids, .*dense_mask"),
+    ],
+)
+def test_a_form_that_lets_documents_see_each_other_is_refused(store, tmp_path, kind, form, said):
+    with pytest.raises(TrainError, match=said):
+        probed(store, tmp_path, kind, form, {})
+
+
+def test_a_wrapped_model_trains_with_the_form_it_was_shown(store, undisturbed, tmp_path):
+    trainer = make_trainer(store, tmp_path, model=Wrapped(tiny_model(store)), max_steps=2)
+    trainer.train()
+    wanted = {step: loss for step, loss in losses(undisturbed).items() if step <= 2}
+    assert losses(trainer) == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

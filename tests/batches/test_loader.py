@@ -451,6 +451,29 @@ def test_rows_grouped_by_length_are_the_same_on_any_ranks(tmp_path):
         assert not any(trained[:-8])
 
 
+def test_rows_are_grouped_without_a_number(tmp_path):
+    rng = np.random.default_rng(3)
+    store = write_store(tmp_path / "s", [[65] * n for n in rng.integers(1, 60, 900).tolist()])
+    sizes = {"seq_len": 64, "global_batch_size": 8, "packing": "none", "epochs": 2}
+
+    def chosen(value):
+        return make(store, **sizes, group_by_length=value)
+
+    loader, fifty = chosen(True), chosen(50)
+    assert loader.plan.spec.group_by_length == 50
+    assert loader.plan.fingerprint == fifty.plan.fingerprint
+    assert chosen(False).plan.fingerprint == make(store, **sizes).plan.fingerprint
+    assert chosen(1).plan.spec.group_by_length == 1
+    state = loader.state_at(61)
+    resumed = chosen(True)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert (next(iter(resumed))["input_ids"] == fifty[61]["input_ids"]).all()
+    with pytest.raises(SettingsError, match="rows packed by 'best_fit' are full.*packing='none'"):
+        make(store, **{**sizes, "packing": "best_fit"}, group_by_length=True)
+    with pytest.raises(SettingsError, match="group_by_length: belongs to the plan"):
+        make(loader.plan, group_by_length=True)
+
+
 def test_an_edit_of_grouped_rows_begins_at_the_next_window(tmp_path):
     store = write_store(tmp_path / "s", [[65] * n for n in range(1, 60)])
     sizes = {"seq_len": 64, "global_batch_size": 4, "packing": "none", "group_by_length": 5}

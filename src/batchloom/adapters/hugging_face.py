@@ -231,7 +231,7 @@ def _loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
 _SETTINGS: dict[str, tuple[object, str]] = {
     "train_sampling_strategy": (
         "sequential",
-        "the plan has shuffled already, and groups by length if asked (Loader(group_by_length=...))",
+        "the plan has shuffled already, and groups by length if asked (Loader(group_by_length=True))",
     ),
     "dataloader_drop_last": (
         False,

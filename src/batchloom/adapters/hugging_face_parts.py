@@ -1,6 +1,5 @@
 """The objects a Hugging Face trainer is given; ``adapters.hugging_face`` makes them."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any, NoReturn, cast, final
 
@@ -17,14 +16,12 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.hugging_face import Collator, Dealing, problems_of
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches.assemble import IGNORE, Batch
+from batchloom.batches.data import first_store
+from batchloom.batches.forms import flattened
+from batchloom.batches.isolation import leakage, leaks, probes, takes
 from batchloom.batches.loader import Loader
-from batchloom.batches.shelf import Shelf
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.core.spec import shown, whole
-from batchloom.testing.isolation import leakage, probes
-
-# Of what no isolation would do, the part that is a leak: in float32, and in kernels of half precision.
-_LEAK, _LEAK_HALF, _NOISE = 0.02, 0.2, 1e-5
 
 
 @final
@@ -158,7 +155,13 @@ class PlanState(TrainerCallback, ExportableState):
         # Without skipping the trainer begins at row 0, which is that of the step it stands at then.
         self._dataset.begin(self._loader, self._done if args.ignore_data_skip else 0)
         require_agreement(self._loader)
-        refuse_leak(model, self._loader, args.train_batch_size, half=args.bf16 or args.fp16)
+        refuse_leak(
+            model,
+            self._loader,
+            self._collator,
+            args.train_batch_size,
+            half=args.bf16 or args.fp16,
+        )
 
     def on_step_end(
         self,
@@ -185,7 +188,9 @@ class PlanState(TrainerCallback, ExportableState):
             )
 
 
-def refuse_leak(model: Any, loader: Loader, rows: int, *, half: bool = False) -> None:
+def refuse_leak(
+    model: Any, loader: Loader, collator: Collator, rows: int, *, half: bool = False
+) -> None:
     """Refuse a model that lets packed documents see each other, shown on documents of the store.
 
     Every rank calls it: a model that is sharded needs all of them for a pass.
@@ -193,38 +198,55 @@ def refuse_leak(model: Any, loader: Loader, rows: int, *, half: bool = False) ->
     Args:
         model: as the trainer calls it.
         loader: of the documents.
+        collator: the trainer's; the documents are given in its form.
         rows: of a pass.
         half: whether it computes in half precision whatever its weights are.
 
     Raises:
-        TrainError: it does; with what to change.
+        TrainError: it does, or does not take what the collator gives; with what to change.
     """
-    store = loader.store
-    first = next(iter(store.stores.values())) if isinstance(store, Shelf) else store
-    documents = probes(first, loader.plan.spec.seq_len)
+    documents = probes(first_store(loader.plan.stores), loader.plan.spec.seq_len)
     if loader.plan.spec.packing == "none" or not documents:
         return
-    name, packed, mixed = type(model).__name__, 0.0, 0.0
-    if "position_ids" in inspect.signature(model.forward).parameters:
-        weight, training = next(model.parameters()), model.training
-        documents = [one.to(weight.device) for one in documents]
-        model.eval()
+    weight, training = next(model.parameters()), model.training
+    varlen = loader.spec.form == "varlen"
 
-        def logits(ids: Tensor, positions: Tensor) -> Tensor:
-            given: Tensor = model(input_ids=ids, position_ids=positions).logits
-            return given
+    def logits(batch: Batch) -> Tensor:
+        given = collator([flattened(batch) if varlen else batch])
+        given.pop("labels", None)
+        _refuse_unknown(model, given)
+        moved = {k: v.to(weight.device) if hasattr(v, "to") else v for k, v in given.items()}
+        scores: Tensor = model(**moved).logits
+        return scores
 
-        packed, mixed = leakage(logits, documents, 1 if loader.spec.form == "varlen" else rows)
+    model.eval()
+    try:
+        packed, mixed = leakage(logits, documents, rows)
+    finally:
         model.train(training)
-        bound = _LEAK_HALF if half or weight.dtype != torch.float32 else _LEAK
-        if packed <= max(_NOISE, bound * mixed):
-            return
-    raise TrainError(
-        f"{name} lets packed documents see each other: a token's loss is {packed:.2g} nats from that of the document "
-        f"alone, and {mixed:.2g} where nothing keeps them apart. Give a model that takes position_ids, without "
-        "attention_mask and cache, and attn_implementation='sdpa', 'eager' or 'flex_attention'; or "
-        "Loader(packing='none')."
-    )
+    if leaks(packed, mixed, half=half or weight.dtype != torch.float32):
+        raise TrainError(
+            f"{type(model).__name__} lets packed documents see each other: a token's loss is {packed:.2g} nats from "
+            f"that of the document alone, and {mixed:.2g} where nothing keeps them apart. Give a model that reads "
+            "position_ids, without a mask of ones and without cache, and attn_implementation='sdpa', 'eager' or "
+            "'flex_attention'; or trainer_parts(form=dense_mask) to one that reads a mask; or Loader(packing='none')."
+        )
+
+
+def _refuse_unknown(model: Any, given: dict[str, Any]) -> None:
+    """Refuse a model that cannot be called with what it will be given.
+
+    Raises:
+        TrainError: names what it does not take.
+    """
+    unknown = [name for name in given if not takes(model, name)]
+    if unknown:
+        raise TrainError(
+            f"{type(model).__name__} takes no {', '.join(unknown)}, and the collator gives it so: give a model that "
+            "takes position_ids, by which packed documents are kept apart; or trainer_parts(form=) a function that "
+            "gives what this one takes, such as the mask of batchloom.batches.masks.dense_mask; or "
+            "Loader(packing='none')."
+        )
 
 
 @final

@@ -12,7 +12,7 @@ from batchloom.core.spec import to_plain
 from batchloom.plan.lane_plan import LanePlan
 from batchloom.plan.mixture import Mixture, SourceSpec
 from batchloom.plan.plan import SOURCE, Plan
-from batchloom.plan.spec import PlanSpec
+from batchloom.plan.spec import GROUPED, PlanSpec
 from batchloom.store.manifest import generation_with
 from batchloom.store.reader import Store
 from batchloom.store.stretches import read_stretches
@@ -107,6 +107,9 @@ def plan_of(
         SettingsError: settings that are missing, or belong to the plan that is given.
         InputError: it is given something else.
     """
+    grouped = settings["group_by_length"]
+    if isinstance(grouped, bool):
+        settings = {**settings, "group_by_length": GROUPED if grouped else 0}
     if isinstance(data, Plan | LanePlan | Streamed):
         defaults = {**_DEFAULTS, "overlong": None, "order": "pools"}
         given = [name for name, value in settings.items() if value != defaults[name]]

@@ -76,7 +76,8 @@ class Loader:
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
-        packing, seed, shuffle, epochs, steps, last, pool_size, block, lanes, align, group_by_length: see ``PlanSpec``.
+        packing, seed, shuffle, epochs, steps, last, pool_size, block, lanes, align: see ``PlanSpec``.
+        group_by_length: see ``PlanSpec``; True is 50 steps, False 0.
         order: ``pools``; or ``lanes``: over a store that a stream kept, with its settings and ``lanes``,
             the order of the stream.
         overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
@@ -134,7 +135,7 @@ class Loader:
         block: int = 0,
         lanes: int = 1,
         align: int = 1,
-        group_by_length: int = 0,
+        group_by_length: int | bool = 0,
         order: Order = "pools",
         rank: int | None = None,
         world_size: int | None = None,

@@ -1,6 +1,6 @@
 """Attention masks that keep the documents of packed rows apart, for models that do not read ``position_ids``.
 
-The one place beside ``batches/device.py`` that imports torch, and late: flex_attention's mask is a type of torch.
+torch is imported late: flex_attention's mask is a type of it.
 """
 
 from typing import Any

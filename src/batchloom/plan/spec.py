@@ -22,6 +22,8 @@ MOST_POOL_SIZE = 1 << 24
 MOST_LANES = 4096
 # The rows of a window are in memory, each in 52 bytes.
 MOST_GROUPED = 1 << 22
+# Steps of a window where nobody chooses: little padding is left, and transformers' sampler takes as many.
+GROUPED = 50
 # From this many documents on, what is permuted is blocks of neighbours (docs/order.md).
 BLOCKS_FROM = 4_000_000
 BLOCK = 64

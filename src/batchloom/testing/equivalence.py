@@ -6,7 +6,6 @@ not depend on the scale of its weights. Where documents do leak, tokens of one n
 to see whose.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
@@ -16,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from batchloom.batches.assemble import IGNORE
+from batchloom.batches.isolation import leaks, takes, token_losses
 from batchloom.batches.loader import Loader
 from batchloom.plan.rows import Rows
 from batchloom.store.reader import Store
-from batchloom.testing.isolation import token_losses
 
 Logits = Callable[[Mapping[str, Any]], Tensor]
 _ROWS = 4
 _LOOKED_AT = 1024
 _LEAST_SEQ_LEN, _MOST_SEQ_LEN = 32, 4096
-# Below this part of what no isolation would do, and of the tolerance, it is rounding.
-_LEAK, _ROUNDING = 0.05, 0.1
+# Below this part of the tolerance it is rounding.
+_ROUNDING = 0.1
 _UNSEEN = 1e-6
 _NEIGHBOURS = 8
 
@@ -122,9 +121,6 @@ def _looked_at(model: nn.Module | Logits) -> Iterator[Logits]:
         with torch.no_grad():
             yield model
         return
-    parameters = inspect.signature(model.forward).parameters.values()
-    anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
-    names = {one.name for one in parameters}
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
     training = model.training
 
@@ -132,7 +128,7 @@ def _looked_at(model: nn.Module | Logits) -> Iterator[Logits]:
         given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
         given |= {"attention_mask": None, "use_cache": False}
         given.pop("seq_idx", None)
-        found = model(**{k: v for k, v in given.items() if anything or k in names})
+        found = model(**{k: v for k, v in given.items() if takes(model, k)})
         if isinstance(found, Tensor):
             return found
         scores: Tensor = found.logits if hasattr(found, "logits") else found[0]
@@ -174,9 +170,8 @@ def _compare(logits: Logits, loader: Loader, store: Store, tolerance: float, mos
             f"({mixed:.1e} nats a token). Its attention has no say yet, as where the layers behind it begin at zero: "
             "give it trained weights, or random ones."
         )
-    leaks = away > max(_ROUNDING * tolerance, _LEAK * mixed)
     wrong = sum(not one.packed <= tolerance for one in found)
-    if wrong or leaks:
+    if wrong or leaks(away, mixed, half=None, noise=_ROUNDING * tolerance):
         beyond = f"{wrong} of {len(found)} documents are beyond the tolerance of {tolerance:g}"
         raise AssertionError(f"{_explained(logits, *worst)} {beyond}.")
     return worst[0].packed
@@ -233,9 +228,7 @@ def _trained(batch: Mapping[str, Any], span: _Span) -> Tensor:
 
 def _losses_of(scores: Tensor, span: _Span, ids: Tensor) -> Tensor:
     """The losses of the tokens of a span in its batch."""
-    return token_losses(
-        scores[span.row, span.place : span.place + span.length], ids.to(scores.device)
-    )
+    return token_losses(scores[span.row, span.place : span.place + span.length], ids)
 
 
 def _model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from batchloom import Store
+from batchloom.batches.isolation import leakage, leaks, probes
 from batchloom.core.errors import InputError, MissingDependencyError, SettingsError, TrainError
-from batchloom.testing.isolation import leakage, probes
 from batchloom.train.model import IGNORED
 from batchloom.train.model_folder import check_folder
 from batchloom.train.settings import PretrainedSettings
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 
 # Scores of a vocabulary held at once, in numbers: 128 MiB of float32.
 _MOST_SCORES = 1 << 25
-# A leak, in nats a token, that is not worth a name; float32 is exact to about a tenth of it.
-_NOISE = 1e-5
-# A leak as a share of what no isolation would do: of float32, and of kernels in half precision.
-_LEAK, _LEAK_HALF = 0.02, 0.2
 
 
 @final
@@ -155,8 +151,12 @@ class Pretrained(nn.Module):
         device = next(self.parameters()).device
         documents = [document.to(device) for document in probes(store, seq_len)]
         with self._precision(device):
-            packed, mixed = leakage(self.logits, documents, rows)
-        if packed > _NOISE and packed > (_LEAK_HALF if self._half else _LEAK) * mixed:
+            packed, mixed = leakage(
+                lambda batch: self.logits(batch["input_ids"], batch["position_ids"]),
+                documents,
+                rows,
+            )
+        if leaks(packed, mixed, half=self._half):
             raise TrainError(
                 f"{type(self.model).__name__} with {self._attention} attention lets packed documents see each "
                 f"other: on the first documents of {store.place} a token's loss differs by "

@@ -1,0 +1,135 @@
+"""Whether a model keeps the documents of a packed row apart, shown on documents of the store.
+
+A row of several documents is put through the model three times: packed as in training,
+document by document, and with positions that run on, as if nothing kept them apart. Packed
+must be as alone; how far apart the third is says what a leak would look like in this model,
+so that the verdict does not depend on the scale of its weights.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from batchloom.batches.assemble import IGNORE, Batch, BatchCuts
+from batchloom.store.reader import Store
+
+Logits = Callable[[Batch], Tensor]
+# Of what no isolation would do, the part that is a leak: in float32, in kernels of half precision, and where nobody
+# says which of the two it is.
+_SHARES = {False: 0.02, True: 0.2, None: 0.05}
+# In nats a token; float32 is exact to about a tenth of it.
+_NOISE = 1e-5
+_DOCUMENTS = 4
+_MOST_TOKENS = 256
+_LOOKED_AT = 1 << 20
+
+
+def probes(store: Store, seq_len: int) -> list[Tensor]:
+    """The beginnings of a few documents that fit into a row together, [tokens] int64 each.
+
+    Args:
+        store: with at least one document of two tokens.
+        seq_len: of the rows in training.
+    """
+    longest = max(2, min(_MOST_TOKENS, seq_len // 2))
+    count = max(2, min(_DOCUMENTS, seq_len // longest))
+    numbers = [number for number, _ in zip(_of_two_tokens(store), range(count), strict=False)]
+    found = [torch.from_numpy(store[number].ids[:longest].astype(np.int64)) for number in numbers]
+    return found if len(found) > 1 else found * 2
+
+
+def _of_two_tokens(store: Store) -> Iterator[int]:
+    for start in range(0, len(store), _LOOKED_AT):
+        lengths = store.lengths.slice(start, min(len(store), start + _LOOKED_AT))
+        yield from (start + int(number) for number in np.flatnonzero(lengths > 1))
+
+
+@torch.no_grad()
+def leakage(logits: Logits, documents: list[Tensor], rows: int) -> tuple[float, float]:
+    """How far the losses of packed tokens are from those of the documents one by one.
+
+    Args:
+        logits: scores of a batch in the rows form, [rows, tokens, vocabulary], or its rows back to back,
+            [1, rows x tokens, vocabulary]; tokens behind them are not looked at.
+        documents: two or more, [tokens] int64 each, on the model's device.
+        rows: of a pass; some kernels keep apart what lies in a single row only.
+
+    Returns:
+        The mean distance in nats a token, and the same where nothing keeps them apart.
+    """
+    orders = [documents, documents[::-1]][: min(rows, 2)]
+    alone = [_losses(logits, [[document]], whole=True) for document in documents]
+    wanted = torch.cat([torch.cat(order) for order in (alone, alone[::-1])[: len(orders)]])
+    packed, mixed = (_losses(logits, orders, whole=whole) for whole in (False, True))
+    return float((packed - wanted).abs().mean()), float((mixed - wanted).abs().mean())
+
+
+def leaks(packed: float, mixed: float, *, half: bool | None, noise: float = _NOISE) -> bool:
+    """Whether such distances say that documents see each other; those that are no numbers do.
+
+    Args:
+        packed: of the documents in their rows, in nats a token.
+        mixed: the same where nothing keeps them apart.
+        half: whether it was computed in half precision; None where that is not known.
+        noise: a distance that is not worth a name.
+    """
+    return not packed <= max(noise, _SHARES[half] * mixed)
+
+
+def takes(model: Any, name: str) -> bool:
+    """Whether a model can be called with an argument of a name, be it as one of ``**kwargs``."""
+    parameters = inspect.signature(model.forward).parameters
+    return name in parameters or any(
+        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+    )
+
+
+def _losses(logits: Logits, orders: list[list[Tensor]], *, whole: bool) -> Tensor:
+    """The losses of the tokens of all documents but their firsts, row by row."""
+    batch = _batch(orders, whole=whole)
+    rows, tokens = batch["input_ids"].shape
+    scores = logits(batch)
+    # Rows back to back are one.
+    flat = len(scores) == 1
+    own = scores[0, : rows * tokens].reshape(rows, tokens, -1) if flat else scores[:, :tokens]
+    return torch.cat(
+        [
+            token_losses(part, document)
+            for row, order in zip(own, orders, strict=True)
+            for part, document in zip(row.split([len(one) for one in order]), order, strict=True)
+        ]
+    )
+
+
+def _batch(orders: list[list[Tensor]], *, whole: bool) -> Batch:
+    """Rows of these documents as a loader gives them; each row as if it were one document, where asked for."""
+    lengths = [[sum(map(len, order))] if whole else [len(one) for one in order] for order in orders]
+    ids = torch.stack([torch.cat(order) for order in orders])
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    positions = positions.to(ids.device)
+    cuts = BatchCuts(
+        pointers=np.cumsum([0, *map(len, lengths)]),
+        lengths=np.concatenate(lengths),
+        places=np.concatenate([np.cumsum([0, *row[:-1]]) for row in lengths]),
+        align=1,
+        labels="aligned",
+        sliced=False,
+    )
+    labels = ids.masked_fill(positions == 0, IGNORE)
+    return Batch({"input_ids": ids, "labels": labels, "position_ids": positions}, cuts=cuts)
+
+
+def token_losses(scores: Tensor, document: Tensor) -> Tensor:
+    """The loss of each token of a document but the first, in nats, [tokens - 1] float32.
+
+    Args:
+        scores: of every next token, [tokens, vocabulary].
+        document: its ids, [tokens] int64, on any device.
+    """
+    targets = document[1:].to(scores.device)
+    return functional.cross_entropy(scores[:-1].float(), targets, reduction="none")
