@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from batchloom.adapters.checkpoints import newest, written_aside
+from batchloom.examples.job import Job
 
 # For each N: ends a process, as a kill does, at the N-th time that a name is about to change or to go.
 KILLED = """
@@ -68,3 +71,11 @@ def test_files_are_on_the_disk_before_the_name_says_so(tmp_path, monkeypatch):
     own = tmp_path.resolve() / "checkpoint-3.partial"
     wanted = {own / "part" / "weights", own / "part", own, own.parent}
     assert synced == {str(path) for path in wanted}
+
+
+def test_what_stops_an_examples_save_leaves_the_checkpoint_before(tmp_path):
+    job = Job(data="", out=str(tmp_path), save_every=1, resume=True)
+    job.save(7, {"step": 7})
+    with pytest.raises((AttributeError, TypeError, ValueError), match="pickle"):
+        job.save(14, {"step": 14, "none": (one for one in ())})
+    assert job.newest() == {"step": 7}
