@@ -45,13 +45,17 @@ def test_the_place_is_that_of_the_newest_whole_checkpoint(store, accelerator, tm
     attach(accelerator, loader)
     assert load_newest(accelerator, tmp_path) == 0
     batches = iter(loader)
-    for _ in range(3):
+    # One more than is trained, as what reads ahead does.
+    for _ in range(4):
         next(batches)
     save(accelerator, tmp_path, 3)
     # What a kill leaves.
     (tmp_path / "checkpoint-5.partial").mkdir()
     batches.close()
     assert load_newest(accelerator, tmp_path) == loader.next_step == 3
+    accelerator.save_state(str(tmp_path / "checkpoint-4"))
+    with pytest.raises(StateError, match="checkpoint-4 holds the loader's place before step 3"):
+        load_newest(accelerator, tmp_path)
     accelerator._custom_objects.clear()
     short = batchloom.Loader(
         store, **{**SIZES, "seq_len": 32}, rank=0, world_size=1, micro_batch_size=2

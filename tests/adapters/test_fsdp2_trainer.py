@@ -61,7 +61,10 @@ def test_a_run_goes_on_exactly_with_dropout_too(store, tmp_path):
     done = whole.train()
     assert done.global_step == 6
     assert done.training_loss == pytest.approx(sum(e["loss"] for e in logged(tmp_path / "a")) / 6)
-    assert {*logged(tmp_path / "a")[0]} == {"step", "lr", "loss", "tokens", "grad_norm"}
+    assert {*logged(tmp_path / "a")[0]} == {
+        *("step", "lr", "loss", "tokens", "grad_norm", "origin")
+    }
+    assert logged(tmp_path / "a")[0]["origin"] == whole.loader.origin
     assert sorted(path.name for path in (tmp_path / "a").glob("checkpoint-*")) == [
         "checkpoint-3",
         "checkpoint-6",
@@ -77,6 +80,25 @@ def test_a_run_goes_on_exactly_with_dropout_too(store, tmp_path):
     for asked, said in ((True, "no checkpoint in"), ("nowhere", "no checkpoint nowhere")):
         with pytest.raises(StateError, match=said):
             trainer(store, tmp_path / "b").train(resume_from_checkpoint=asked)
+
+
+def test_a_line_that_a_kill_tore_is_done_again(store, tmp_path):
+    whole = trainer(store, tmp_path)
+    whole.train()
+    log = tmp_path / "log.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:3]) + lines[3][:20])
+    trainer(store, tmp_path).train(str(tmp_path / "checkpoint-3"))
+    assert logged(tmp_path) == whole.log_history
+    log.write_bytes(b"nonsense\n" + log.read_bytes())
+    with pytest.raises(StateError, match="Line 1 of .*log.jsonl is none of a log"):
+        trainer(store, tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_ids_without_a_row_in_the_model_are_refused(store, tmp_path):
+    beyond = [{"input_ids": [1, 2, 100_000]}] * 40
+    with pytest.raises(TrainError, match=r"Step 0 of source=.* holds id 100000 .* for \d+, from 0"):
+        trainer(store, tmp_path, beyond).train()
 
 
 def stacked(sequences):
@@ -151,10 +173,26 @@ def test_what_asks_for_something_else_than_the_plan_is_refused(store, tmp_path):
     with pytest.raises(PlanError, match=r"are 4 sequences .* is 6: give 1 x 6 or 2 x 3 or 3 x 2"):
         trainer(store, tmp_path, plan)
     three = {"per_device_train_batch_size": 3, "max_steps": -1}
-    with pytest.raises(SettingsError, match="max_length: 32 .*plan has 64"):
+    with pytest.raises(SettingsError, match="max_length: 32 .*plan has seq_len=64"):
         trainer(store, tmp_path, plan, **{**three, "max_length": 32})
-    with pytest.raises(SettingsError, match="num_train_epochs: 5 is asked for and the plan has 2"):
-        trainer(store, tmp_path, plan, **three, num_train_epochs=5)
+    wrong = {"num_train_epochs": 3, "packing": False, "seed": 42, "max_length": 1024}
+    has = {"num_train_epochs": "epochs=2", "packing": "packing='best_fit'"}
+    has |= {"seed": "seed=0", "max_length": "seq_len=64"}
+    with pytest.raises(SettingsError) as refused:
+        trainer(store, tmp_path, plan, **{**three, **wrong})
+    assert sorted(refused.value.problems) == sorted(
+        f"{name}: {value} is asked for and the plan has {has[name]}: leave it out, or make another Plan"
+        for name, value in wrong.items()
+    )
+    right = {"num_train_epochs": 2, "packing": True, "seed": 0}
+    for given in (plan, batchloom.Loader(plan, rank=0, world_size=1)):
+        assert trainer(store, tmp_path, given, **{**three, **right}).steps == plan.steps
+    with pytest.raises(SettingsError, match="seed: 9 is asked for and the plan has seed=0"):
+        set_by = theirs("transformers", tmp_path, per_device_train_batch_size=6, seed=9)
+        FSDP2SFTTrainer(model=tiny_model(store), args=set_by, train_dataset=plan)
+    steps = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=6, steps=4))
+    with pytest.raises(SettingsError, match="num_train_epochs: 1 .* the plan has steps=4"):
+        trainer(store, tmp_path, steps, **three, num_train_epochs=1)
     with pytest.raises(PlanError, match="max_steps 999 are asked for and the plan has"):
         trainer(store, tmp_path, plan, **{**three, "max_steps": 999})
     shifted = batchloom.Loader(plan, labels="shifted", form="varlen", rank=0, world_size=1)
@@ -258,6 +296,7 @@ def test_two_ranks_train_rank_0s_model_as_one_process_does(store, tmp_path):
         *(store.path, tmp_path / "two", json.dumps(settings)),
     )
     for ours, wanted in zip(logged(tmp_path / "two"), logged(tmp_path / "one"), strict=True):
+        assert ours.pop("origin") == wanted.pop("origin")
         assert ours == pytest.approx(wanted, rel=1e-3)
     model = LlamaForCausalLM.from_pretrained(tmp_path / "two" / "model")
     for ours, wanted in zip(model.parameters(), alone.model.parameters(), strict=True):

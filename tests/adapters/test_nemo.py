@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import batchloom
-from batchloom.core.errors import InputError, StateError
+from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.testing.stores import write_store
 from oracles import megatron as theirs
 
@@ -158,7 +158,7 @@ class DataSampler:
         return self.init_consumed_samples + steps_since_resume * self.global_batch_size
 
 
-def nemo_module(folder, step=0, **options):
+def nemo_module(folder, step=0, limit=2, **options):
     sizes = {**SIZES, **options}
     module = nemo.StoreDataModule(
         nemo.StoreDatasets(store=folder, **sizes), data_sampler=DataSampler(32, 2, 8)
@@ -167,7 +167,7 @@ def nemo_module(folder, step=0, **options):
         max_steps=5,
         global_step=step,
         val_check_interval=5,
-        limit_val_batches=2,
+        limit_val_batches=limit,
         limit_test_batches=0,
     )
     module.setup()
@@ -194,6 +194,43 @@ def test_a_nemo_data_module_goes_on_by_consumed_samples(folder, ranks):
         nemo_module(folder, seed=1).load_state_dict(state)
     with pytest.raises(StateError, match="consumed_samples 25 lies inside step 3"):
         other.load_state_dict({"consumed_samples": 25})
+
+
+def test_an_evaluation_on_the_way_leaves_the_place(folder, ranks):
+    module = nemo_module(folder)
+    module.train_dataloader()
+    module.trainer.global_step = 3
+    before = module.state_dict()
+    module.val_dataloader()
+    assert module.state_dict() == before
+    assert before["consumed_samples"] == 24
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(1.0, 2), (0.5, 1), (0.0, None), (1, 2), (2, 4)])
+def test_a_share_of_the_validation_is_of_the_subset_once(folder, ranks, limit, steps):
+    module = nemo_module(folder, limit=limit)
+    whole = batchloom.Loader(batchloom.open_store(folder, "val"), seq_len=32, global_batch_size=8)
+    assert len(whole) == 2
+    made = module.val_dataloader()
+    rows = len(whole) * 8 if isinstance(limit, float) and limit else (steps or 0) * 8
+    assert (len(made.dataset) if made else 0) == rows
+    module.trainer.limit_train_batches, module.trainer.num_sanity_val_steps = 1.0, 0
+    calc.init_num_microbatches_calculator(0, None, 8, 2, 1)
+    try:
+        module.reconfigure_limit_batches()
+    finally:
+        calc.destroy_num_microbatches_calculator()
+    wanted = steps * 4 if isinstance(limit, float) and limit else limit * 4
+    assert module.trainer.limit_val_batches == wanted
+
+
+def test_an_evaluation_that_cannot_be_is_refused(folder, ranks):
+    with pytest.raises(TrainError, match=r"limit_val_batches 0.25 of 2 steps .* at least 0.5"):
+        nemo_module(folder, limit=0.25)
+    with pytest.raises(InputError, match=r"no subset 'test' .it has train, val.: give test= one"):
+        StoreProvider(store=folder, **SIZES).build_datasets(context(test=8))
+    made = StoreProvider(store=folder, **SIZES, test=None).build_datasets(context(test=8))
+    assert made[2] is None
 
 
 def test_limits_of_evaluation_count_micro_batches(folder, ranks):

@@ -61,10 +61,12 @@ def written_aside(folder: Path, step: int) -> Iterator[Path]:
 
 def begin(folder: Path, step: int) -> Path:
     """The empty folder that :func:`commit` gives its name; every rank calls it."""
-    aside = folder / f"checkpoint-{step}{ASIDE}"
+    path = folder / f"checkpoint-{step}"
+    aside = path.with_name(path.name + ASIDE)
     if _first():
         with refused("write", aside):
-            shutil.rmtree(aside, ignore_errors=True)
+            for left in (aside, _former(path)):
+                shutil.rmtree(left, ignore_errors=True)
             aside.mkdir(parents=True)
     meet()
     return aside
@@ -76,12 +78,22 @@ def commit(aside: Path) -> Path:
     path = aside.with_name(aside.name.removesuffix(ASIDE))
     if _first():
         with refused("write", path):
-            # Of the same step, from a run that went on from an earlier one.
-            shutil.rmtree(path, ignore_errors=True)
+            # What a folder of names needs, a file of bytes does.
+            for one in (*aside.rglob("*"), aside):
+                sync_folder(one)
+            # Of the same step, from a run that went on from an earlier one: it goes when the new one is there.
+            if path.exists():
+                path.rename(_former(path))
             aside.rename(path)
         sync_folder(path.parent)
+        shutil.rmtree(_former(path), ignore_errors=True)
     meet()
     return path
+
+
+def _former(path: Path) -> Path:
+    """What the checkpoint that another takes the place of is called meanwhile."""
+    return path.with_name(f"{path.name}.former{ASIDE}")
 
 
 def keep(folder: Path, most: int) -> None:

@@ -19,7 +19,7 @@ class FSDP2Arguments:
         output_dir: of checkpoints (``checkpoint-N``) and ``log.jsonl``.
         per_device_train_batch_size: sequences of one forward pass of one rank.
         gradient_accumulation_steps: passes of a step.
-        num_train_epochs: whole passes over the data; a plan that is given has its own.
+        num_train_epochs: whole passes over the data.
         max_steps: steps in all, whatever the epochs; -1 for none.
         learning_rate: the highest.
         lr_scheduler_type: ``linear``, ``cosine``, ``constant`` or ``constant_with_warmup``.
@@ -38,14 +38,17 @@ class FSDP2Arguments:
         seed: of the order of the data and of dropout.
         use_cpu: although there is a GPU.
         resume_from_checkpoint: as ``train`` takes it.
-        max_length: tokens of a sequence, where no plan says it.
+        max_length: tokens of a sequence.
         packing: documents share sequences, without seeing each other; False for one document a sequence.
+
+    A plan that is given has ``num_train_epochs``, ``seed``, ``max_length`` and ``packing`` of its own, and what is set
+    here has to be the same. None sets nothing: without a plan they are 3, 42, 1024 and True then.
     """
 
     output_dir: str
     per_device_train_batch_size: int = 8
     gradient_accumulation_steps: int = 1
-    num_train_epochs: float = 3.0
+    num_train_epochs: float | None = None
     max_steps: int = -1
     learning_rate: float = 5e-5
     lr_scheduler_type: str = "linear"
@@ -61,12 +64,20 @@ class FSDP2Arguments:
     save_strategy: str = "steps"
     save_steps: int = 500
     save_total_limit: int | None = None
-    seed: int = 42
+    seed: int | None = None
     use_cpu: bool = False
     resume_from_checkpoint: bool | str | None = None
-    max_length: int | None = 1024
-    packing: bool = True
+    max_length: int | None = None
+    packing: bool | None = None
 
+
+# What a plan has too, and what it is where there is none.
+_OF_PLAN: dict[str, Any] = {
+    "num_train_epochs": 3.0,
+    "seed": 42,
+    "max_length": 1024,
+    "packing": True,
+}
 
 # What changes nothing here: this trainer loads, says and starts things in its own way; an evaluation is asked for by
 # eval_strategy, which is refused.
@@ -104,8 +115,10 @@ def arguments_of(args: Any) -> FSDP2Arguments:
         SettingsError: settings of which this trainer does nothing, or that are wrong; all of them at once.
     """
     if isinstance(args, FSDP2Arguments):
-        raise_problems(_wrong(args))
-        return args
+        unset = {name: value for name, value in _OF_PLAN.items() if getattr(args, name) is None}
+        whole = dataclasses.replace(args, **unset)
+        raise_problems(_wrong(whole))
+        return whole
     theirs = [
         one
         for one in type(args).__mro__
@@ -118,7 +131,8 @@ def arguments_of(args: Any) -> FSDP2Arguments:
         )
     ours = {field.name for field in dataclasses.fields(FSDP2Arguments)}
     values = {name: _plain(getattr(args, name)) for name in ours if hasattr(args, name)}
-    values.setdefault("max_length", None)
+    # TrainingArguments have neither, and no length is as good as another.
+    values = {"packing": _OF_PLAN["packing"], "max_length": None, **values}
     values["bf16"] = bool(values["bf16"])
     values["gradient_checkpointing"] |= getattr(args, "activation_checkpointing", False)
     problems = _unheard(args, theirs[0], ours)
@@ -130,6 +144,21 @@ def arguments_of(args: Any) -> FSDP2Arguments:
     raise_problems(problems + (_wrong(made) if made else []))
     assert made is not None  # noqa: S101 - its problems were raised
     return made
+
+
+def asked_of_plan(args: Any) -> dict[str, Any]:
+    """The settings that a plan has too, as far as they were set.
+
+    Hugging Face's classes do not tell a default from the same value that was set: it is taken for the default.
+    """
+    ours = isinstance(args, FSDP2Arguments)
+    return {
+        field.name: value
+        for field in dataclasses.fields(args)
+        if field.name in _OF_PLAN
+        and (value := getattr(args, field.name)) is not None
+        and (ours or value != field.default)
+    }
 
 
 def _unheard(args: Any, kind: type, ours: set[str]) -> list[str]:
@@ -186,9 +215,10 @@ def _wrong(args: FSDP2Arguments) -> list[str]:
     ):
         if getattr(args, name) not in known:
             problems.append(f"{name}: {getattr(args, name)!r} is none of {', '.join(known)}")
-    if args.max_steps <= 0 and (args.num_train_epochs < 1 or args.num_train_epochs % 1):
+    epochs = args.num_train_epochs or 0
+    if args.max_steps <= 0 and (epochs < 1 or epochs % 1):
         problems.append(
-            f"num_train_epochs: {args.num_train_epochs} is no whole number of at least 1; give max_steps"
+            f"num_train_epochs: {epochs} is no whole number of at least 1; give max_steps"
         )
     if args.warmup_steps < 0:
         problems.append(f"warmup_steps: {args.warmup_steps} is below 0")

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.adapters.fsdp2_arguments import FSDP2Arguments
+from batchloom.batches.assemble import IGNORE
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, PlanError, SettingsError
-from batchloom.core.spec import shown
+from batchloom.core.spec import raise_problems, shown
 from batchloom.plan.mixture import Mixture
 from batchloom.plan.plan import Plan
 from batchloom.plan.ranks import rows_of_rank
@@ -23,19 +24,19 @@ from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
 from batchloom.store.writer import write_file, write_mask
 
-_IGNORE = -100
 _HELP = (
     "Give an open store (batchloom.open_store), a Mixture, a Plan, a Loader, or a list of records "
     '{"input_ids": [...], "labels": [...]}; batchloom prepare makes a store of texts and conversations'
 )
 
 
-def loader_of(data: Any, args: FSDP2Arguments, world_size: int) -> Loader:
+def loader_of(data: Any, args: FSDP2Arguments, asked: Mapping[str, Any], world_size: int) -> Loader:
     """The loader of this rank.
 
     Args:
         data: what ``FSDP2SFTTrainer`` was given to train on.
         args: whose sizes have to make the plan's global batch, where it is given.
+        asked: which of them were set that a plan has too (``asked_of_plan``).
         world_size: of the run.
 
     Raises:
@@ -48,7 +49,7 @@ def loader_of(data: Any, args: FSDP2Arguments, world_size: int) -> Loader:
     size = micro * args.gradient_accumulation_steps * world_size
     if isinstance(data, Loader):
         _check_loader(data)
-        _check_plan(data.plan, args, size)
+        _check_plan(data.plan, args, asked, size)
         rows = rows_of_rank(size, world_size, micro)
         if data.spec.micro_batch_size not in (None, micro) or rows % micro:
             raise PlanError(
@@ -57,7 +58,7 @@ def loader_of(data: Any, args: FSDP2Arguments, world_size: int) -> Loader:
             )
         return data
     if isinstance(data, Plan):
-        _check_plan(data, args, size)
+        _check_plan(data, args, asked, size)
         return Loader(data, micro_batch_size=micro)
     if not isinstance(data, Store | Mixture):
         data = _kept(data)
@@ -73,9 +74,9 @@ def loader_of(data: Any, args: FSDP2Arguments, world_size: int) -> Loader:
         seq_len=args.max_length,
         global_batch_size=size,
         packing="best_fit" if args.packing else "none",
-        seed=args.seed,
+        seed=args.seed or 0,
         steps=args.max_steps if limited else None,
-        epochs=None if limited else int(args.num_train_epochs),
+        epochs=None if limited else int(args.num_train_epochs or 1),
         micro_batch_size=micro,
     )
 
@@ -100,21 +101,25 @@ def _check_loader(loader: Loader) -> None:
         raise SettingsError([f"train_dataset is a Loader with {one}" for one in problems])
 
 
-def _check_plan(plan: Plan, args: FSDP2Arguments, size: int) -> None:
+def _check_plan(plan: Plan, args: FSDP2Arguments, asked: Mapping[str, Any], size: int) -> None:
     """Refuse settings that ask for something else than the plan that is given."""
-    spec, problems = plan.spec, []
-    asked = FSDP2Arguments.__dataclass_fields__
-    epochs, default = args.num_train_epochs, asked["num_train_epochs"].default
-    if args.max_steps <= 0 and epochs not in (default, spec.epochs or 1):
-        problems.append(
-            f"num_train_epochs: {epochs} is asked for and the plan has {spec.epochs or 1}: make the Plan with epochs="
-        )
-    if args.max_length not in (None, asked["max_length"].default, spec.seq_len):
-        problems.append(
-            f"max_length: {args.max_length} is asked for and the plan has {spec.seq_len}"
-        )
-    if problems:
-        raise SettingsError(problems)
+    spec = plan.spec
+    epochs = spec.epochs or (None if spec.steps else 1)
+    has: dict[str, tuple[Any, str]] = {
+        "max_length": (spec.seq_len, f"seq_len={spec.seq_len}"),
+        "packing": (spec.packing != "none", f"packing={spec.packing!r}"),
+        "seed": (spec.seed, f"seed={spec.seed}"),
+    }
+    if args.max_steps <= 0:
+        told = f"epochs={epochs}" if epochs else f"steps={spec.steps}"
+        has["num_train_epochs"] = (epochs, told)
+    raise_problems(
+        [
+            f"{name}: {asked[name]} is asked for and the plan has {told}: leave it out, or make another Plan"
+            for name, (value, told) in has.items()
+            if name in asked and asked[name] != value
+        ]
+    )
     if size != spec.global_batch_size:
         world = size // (args.per_device_train_batch_size * args.gradient_accumulation_steps)
         fitting = [
@@ -176,7 +181,7 @@ def _document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArray[np.b
             f"Record {number} of train_dataset has {ids.size} input_ids and {labels.size} labels: one label a token, "
             "-100 where there is no loss."
         )
-    trained = labels != _IGNORE
+    trained = labels != IGNORE
     if bool((labels[trained] != ids[trained]).any()):
         place = int(np.flatnonzero(trained & (labels != ids))[0])
         raise InputError(

@@ -20,16 +20,15 @@ from torch.distributed.fsdp import FSDPModule
 from batchloom.adapters import fsdp2
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import all_of, keep, meet, newest
-from batchloom.adapters.fsdp2_arguments import FSDP2Arguments, arguments_of
+from batchloom.adapters.fsdp2_arguments import FSDP2Arguments, arguments_of, asked_of_plan
 from batchloom.adapters.fsdp2_data import loader_of
 from batchloom.adapters.fsdp2_optimizer import adamw, share_of_rate
 from batchloom.adapters.requirements import TORCH, require
-from batchloom.batches.assemble import Batch
+from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, PlanError, StateError, TrainError
 from batchloom.store.writer import write_file
 
-_IGNORE = -100
 # What a collator is given of the sequences of a pass, and what it gives.
 Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
@@ -85,7 +84,7 @@ class FSDP2SFTTrainer:
         _refuse_model(model)
         self.device = _device(use_cpu=self.args.use_cpu)
         self.ranks = _join(self.device)
-        self.loader = loader_of(train_dataset, self.args, self.ranks)
+        self.loader = loader_of(train_dataset, self.args, asked_of_plan(args), self.ranks)
         if data_collator is None and not _takes(model, "position_ids"):
             raise InputError(
                 f"{type(model).__name__} takes no position_ids: it would let the documents of a row see each other."
@@ -110,9 +109,9 @@ class FSDP2SFTTrainer:
             seconds.
 
         Raises:
-            StateError: there is no checkpoint, or it is of another plan or model.
-            TrainError: ``output_dir`` holds checkpoints and none is to be resumed from, ranks do not read the same, or
-                a loss is not finite.
+            StateError: there is no checkpoint, it is of another plan or model, or a line of the log is damaged.
+            TrainError: ``output_dir`` holds checkpoints and none is to be resumed from, ranks do not read the same, the
+                model has no row for an id, or a loss is not finite.
         """
         began, asked = time.monotonic(), resume_from_checkpoint
         done = self._resume(self.args.resume_from_checkpoint if asked is None else asked)
@@ -128,7 +127,7 @@ class FSDP2SFTTrainer:
             losses.append(loss)
             window.add(loss, count)
             if done % self.args.logging_steps == 0 or done == self.steps:
-                self._log(done, window.taken() | {"grad_norm": norm})
+                self._log(done, window.taken() | {"grad_norm": norm, "origin": batch.origin})
             if self.args.save_strategy == "steps" and (
                 done % self.args.save_steps == 0 or done == self.steps
             ):
@@ -190,11 +189,10 @@ class FSDP2SFTTrainer:
 
     def _step(self, batch: Batch) -> tuple[float, float, int]:
         """One optimizer step; its loss, the gradient's norm and the tokens trained, over all ranks."""
-        rank = self.loader.spec.rank
+        rank, seed = self.loader.spec.rank, self.loader.plan.spec.seed
+        _check_ids(self.model, batch)
         # Dropout of a step is the same whether or not the run was interrupted before it.
-        torch.manual_seed(
-            xxhash.xxh3_64_intdigest(f"{self.args.seed} {batch.step} {rank}".encode())
-        )
+        torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed} {batch.step} {rank}".encode()))
         parts = [self._given(part) for part in batch.split(self.args.per_device_train_batch_size)]
         count = self._trained(batch.step, parts)
         total = torch.zeros((), device=self.device)
@@ -244,7 +242,7 @@ class FSDP2SFTTrainer:
         """Tokens with a loss in a step, over all ranks."""
         if self.data_collator is None:
             return self.loader.trained_tokens(step)
-        here = sum(int((part["labels"][..., 1:] != _IGNORE).sum()) for part in parts)
+        here = sum(int((part["labels"][..., 1:] != IGNORE).sum()) for part in parts)
         return int(_summed(torch.tensor(here, device=self.device)))
 
     def _precision(self) -> AbstractContextManager[Any]:
@@ -258,12 +256,10 @@ class FSDP2SFTTrainer:
         if self.loader.spec.rank == 0:
             log = self._log_file
             log.parent.mkdir(parents=True, exist_ok=True)
-            lines = log.read_text().splitlines() if log.is_file() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= done]
-            write_file(log, "".join(f"{line}\n" for line in kept).encode())
+            write_file(log, b"".join(_lines(log, done)))
         self.log_history = []
 
-    def _log(self, step: int, said: dict[str, float]) -> None:
+    def _log(self, step: int, said: dict[str, Any]) -> None:
         lr = self.optimizer.param_groups[0]["lr"]
         entry = {"step": step, "lr": lr, **said}
         self.log_history.append(entry)
@@ -297,11 +293,44 @@ class _Window:
             self._steps + 1,
         )
 
-    def taken(self) -> dict[str, float]:
+    def taken(self) -> dict[str, Any]:
         """Mean loss and trained tokens of the steps; begins anew."""
         said = {"loss": self._loss / max(1, self._steps), "tokens": self._tokens}
         self._loss, self._tokens, self._steps = 0.0, 0, 0
         return said
+
+
+def _lines(log: Path, done: int) -> list[bytes]:
+    """The lines of a log up to a step; the last is left out where a kill tore it."""
+    kept = []
+    for number, line in (
+        enumerate(log.read_bytes().splitlines(keepends=True), 1) if log.is_file() else ()
+    ):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise StateError(
+                f"Line {number} of {log} is none of a log: {line[:60]!r}. Delete it, or the whole log: a run goes on "
+                "without."
+            ) from error
+        if step <= done:
+            kept.append(line)
+    return kept
+
+
+def _check_ids(model: nn.Module, batch: Batch) -> None:
+    """Refuse ids the model has no row for: a look-up would end in a traceback, or in a dead GPU."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    rows = getattr(embedding, "num_embeddings", None)
+    # Both at once: each number that is read has a GPU waited for.
+    lowest, highest = torch.stack(batch["input_ids"].aminmax()).tolist()
+    if lowest < 0 or (rows is not None and highest >= rows):
+        raise TrainError(
+            f"Step {batch.step} of {batch.origin} holds id {lowest if lowest < 0 else highest} and the model has rows "
+            f"for {rows}, from 0: give the model the data was made for, or enlarge it (resize_token_embeddings)."
+        )
 
 
 def _steps(loader: Loader, args: FSDP2Arguments) -> int:

@@ -113,9 +113,12 @@ class StoreDatasets:
         store: the folder.
         seq_length, micro_batch_size, global_batch_size: as the recipe's ``cfg.model`` and ``cfg.train`` have them.
         packing, seed: see ``batchloom.Loader``.
-        validation, test: the subsets.
+        validation, test: the subsets; None to do without.
         attention_mask: whether samples have one.
         skip_getting_attention_mask_from_dataset: Megatron-Bridge's word for its opposite.
+
+    Raises:
+        InputError: when building, samples are asked of a subset that the store does not have.
     """
 
     store: str
@@ -124,8 +127,8 @@ class StoreDatasets:
     global_batch_size: int
     packing: str = "best_fit"
     seed: int = 0
-    validation: str = "val"
-    test: str = "test"
+    validation: str | None = "val"
+    test: str | None = "test"
     attention_mask: bool = False
 
     @property
@@ -141,19 +144,28 @@ class StoreDatasets:
     def build_datasets(
         self, context: Any
     ) -> tuple[PlanSamples, PlanSamples | None, PlanSamples | None]:
-        """Training, validation and test samples: as many as ``context`` asks for, over epochs where it takes them."""
-        wanted = (context.train_samples, context.valid_samples, context.test_samples)
-        opened = open_store(self.store)
-        train = self._samples(opened, wanted[0])
-        others = [
-            self._samples(open_store(self.store, split), samples)
-            if samples and split in opened.subsets
-            else None
-            for split, samples in zip((self.validation, self.test), wanted[1:], strict=True)
-        ]
-        return train, others[0], others[1]
+        """Training, validation and test samples: as many as ``context`` asks for, over epochs where it takes them.
 
-    def _samples(self, store: Store, samples: int) -> PlanSamples:
+        Where it says None they are those of one epoch.
+        """
+        return (
+            self._samples(open_store(self.store), context.train_samples),
+            self._subset("validation", self.validation, context.valid_samples),
+            self._subset("test", self.test, context.test_samples),
+        )
+
+    def _subset(self, field: str, name: str | None, samples: int | None) -> PlanSamples | None:
+        if name is None or samples == 0:
+            return None
+        there = open_store(self.store).subsets
+        if name not in there:
+            raise InputError(
+                f"{field} samples are asked for and {self.store} has no subset {name!r} (it has "
+                f"{', '.join(there) or 'none'}): give {field}= one it has, or {field}=None to do without."
+            )
+        return self._samples(open_store(self.store, name), samples)
+
+    def _samples(self, store: Store, samples: int | None) -> PlanSamples:
         loader = Loader(
             store,
             seq_len=self.seq_length,
@@ -161,7 +173,7 @@ class StoreDatasets:
             micro_batch_size=self.micro_batch_size,
             packing=self.packing,
             seed=self.seed,
-            steps=-(-samples // self.global_batch_size),
+            steps=None if samples is None else -(-samples // self.global_batch_size),
             labels="shifted",
             rank=parallel_state.get_data_parallel_rank(),
             world_size=parallel_state.get_data_parallel_world_size(),
@@ -174,8 +186,8 @@ class _Samples:
     """What Megatron-Bridge hands to ``build_datasets``, for NeMo 2, which does not."""
 
     train_samples: int
-    valid_samples: int
-    test_samples: int
+    valid_samples: int | None
+    test_samples: int | None
 
 
 @final
@@ -217,19 +229,40 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         trainer_limit_val_batches: float,
         trainer_limit_test_batches: float,
     ) -> None:
-        """Make the datasets for so many steps, as ``setup`` does with the Trainer's."""
+        """Make the datasets for so many steps, as ``setup`` does with the Trainer's.
+
+        Limits are numbers of steps, or a float of at most 1: that share of the subset, which is then there once.
+
+        Raises:
+            TrainError: no number of steps, or a share that is less than one step.
+            InputError: evaluation is asked for on a subset that the store does not have.
+        """
         if trainer_max_steps < 1:
             raise TrainError(
                 f"max_steps {trainer_max_steps} says of no number of steps: give Trainer(max_steps=...)."
             )
         rounds = trainer_max_steps // max(1, int(trainer_val_check_interval)) + 1
-        steps = (
-            trainer_max_steps,
-            int(rounds * trainer_limit_val_batches),
-            int(trainer_limit_test_batches),
+        size = self.global_batch_size
+        samples = _Samples(
+            trainer_max_steps * size,
+            None if _is_share(limit := trainer_limit_val_batches) else int(rounds * limit) * size,
+            None if _is_share(limit := trainer_limit_test_batches) else int(limit) * size,
         )
-        samples = _Samples(*(number * self.global_batch_size for number in steps))
         self._train, self._validation, self._test = self.datasets.build_datasets(samples)
+        self._steps_of("limit_val_batches", trainer_limit_val_batches, self._validation)
+        self._steps_of("limit_test_batches", trainer_limit_test_batches, self._test)
+
+    def _steps_of(self, name: str, limit: float, samples: PlanSamples | None) -> float:
+        """A limit that is a share of samples as a number of steps; any other as it is."""
+        if samples is None or not _is_share(limit):
+            return limit
+        steps = len(samples) // self.global_batch_size
+        if int(limit * steps) < 1:
+            raise TrainError(
+                f"{name} {limit} of {steps} steps is less than one step: give at least {1 / steps:.3g}, or a whole "
+                "number of steps."
+            )
+        return int(limit * steps)
 
     def setup(self, stage: str = "") -> None:
         """Make the datasets for the Trainer's steps."""
@@ -239,14 +272,22 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         self.build(trainer.max_steps, trainer.val_check_interval, *limits)
 
     def reconfigure_limit_batches(self) -> None:
-        """Have the Trainer's limits, where they are numbers, count micro-batches, as NeMo's strategy wants them."""
+        """Have the Trainer's limits, where they are numbers, count micro-batches, as NeMo's strategy wants them.
+
+        A share of the validation becomes a number, too: it has to end with a step.
+        """
         trainer, passes = self.trainer, num_microbatches_calculator.get_num_microbatches()
+        trainer.limit_val_batches = self._steps_of(
+            "limit_val_batches", trainer.limit_val_batches, self._validation
+        )
         for name in ("limit_train_batches", "limit_val_batches", "num_sanity_val_steps"):
             if isinstance(limit := getattr(trainer, name), int):
                 setattr(trainer, name, limit * passes)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """For NeMo's strategy, which puts the sampler in front."""
+        # Here alone: an evaluation that is made on the way is not where training began.
+        self.init_global_step = self.data_sampler.init_global_step = self.trainer.global_step
         return self._made(self._train, "train")
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
@@ -258,7 +299,6 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         return self._made(self._test, "test") if self._test else []
 
     def _made(self, samples: PlanSamples, mode: str) -> DataLoader[Any]:
-        self.init_global_step = self.data_sampler.init_global_step = self.trainer.global_step
         made = DataLoader(
             samples,
             batch_size=self.micro_batch_size,
@@ -289,6 +329,11 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         sampler = self.data_sampler
         sampler.init_consumed_samples = sampler.prev_consumed_samples = consumed
         sampler.if_first_step = 1
+
+
+def _is_share(limit: float) -> bool:
+    """Whether a limit of Lightning is a share: 1 is one batch, and 1.0 all of them."""
+    return isinstance(limit, float) and 0 < limit <= 1
 
 
 def _check_sampler(datasets: StoreDatasets, sampler: Any) -> None:

@@ -41,7 +41,9 @@ def report(metrics: Mapping[str, Any], state: Mapping[str, Any] | None = None) -
     Args:
         metrics: as ``ray.train.report`` takes them.
         state: what a run goes on with: of the model, the optimizer and the ``Loader``; tensors and plain values.
-            That of the first worker is kept; None on all of them makes no checkpoint.
+            That of the first worker alone is kept, so of a sharded model gather the whole before
+            (``torch.distributed.checkpoint.state_dict.get_state_dict`` with ``full_state_dict=True``): parts of
+            other workers are lost. None on all of them makes no checkpoint.
 
     Raises:
         MissingDependencyError: Ray is not installed, or too old.

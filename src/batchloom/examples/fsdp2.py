@@ -6,12 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from batchloom import Loader, open_store
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.fsdp2 import load_newest, save
+from batchloom.adapters.fsdp2 import load_newest, save, shard
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -20,10 +18,7 @@ def train(model: Any, job: Job) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         dist.init_process_group("gloo")
-        mesh = init_device_mesh("cpu", (ranks,))
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        shard(model)  # with rank 0's weights on all
     optimizer = adamw(model.parameters(), job.lr)
     loader = Loader(
         open_store(job.data),

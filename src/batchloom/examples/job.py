@@ -55,7 +55,10 @@ class Job:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Keep a checkpoint of so many steps done, when one is due."""
         if step % self.save_every == 0:
-            torch.save(state, Path(self.out) / f"step_{step}.pt")
+            path = Path(self.out) / f"step_{step}.pt"
+            # Aside first: a kill leaves no torn file under a name to go on from.
+            torch.save(state, path.with_suffix(".partial"))
+            path.with_suffix(".partial").replace(path)
 
     def newest(self) -> dict[str, Any] | None:
         """The newest checkpoint to go on from; None at the start."""
