@@ -129,6 +129,8 @@ def refusals(store):
             batchloom.Loader(store, **SIZES, **{**place, "labels": "aligned"})
         )
     )
+    half = batchloom.Loader(store, **SIZES, labels="shifted", rank=0, world_size=4)
+    asked(lambda: megatron.megatron_iterator(half))
     other = batchloom.Loader(store, **SIZES, seed=dist.get_rank(), **place)
     asked(lambda: megatron.megatron_iterator(other))
     calc.init_num_microbatches_calculator(dist.get_rank(), None, 16, 2, 2)

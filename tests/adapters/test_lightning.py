@@ -157,6 +157,14 @@ def test_epochs_and_steps_that_the_plan_does_not_have_are_refused(stores):
     assert learner.trainer.global_step == steps
 
 
+@pytest.mark.parametrize("name", ["train", "val"])
+def test_a_loader_of_another_number_of_ranks_is_refused(stores, name):
+    half = {name: lambda: loader(stores["train"], rank=0, world_size=2)}
+    data = LoaderDataModule(**{"train": lambda: loader(stores["train"]), **half})
+    with pytest.raises(TrainError, match="reads the share of rank 0 of 2, and world_size is 1"):
+        fit(data)
+
+
 def test_an_evaluation_set_that_makes_no_step_is_refused(stores):
     small = {"steps": None, "global_batch_size": 64, "last": "drop"}
     data = LoaderDataModule(

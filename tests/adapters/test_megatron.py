@@ -110,9 +110,10 @@ def test_context_parallel_ranks_have_megatrons_slices(store, ranks, monkeypatch)
 
 def test_a_bad_set_up_is_refused(ranks):
     for told in ranks:
-        early, labels, ranks_differ, counter = told["refusals"]
+        early, labels, half, ranks_differ, counter = told["refusals"]
         assert "call initialize_model_parallel" in early
         assert "labels 'aligned', and 'shifted' is needed" in labels
+        assert "place (Place(rank=0, world_size=4" in half
         assert "seed is 0 on rank 0 and 1 on rank 1" in ranks_differ
         assert "Step 0 of the plan is 2 micro-batches of 2 rows a rank, 8 sequences" in counter
         assert "says 4 of 2, 16 in all" in counter

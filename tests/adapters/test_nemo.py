@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import batchloom
-from batchloom.core.errors import InputError, StateError
+from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.testing.stores import write_store
 from oracles import megatron as theirs
 
@@ -143,6 +143,13 @@ def test_a_shuffling_sampler_or_one_of_other_sizes_is_found_out(folder, ranks):
     bare = batchloom.Loader(loader.store, seq_len=32, global_batch_size=8)
     with pytest.raises(InputError, match="need labels='shifted'"):
         nemo.PlanSamples(bare)
+
+
+def test_samples_of_another_number_of_ranks_are_refused(folder, ranks):
+    train, _, _ = StoreProvider(store=folder, **SIZES).build_datasets(context())
+    ranks(0, 2)
+    with pytest.raises(TrainError, match="the share of rank 0 of 1, and world_size is 2"):
+        nemo.PlanSamples(train.loader)
 
 
 class DataSampler:

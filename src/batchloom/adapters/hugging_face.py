@@ -65,8 +65,10 @@ def trainer_parts(
         MissingDependencyError: transformers, datasets or accelerate is missing or too old.
         SettingsError: settings under which the trainer would not train on the plan; all at once.
         InputError: a stream, which has no step on its own.
+        TrainError: ranks whose ``evaluation`` differs; of the loader they find it out before the first step.
     """
     require(TORCH, TRAINER, DATASETS, ACCELERATE)
+    from batchloom.adapters.agreement import require_agreement  # noqa: PLC0415
     from batchloom.adapters.hugging_face_parts import (  # noqa: PLC0415 - slow, and only there by now
         PlannedRows,
         PlanState,
@@ -89,6 +91,9 @@ def trainer_parts(
         problems += evaluation_problems(args, evaluation)
     if problems:
         raise SettingsError(problems)
+    if evaluation is not None:
+        # A run may be of an evaluation alone.
+        require_agreement(evaluation)
     dataset, collator = PlannedRows(loader, dealing_of(args, loader)), Collator(form)
     return TrainerParts(
         dataset,

@@ -71,7 +71,10 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
 
     def val_dataloader(self) -> "_Passes | list[Any]":
         """The micro-batches of the validation set, from the first on."""
-        return [] if self.val_loader is None else _Passes(self.val_loader)
+        if self.val_loader is None:
+            return []
+        require_agreement(self.val_loader)
+        return _Passes(self.val_loader)
 
     @property
     def loss_divisor(self) -> float:

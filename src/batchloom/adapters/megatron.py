@@ -17,7 +17,7 @@ from batchloom.adapters.requirements import MEGATRON, require
 from batchloom.batches.assemble import IGNORE
 from batchloom.batches.loader import Loader
 from batchloom.batches.share import share_of
-from batchloom.batches.spec import Labels
+from batchloom.batches.spec import BatchSpec, Labels
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.core.spec import shown, whole
 from batchloom.plan.edits import Edit
@@ -112,10 +112,11 @@ def megatron_iterator(
 
 
 def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
-    spec = loader.spec
+    spec, theirs = loader.spec, BatchSpec(**megatron_place())
     problems = [
         f"{name} {got!r}, and {wanted!r} is needed"
         for name, got, wanted in (
+            ("place", _place(spec), _place(theirs)),
             ("labels", spec.labels, "shifted"),
             ("form", spec.form, "rows"),
             ("output", spec.output, "torch"),
@@ -132,6 +133,12 @@ def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
         raise InputError(
             f"Megatron cannot be fed from this Loader: {'; '.join(problems)}. Give Loader(..., **megatron_place())."
         )
+
+
+def _place(spec: BatchSpec) -> tuple[Place, str]:
+    """What of a process's place decides what it is given."""
+    mesh = spec.mesh
+    return mesh.place(spec.rank, spec.world_size), mesh.slices if mesh.context > 1 else "whole"
 
 
 def _micro_batches(loader: Loader, attention_mask: bool, vp_stage: int | None) -> Iterator[Micro]:  # noqa: FBT001

@@ -16,6 +16,7 @@ from typing import Any, final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.adapters.requirements import LIGHTNING, MEGATRON, require
 from batchloom.batches.loader import Loader
@@ -37,7 +38,7 @@ from batchloom.adapters.megatron import (  # noqa: E402
 
 @final
 class PlanSamples(Dataset[dict[str, torch.Tensor]]):
-    """The sequences of a plan by the numbers Megatron's sampler gives them.
+    """The sequences of a plan by the numbers Megatron's sampler gives them; every rank makes them.
 
     Args:
         loader: of this data-parallel rank, with ``labels="shifted"`` and ``micro_batch_size``.
@@ -49,6 +50,7 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
     Raises:
         InputError: a loader without them, or (of an item) a number that another rank is to have: the framework
             shuffles, or deals by other sizes.
+        TrainError: the ranks do not read the same, or not all of it.
     """
 
     def __init__(self, loader: Loader, *, attention_mask: bool = False) -> None:
@@ -62,6 +64,7 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
                 f"Megatron's samples need labels='shifted' (here {spec.labels!r}), a micro_batch_size (here "
                 f"{spec.micro_batch_size}), uneven='refuse', data-parallel ranks alone, and a plan without edits."
             )
+        require_agreement(loader, world_size=parallel_state.get_data_parallel_world_size())
         self.loader = loader
         self._batches, self._mask = LoaderDataset(loader), attention_mask
         self._place = (spec.rank, spec.world_size, spec.micro_batch_size)
