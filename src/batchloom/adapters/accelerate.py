@@ -1,14 +1,14 @@
 """Accelerate: which share a process reads, what divides the loss, and checkpoints that are whole."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import newest, step_of, written_aside
 from batchloom.adapters.requirements import ACCELERATE, require
 from batchloom.batches.loader import Loader
+from batchloom.batches.share import share_of_run
 from batchloom.core.errors import TrainError
-from batchloom.plan.ranks import rows_of_rank
 
 
 def attach(accelerator: Any, loader: Loader) -> None:
@@ -24,40 +24,49 @@ def attach(accelerator: Any, loader: Loader) -> None:
 
     Raises:
         MissingDependencyError: accelerate is older than this needs.
+        PlanError: edits change how many passes a step takes, and the Accelerator does as many in all.
         TrainError: the loader reads another share, or its rows do not make so many passes (says how many they make).
     """
     require(ACCELERATE)
     spec = loader.spec
-    place, wanted = (
+    read, wanted = (
         (spec.rank, spec.world_size),
         (accelerator.process_index, accelerator.num_processes),
     )
-    if place != wanted:
+    if read != wanted:
         raise TrainError(
-            f"The loader reads the share of rank {place[0]} of {place[1]} and this is process {wanted[0]} of "
+            f"The loader reads the share of rank {read[0]} of {read[1]} and this is process {wanted[0]} of "
             f"{wanted[1]}: make it after the Accelerator, with rank=accelerator.process_index and "
             "world_size=accelerator.num_processes."
         )
-    passes, rows = passes_of(loader), rows_of(loader)
-    if accelerator.gradient_accumulation_steps != passes:
-        raise TrainError(
-            f"A step takes {passes} passes of {rows // passes} of this process's {rows} rows, and the Accelerator was "
-            f" made with gradient_accumulation_steps={accelerator.gradient_accumulation_steps}: the "
-            f"optimizer would step elsewhere. Give it {passes}, or the loader another micro_batch_size."
-        )
-    accelerator.register_for_checkpointing(loader)
+    place = _Place(accelerator, loader)
+    place.refuse_other_steps()
+    accelerator.register_for_checkpointing(place)
     require_agreement(loader)
 
 
-def rows_of(loader: Loader) -> int:
-    """Rows of this process's batches."""
-    size, spec = loader.plan.spec.global_batch_size, loader.spec
-    return rows_of_rank(size, spec.world_size, spec.micro_batch_size, spec.uneven)
+@final
+class _Place:
+    """A loader's place, whose steps are the accelerator's also by the edits that a checkpoint brings."""
 
+    def __init__(self, accelerator: Any, loader: Loader) -> None:
+        self._accelerator, self._loader = accelerator, loader
 
-def passes_of(loader: Loader) -> int:
-    """Forward passes of a step: what ``gradient_accumulation_steps`` has to be."""
-    return rows_of(loader) // (loader.spec.micro_batch_size or rows_of(loader))
+    def state_dict(self) -> dict[str, Any]:
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state)
+        self.refuse_other_steps()
+
+    def refuse_other_steps(self) -> None:
+        share = share_of_run(self._loader, self._loader.next_step)
+        if (asked := self._accelerator.gradient_accumulation_steps) != share.passes:
+            raise TrainError(
+                f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} rows, "
+                f"and the Accelerator was made with gradient_accumulation_steps={asked}: the optimizer would step "
+                f"elsewhere. Give it {share.passes}, or the loader another micro_batch_size."
+            )
 
 
 def scale(accelerator: Any) -> int:
@@ -86,6 +95,7 @@ def load_newest(accelerator: Any, folder: Path) -> int:
 
     Raises:
         StateError: it is of another plan or store; names each field that differs.
+        PlanError, TrainError: by its edits the steps are others than the accelerator's.
     """
     found = newest(folder)
     if found is None:

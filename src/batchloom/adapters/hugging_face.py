@@ -16,7 +16,7 @@ from batchloom.adapters.requirements import ACCELERATE, TORCH, Requirement, requ
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, SettingsError, TrainError
-from batchloom.plan.ranks import DATA_PARALLEL, divisors, rows_of_rank
+from batchloom.plan.ranks import DATA_PARALLEL, divisors
 
 if TYPE_CHECKING:
     from batchloom.adapters.hugging_face_parts import PlannedRows, PlanState, TokenLoss
@@ -275,11 +275,8 @@ def _order_problems(args: Any) -> list[str]:
 
 def _rows(loader: Loader) -> int | None:
     """Rows of every step of a rank; None where edits change them."""
-    course = loader.plan.course
-    spec, sizes = loader.spec, {stretch.size for stretch in course.stretches}
-    if len(sizes) > 1:
-        return None
-    return rows_of_rank(sizes.pop(), spec.world_size, spec.micro_batch_size, spec.uneven)
+    found = {loader.share_at(stretch.step).rows for stretch in loader.plan.course.stretches}
+    return None if len(found) > 1 else found.pop()
 
 
 def _size_problems(args: Any, loader: Loader) -> list[str]:

@@ -214,9 +214,7 @@ def _steps(loader: Loader) -> Iterator[int]:
 
 def _passes(loader: Loader, step: int) -> int:
     """Micro-batches of a step on each rank; refuses those that Megatron does not mean to do."""
-    plan = loader.plan.spec_at(step)
-    rows = share_of(plan, loader.spec).rows
-    micro = loader.spec.micro_batch_size or rows
+    share = loader.share_at(step)
     try:
         theirs = (
             num_microbatches_calculator.get_num_microbatches(),
@@ -225,8 +223,9 @@ def _passes(loader: Loader, step: int) -> int:
         )
     except AttributeError:
         # Nobody has set the calculator up: the loop counts by itself.
-        return rows // micro
-    ours = (rows // micro, micro, plan.global_batch_size)
+        return share.passes
+    size = loader.plan.spec_at(step).global_batch_size
+    ours = (share.passes, share.micro_batch_size, size)
     if ours != theirs:
         raise TrainError(
             f"Step {step} of the plan is {ours[0]} micro-batches of {ours[1]} rows a rank, {ours[2]} sequences in all; "
