@@ -213,6 +213,16 @@ class Loader:
             return self._iterate_stream(self._stream, self.next_step)
         return self._iterate(self.next_step)
 
+    def step_numbers(self) -> Iterator[int]:
+        """The numbers of the steps an iteration would give, for a process that does not read: its place moves alike."""
+        if self._stream is not None:
+            raise no_step("each")
+
+        def has_step(step: int) -> bool:
+            return self.plan.has_step(step)  # of the plan as edits leave it
+
+        return self._iterations.walk(self.next_step, has_step)
+
     def _iterate_stream(self, stream: Streaming, first: int) -> Iterator[Batch]:
         steps = stream.open(resumed=self._iterations.resumed)
         run = self._iterations.begin(first, steps)
