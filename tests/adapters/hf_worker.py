@@ -11,6 +11,7 @@ import batchloom
 from adapters.test_hugging_face import HELD_OUT, SIZES, STEPS, Heard, make_args
 from batchloom.adapters.hugging_face import trainer_parts
 from batchloom.adapters.hugging_face_parts import row_losses, token_loss
+from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 
 
@@ -21,6 +22,11 @@ def main(data: str, checkpoint: str, out: str) -> None:
     store = batchloom.open_store(data)
     loader = batchloom.Loader(store, **SIZES, steps=STEPS)
     held_out = batchloom.Loader(store.subset("val"), **HELD_OUT)
+    other = batchloom.Loader(store.subset("val"), **HELD_OUT, seed=loader.spec.rank)
+    try:
+        trainer_parts(loader, args, evaluation=other)
+    except TrainError as error:
+        refused = str(error)
     parts = trainer_parts(loader, args, evaluation=held_out)
     model = tiny_model(store)
     trainer = Heard(
@@ -40,6 +46,7 @@ def main(data: str, checkpoint: str, out: str) -> None:
         "ids": [one["input_ids"].tolist() for one in trainer.heard],
         "losses": [one["loss"] for one in trainer.state.log_history if "loss" in one],
         "evaluation": trainer.evaluate(),
+        "refused": refused,
     }
     Path(out, f"told_{args.process_index}.json").write_text(json.dumps(told))
     trainer.accelerator.wait_for_everyone()

@@ -41,12 +41,20 @@ def run(store, layout, folder, rank):
     loader = batchloom.Loader(store, **SIZES, **megatron.megatron_place())
     read, reads = Store.read, []
     Store.read = lambda *given: reads.append(1) or read(*given)
-    chunks = [
-        list(megatron.megatron_iterator(loader, attention_mask=layout == "tensor", vp_stage=stage))
-        for stage in ((0, 1) if layout == "interleaved" else (None,))
-    ]
+    stages = (0, 1) if layout == "interleaved" else (None,)
+
+    def begin(stage):
+        return megatron.megatron_iterator(loader, attention_mask=layout == "tensor", vp_stage=stage)
+
+    chunks = [list(begin(stage)) for stage in stages]
     Store.read = read
+    # Resumed at step 1: another iterator is first asked when one has given both steps that are left.
+    megatron.go_on_from(loader, 8)
+    one, other = begin(stages[0]), begin(stages[-1])
+    apart = [list(one), list(other)]
     told = {
+        "apart": apart,
+        "place": (loader.next_step, loader.state_dict()["position"], loader.first_to_edit),
         "chunks": chunks,
         "batches": chunks[0],
         "reads": len(reads),
@@ -126,13 +134,17 @@ def refusals(store):
     place = megatron.megatron_place()
     asked(
         lambda: megatron.megatron_iterator(
-            batchloom.Loader(store, **SIZES, **{**place, "labels": "aligned"})
+            batchloom.Loader(store, **SIZES, **{**place, "labels": "aligned"}), attention_mask=False
         )
     )
+    half = batchloom.Loader(store, **SIZES, labels="shifted", rank=0, world_size=4)
+    asked(lambda: megatron.megatron_iterator(half, attention_mask=False))
     other = batchloom.Loader(store, **SIZES, seed=dist.get_rank(), **place)
-    asked(lambda: megatron.megatron_iterator(other))
+    asked(lambda: megatron.megatron_iterator(other, attention_mask=False))
     calc.init_num_microbatches_calculator(dist.get_rank(), None, 16, 2, 2)
-    asked(lambda: next(megatron.megatron_iterator(batchloom.Loader(store, **SIZES, **place))))
+    given = batchloom.Loader(store, **SIZES, **place)
+    asked(lambda: next(megatron.megatron_iterator(given, attention_mask=False)))
+    asked(lambda: megatron.megatron_iterator(given))
     parallel_state.destroy_model_parallel()
     return said
 

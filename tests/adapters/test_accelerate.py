@@ -4,8 +4,10 @@ import pytest
 
 import batchloom
 from adapters.small import small_store
-from batchloom.core.errors import StateError, TrainError
+from batchloom.adapters.deepspeed import batch_sizes
+from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.examples.job import adamw, tiny_model
+from batchloom.plan.edits import Edit
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -34,6 +36,32 @@ def test_a_loader_that_steps_elsewhere_is_refused(store, accelerator):
     other = batchloom.Loader(store, **SIZES, rank=1, world_size=2, micro_batch_size=1)
     with pytest.raises(TrainError, match="share of rank 1 of 2 and this is process 0 of 1"):
         attach(accelerator, other)
+
+
+def test_edits_that_change_the_passes_of_a_step_are_refused_also_where_a_checkpoint_brings_them(
+    store, accelerator, tmp_path
+):
+    from batchloom.adapters.accelerate import attach, load_newest, save
+
+    plain, edited, once = (
+        batchloom.Loader(store, **SIZES, rank=0, world_size=1, micro_batch_size=micro)
+        for micro in (2, 2, None)
+    )
+    for loader in (edited, once):
+        loader.edit(Edit(step=2, global_batch_size=2))
+    said = "2 passes of 2 .* and by an edit 1 of 2 from step 2 on: .*Leave global_batch_size out"
+    with pytest.raises(PlanError, match=said):
+        attach(accelerator, edited)
+    with pytest.raises(PlanError, match=said):
+        batch_sizes(edited)
+    assert batch_sizes(once)["gradient_accumulation_steps"] == 1
+    attach(accelerator, plain)
+    plain.edit(Edit(step=2, global_batch_size=2))
+    save(accelerator, tmp_path, 0)
+    accelerator._custom_objects.clear()
+    attach(accelerator, batchloom.Loader(store, **SIZES, rank=0, world_size=1, micro_batch_size=2))
+    with pytest.raises(PlanError, match=said):
+        load_newest(accelerator, tmp_path)
 
 
 def test_the_place_is_that_of_the_newest_whole_checkpoint(store, accelerator, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 import batchloom
 from batchloom.adapters.agreement import disagreement, require_agreement
+from batchloom.core.errors import TrainError
 from batchloom.testing.stores import write_store
 
 SIZES = {"seq_len": 16, "global_batch_size": 4}
@@ -31,18 +32,23 @@ cases = {
     "labels": ({}, {"labels": "shifted"}),
     "step": ({}, {"resume": 1}),
     "edit": ({}, {"edit": 3}),
+    "augment": ({}, {"augment": {"noise_prob": 0.3, "vocab_size": 999}}),
+    "half": ({"rank": 0, "world_size": 4}, {"rank": 1, "world_size": 4}),
+    "peers": ({"rank": 0, "world_size": 1, "shares": 1},) * 2,
+    "twice": ({"rank": 0, "world_size": 2, "shares": 2},) * 2,
 }
 told = {}
 for name, given in cases.items():
     mine = dict(given[rank])
-    store, resume, edit = (mine.pop(key, none) for key, none in (("data", stores[0]), ("resume", 0), ("edit", 0)))
+    asked = (("data", stores[0]), ("resume", 0), ("edit", 0), ("shares", None))
+    store, resume, edit, shares = (mine.pop(key, none) for key, none in asked)
     loader = batchloom.Loader(batchloom.open_store(store), **SIZES, **mine)
     if resume:
         loader.load_state_dict(loader.state_at(resume))
     if edit:
         loader.edit(Edit(step=edit, global_batch_size=2))
     try:
-        require_agreement(loader)
+        require_agreement(loader, world_size=shares)
         told[name] = ""
     except TrainError as error:
         told[name] = str(error)
@@ -73,7 +79,7 @@ def told(tmp_path_factory):
 
 
 def test_ranks_that_agree_go_on(told):
-    assert told[0]["alike"] == ""
+    assert [told[0][case] for case in ("alike", "peers")] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +92,12 @@ def test_ranks_that_agree_go_on(told):
         ("labels", "labels is 'aligned' on rank 0 and 'shifted' on rank 1"),
         ("step", "next_step is 0 on rank 0 and 1 on rank 1"),
         ("edit", "edits is "),
+        ("augment", "augment.noise_prob is 0.0 on rank 0 and 0.3 on rank 1"),
+        (
+            "half",
+            "reads the share of rank 0 of 4, and world_size is 2: of a step the rest would",
+        ),
+        ("twice", "Ranks 0 and 1 both read the share of rank 0 of 2"),
     ],
 )
 def test_what_differs_is_named_on_every_rank(told, case, said):
@@ -102,3 +114,8 @@ def test_versions_are_compared(tmp_path):
 def test_one_process_has_nothing_to_compare(tmp_path):
     store = write_store(tmp_path, [[1, 2, 3]])
     require_agreement(batchloom.Loader(store, **SIZES))
+    half = batchloom.Loader(store, **SIZES, rank=1, world_size=2)
+    with pytest.raises(TrainError, match="the share of rank 1 of 2, and world_size is 1"):
+        require_agreement(half)
+    # Its framework knows the other, and torch.distributed does not.
+    require_agreement(half, world_size=2)

@@ -223,6 +223,7 @@ def test_a_checkpoint_of_one_process_goes_on_with_two(store, undisturbed, tmp_pa
     sums = losses_of(store.subset("val"), undisturbed.model)
     total, count = torch.cat(sums).double().sum(0)
     for rank in (0, 1):
+        assert "seed is 0 on rank 0 and 1 on rank 1" in told[rank]["refused"]
         evaluation = told[rank]["evaluation"]
         assert evaluation["eval_token_loss"] == pytest.approx((total / count).item(), rel=1e-4)
         means = [(one[:, 0].sum() / one[:, 1].sum()).item() for one in sums]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import batchloom
-from batchloom.core.errors import StateError, TrainError
+from batchloom.core.errors import PlanError, StateError, TrainError
+from batchloom.plan.edits import Edit
 from batchloom.testing.stores import write_store
 
 with warnings.catch_warnings():
@@ -155,6 +156,22 @@ def test_epochs_and_steps_that_the_plan_does_not_have_are_refused(stores):
         fit(endless, max_steps=steps + 1)
     learner, _ = fit(endless, max_steps=-1, max_epochs=1)
     assert learner.trainer.global_step == steps
+
+
+def test_an_edit_that_changes_the_micro_batches_of_a_later_step_is_refused_at_the_start(stores):
+    edited, learner = loader(stores["train"]), Learner()
+    edited.edit(Edit(step=3, global_batch_size=4))
+    with pytest.raises(PlanError, match="4 passes of 2 .* 2 of 2 from step 3 on"):
+        fit(LoaderDataModule(train=lambda: edited), learner=learner)
+    assert not learner.given
+
+
+@pytest.mark.parametrize("name", ["train", "val"])
+def test_a_loader_of_another_number_of_ranks_is_refused(stores, name):
+    half = {name: lambda: loader(stores["train"], rank=0, world_size=2)}
+    data = LoaderDataModule(**{"train": lambda: loader(stores["train"]), **half})
+    with pytest.raises(TrainError, match="reads the share of rank 0 of 2, and world_size is 1"):
+        fit(data)
 
 
 def test_an_evaluation_set_that_makes_no_step_is_refused(stores):

@@ -110,12 +110,30 @@ def test_context_parallel_ranks_have_megatrons_slices(store, ranks, monkeypatch)
 
 def test_a_bad_set_up_is_refused(ranks):
     for told in ranks:
-        early, labels, ranks_differ, counter = told["refusals"]
+        early, labels, half, ranks_differ, counter, packed = told["refusals"]
         assert "call initialize_model_parallel" in early
         assert "labels 'aligned', and 'shifted' is needed" in labels
+        assert "place (Place(rank=0, world_size=4" in half
         assert "seed is 0 on rank 0 and 1 on rank 1" in ranks_differ
         assert "Step 0 of the plan is 2 micro-batches of 2 rows a rank, 8 sequences" in counter
         assert "says 4 of 2, 16 in all" in counter
+        assert "Rows are packed ('best_fit'), and Megatron's models let" in packed
+        assert "attention_mask=True" in packed
+
+
+@pytest.mark.parametrize("layout", ["tensor", "data", "pipeline", "interleaved"])
+def test_iterators_begin_where_the_loader_stood_when_they_were_made_on_every_rank(
+    store, ranks, layout
+):
+    for rank, told in enumerate(ranks):
+        share = (rank, 2) if layout == "data" else (0, 1)
+        left = wanted(store, *share)
+        left = left[len(left) // 3 :]
+        for given in told[layout]["apart"]:
+            assert len(given) == len(left)
+            if given[0]["tokens"] is not None:
+                same(given, left)
+    assert ranks[0][layout]["place"] == ranks[1][layout]["place"]
 
 
 def test_consumed_samples_are_the_position_also_where_the_batch_size_changed(store):

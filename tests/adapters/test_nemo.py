@@ -29,7 +29,12 @@ with warnings.catch_warnings():
     from batchloom.adapters import nemo
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SIZES = {"seq_length": 32, "micro_batch_size": 2, "global_batch_size": 8}
+SIZES = {
+    "seq_length": 32,
+    "micro_batch_size": 2,
+    "global_batch_size": 8,
+    "attention_mask": False,
+}
 
 
 class Sampler:
@@ -143,6 +148,25 @@ def test_a_shuffling_sampler_or_one_of_other_sizes_is_found_out(folder, ranks):
     bare = batchloom.Loader(loader.store, seq_len=32, global_batch_size=8)
     with pytest.raises(InputError, match="need labels='shifted'"):
         nemo.PlanSamples(bare)
+
+
+def test_packed_samples_without_a_mask_are_to_be_asked_for(folder, ranks):
+    sizes = {**SIZES, "attention_mask": None}
+    with pytest.raises(InputError, match=r"Rows are packed \('best_fit'\).*attention_mask=True"):
+        StoreProvider(store=folder, **sizes).build_datasets(context())
+    alone, _, _ = StoreProvider(store=folder, **sizes, packing="none").build_datasets(context())
+    assert "attention_mask" not in alone[0]
+    masked, _, _ = StoreProvider(store=folder, **{**SIZES, "attention_mask": True}).build_datasets(
+        context()
+    )
+    assert masked[0]["attention_mask"].shape == (1, 32, 32)
+
+
+def test_samples_of_another_number_of_ranks_are_refused(folder, ranks):
+    train, _, _ = StoreProvider(store=folder, **SIZES).build_datasets(context())
+    ranks(0, 2)
+    with pytest.raises(TrainError, match="the share of rank 0 of 1, and world_size is 2"):
+        nemo.PlanSamples(train.loader, attention_mask=False)
 
 
 class DataSampler:

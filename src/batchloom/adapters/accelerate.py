@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import newest, step_of, written_aside
 from batchloom.adapters.requirements import ACCELERATE, require
 from batchloom.batches.loader import Loader
+from batchloom.batches.share import share_of_run
 from batchloom.core.errors import StateError, TrainError
-from batchloom.plan.ranks import rows_of_rank
 
 
 def attach(accelerator: Any, loader: Loader) -> None:
@@ -28,28 +28,23 @@ def attach(accelerator: Any, loader: Loader) -> None:
 
     Raises:
         MissingDependencyError: accelerate is older than this needs.
+        PlanError: edits change how many passes a step takes, and the Accelerator does as many in all.
         TrainError: the loader reads another share, or its rows do not make so many passes (says how many they make).
     """
     require(ACCELERATE)
     spec = loader.spec
-    place, wanted = (
+    read, wanted = (
         (spec.rank, spec.world_size),
         (accelerator.process_index, accelerator.num_processes),
     )
-    if place != wanted:
+    if read != wanted:
         raise TrainError(
-            f"The loader reads the share of rank {place[0]} of {place[1]} and this is process {wanted[0]} of "
+            f"The loader reads the share of rank {read[0]} of {read[1]} and this is process {wanted[0]} of "
             f"{wanted[1]}: make it after the Accelerator, with rank=accelerator.process_index and "
             "world_size=accelerator.num_processes."
         )
-    passes, rows = passes_of(loader), rows_of(loader)
-    if accelerator.gradient_accumulation_steps != passes:
-        raise TrainError(
-            f"A step takes {passes} passes of {rows // passes} of this process's {rows} rows, and the Accelerator was "
-            f" made with gradient_accumulation_steps={accelerator.gradient_accumulation_steps}: the "
-            f"optimizer would step elsewhere. Give it {passes}, or the loader another micro_batch_size."
-        )
-    kept = _Place(loader)
+    kept = _Place(accelerator, loader)
+    kept.refuse_other_steps()
     _PLACES.setdefault(accelerator, []).append(kept)
     accelerator.register_for_checkpointing(kept)
     require_agreement(loader)
@@ -57,14 +52,15 @@ def attach(accelerator: Any, loader: Loader) -> None:
 
 @final
 class _Place:
-    """What Accelerate keeps of a loader.
+    """What Accelerate keeps of a loader, whose steps are the accelerator's also by the edits that a checkpoint brings.
 
     Attributes:
         step: the steps trained, while :func:`save` or :func:`load_newest` are at it; None where nobody says.
     """
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, accelerator: Any, loader: Loader) -> None:
+        # Weakly: what is kept of an accelerator is kept as long as that is.
+        self._accelerator, self._loader = proxy(accelerator), loader
         self.step: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,12 +74,24 @@ class _Place:
 
         Raises:
             StateError: it is of another plan or store, or of another step than the checkpoint's name says.
+            TrainError: by its edits the steps are others than the accelerator's.
         """
         self._loader.load_state_dict(state)
         if self.step not in (None, there := self._loader.next_step):
             raise StateError(
                 f"checkpoint-{self.step} holds the loader's place before step {there}: it was renamed, or saved with "
                 "another number of steps than were trained. Go on from another checkpoint."
+            )
+        self.refuse_other_steps()
+
+    def refuse_other_steps(self) -> None:
+        """Refuse steps of other passes than the accelerator does."""
+        share = share_of_run(self._loader, self._loader.next_step)
+        if (asked := self._accelerator.gradient_accumulation_steps) != share.passes:
+            raise TrainError(
+                f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} rows, "
+                f"and the Accelerator was made with gradient_accumulation_steps={asked}: the optimizer would step "
+                f"elsewhere. Give it {share.passes}, or the loader another micro_batch_size."
             )
 
 
@@ -102,17 +110,6 @@ def _at(accelerator: Any, step: int) -> Iterator[None]:
     finally:
         for place in places:
             place.step = None
-
-
-def rows_of(loader: Loader) -> int:
-    """Rows of this process's batches."""
-    size, spec = loader.plan.spec.global_batch_size, loader.spec
-    return rows_of_rank(size, spec.world_size, spec.micro_batch_size, spec.uneven)
-
-
-def passes_of(loader: Loader) -> int:
-    """Forward passes of a step: what ``gradient_accumulation_steps`` has to be."""
-    return rows_of(loader) // (loader.spec.micro_batch_size or rows_of(loader))
 
 
 def scale(accelerator: Any) -> int:
@@ -144,6 +141,7 @@ def load_newest(accelerator: Any, folder: Path) -> int:
     Raises:
         StateError: it is of another plan or store (names each field that differs), or its loader stands before another
             step than its name says.
+        PlanError, TrainError: by its edits the steps are others than the accelerator's.
     """
     found = newest(folder)
     if found is None:

@@ -8,30 +8,36 @@ import torch
 import torch.distributed as dist
 
 from batchloom.adapters.requirements import installed
+from batchloom.batches.augment import Augment
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import TrainError
+from batchloom.core.spec import to_plain
 from batchloom.plan.spec import ORDER_VERSION
 
 _SHOWN = 4
 
 
-def require_agreement(loader: Loader, group: dist.ProcessGroup | None = None) -> None:
-    """Make sure that all ranks read the same plan, each its own share; every rank calls it, and once.
+def require_agreement(
+    loader: Loader, group: dist.ProcessGroup | None = None, *, world_size: int | None = None
+) -> None:
+    """Make sure that all ranks read the same plan, each its own share of all there are; every rank calls it, and once.
 
-    Without torch.distributed, or with one process, there is nothing to compare.
+    Without torch.distributed there is one rank, and nothing to compare.
 
     Args:
         loader: of this process.
-        group: the data-parallel processes; None for all.
+        group: the processes that the loader's ``world_size`` counts; None for all.
+        world_size: what it is to be where it is not the number of these processes: that of a framework which gives
+            the same share to several of them (its tensor-parallel ranks), or has processes without torch.distributed.
 
     Raises:
-        TrainError: on every rank: versions, stores, settings, edits or steps differ, or two ranks have the
-            same share; names the first that differs, and both values.
+        TrainError: on every rank: versions, stores, settings, edits or steps differ (names the first that differs, and
+            both values), the loader is of another number of ranks, or one share is read in place of another.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        return
-    heard = [json.loads(one) for one in gathered(json.dumps(_said(loader)).encode(), group)]
-    if (problem := disagreement(heard)) is not None:
+    said, heard = _said(loader), [_said(loader)]
+    if dist.is_available() and dist.is_initialized():
+        heard = [json.loads(one) for one in gathered(json.dumps(said).encode(), group)]
+    if (problem := disagreement(heard, world_size)) is not None:
         raise TrainError(problem)
 
 
@@ -55,12 +61,18 @@ def _said(loader: Loader) -> dict[str, Any]:
             "uneven": spec.uneven,
             "micro_batch_size": spec.micro_batch_size,
             "balance": spec.balance,
+            "augment": to_plain(loader.augmentation.settings if loader.augmentation else Augment()),
         },
     }
 
 
-def disagreement(heard: Sequence[dict[str, Any]]) -> str | None:
-    """Which of the ranks says something else than the first, and what; None where all fit together."""
+def disagreement(heard: Sequence[dict[str, Any]], world_size: int | None = None) -> str | None:
+    """Which of the ranks says something else than the first, and what; None where all fit together.
+
+    Args:
+        heard: what each says.
+        world_size: how many shares they read; None for one each.
+    """
     first = flattened(heard[0]["equal"])
     for rank, said in enumerate(heard):
         other = flattened(said["equal"])
@@ -81,14 +93,30 @@ def disagreement(heard: Sequence[dict[str, Any]]) -> str | None:
                 f"The ranks do not read the same: {shown}{more}. Give every rank the same store, settings, "
                 "checkpoint and version of batchloom."
             )
-    places = [tuple(said["place"]) for said in heard]
+    return _misplaced([tuple(said["place"]) for said in heard], world_size or len(heard))
+
+
+def _misplaced(places: Sequence[tuple[int, int]], world_size: int) -> str | None:
+    """Why ranks in these places, which are of one world, do not read all of it, each share as often as any other."""
+    rank, theirs = places[0]
+    if theirs != world_size:
+        return (
+            f"The Loader reads the share of rank {rank} of {theirs}, and world_size is {world_size}: of a step "
+            f"the rest would be left out, or read twice. {_REMEDY}"
+        )
+    each = len(places) // world_size
     for rank, place in enumerate(places):
-        if (before := places.index(place)) != rank:
-            return (
-                f"Ranks {before} and {rank} both read the share of rank {place[0]} of {place[1]}: make the Loader "
-                "after torch.distributed.init_process_group, or give it rank= and world_size=."
-            )
+        before = [other for other in range(rank) if places[other] == place]
+        # One process alone may be any of those that nobody can ask.
+        if each and len(before) >= each:
+            return f"Ranks {before[0]} and {rank} both read the share of rank {place[0]} of {place[1]}. {_REMEDY}"
     return None
+
+
+_REMEDY = (
+    "Make the Loader after torch.distributed.init_process_group (a framework's own start), without rank= and "
+    "world_size=, or give it the right ones."
+)
 
 
 def flattened(plain: Any, path: str = "") -> dict[str, Any]:

@@ -13,8 +13,8 @@ import torch
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.requirements import DEEPSPEED, require
 from batchloom.batches.loader import Loader
+from batchloom.batches.share import share_of_run
 from batchloom.core.errors import StateError, TrainError
-from batchloom.plan.ranks import rows_of_rank
 
 _STATE = "batchloom"
 
@@ -37,14 +37,16 @@ def join() -> None:
 
 
 def batch_sizes(loader: Loader) -> dict[str, int]:
-    """The three sizes of a DeepSpeed configuration that make the loader's steps."""
-    size, spec = loader.plan.spec.global_batch_size, loader.spec
-    rows = rows_of_rank(size, spec.world_size, spec.micro_batch_size, spec.uneven)
-    micro = spec.micro_batch_size or rows
+    """The three sizes of a DeepSpeed configuration that make the loader's steps, from that on it goes on with.
+
+    Raises:
+        PlanError: edits change how many passes a step takes; an engine does as many in all.
+    """
+    share = share_of_run(loader, loader.next_step)
     return {
-        "train_batch_size": rows * spec.world_size,
-        "train_micro_batch_size_per_gpu": micro,
-        "gradient_accumulation_steps": rows // micro,
+        "train_batch_size": share.rows * share.place.world_size,
+        "train_micro_batch_size_per_gpu": share.micro_batch_size,
+        "gradient_accumulation_steps": share.passes,
     }
 
 
@@ -52,8 +54,20 @@ def attach(engine: Any, loader: Loader) -> None:
     """Make sure that an engine steps where the loader's steps end, and all ranks read the same; every rank calls it.
 
     Raises:
+        PlanError: edits change how many passes a step takes.
         TrainError: the engine has other sizes, ranks, or reads its data by itself; names what to give.
     """
+    _refuse_other_steps(engine, loader)
+    ranks = loader.share_at(0).place.world_size
+    if engine.dp_world_size != ranks:
+        raise TrainError(
+            f"The engine has {engine.dp_world_size} data-parallel ranks and the loader {ranks}: "
+            "make the loader after batchloom.adapters.deepspeed.join()."
+        )
+    require_agreement(loader)
+
+
+def _refuse_other_steps(engine: Any, loader: Loader) -> None:
     wanted = batch_sizes(loader)
     have = {
         "train_batch_size": engine.train_batch_size(),
@@ -70,12 +84,6 @@ def attach(engine: Any, loader: Loader) -> None:
             f"The engine has {differ}: its steps would not be those of the loader. Give its configuration "
             "batchloom.adapters.deepspeed.batch_sizes(loader)."
         )
-    if engine.dp_world_size != loader.spec.world_size:
-        raise TrainError(
-            f"The engine has {engine.dp_world_size} data-parallel ranks and the loader {loader.spec.world_size}: "
-            "make the loader after batchloom.adapters.deepspeed.join()."
-        )
-    require_agreement(loader)
 
 
 def scale(engine: Any) -> int:
@@ -102,6 +110,7 @@ def load_newest(engine: Any, folder: Path, loader: Loader) -> int:
 
     Raises:
         StateError: it is of another plan or store (names each field that differs), or was saved without the loader.
+        PlanError, TrainError: by its edits the steps are others than the engine's.
     """
     if not (folder / "latest").is_file():
         return 0
@@ -117,4 +126,5 @@ def load_newest(engine: Any, folder: Path, loader: Loader) -> int:
             "can be had from it; which data the run has seen cannot."
         )
     loader.load_state_dict(place[_STATE]["loader"])
+    _refuse_other_steps(engine, loader)
     return int(place[_STATE]["step"])

@@ -16,7 +16,7 @@ from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFO
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, SettingsError, TrainError
-from batchloom.plan.ranks import DATA_PARALLEL, divisors, rows_of_rank
+from batchloom.plan.ranks import DATA_PARALLEL, divisors
 
 if TYPE_CHECKING:
     from batchloom.adapters.hugging_face_parts import PlannedRows, PlanState, TokenLoss
@@ -61,8 +61,10 @@ def trainer_parts(
         MissingDependencyError: transformers, datasets or accelerate is missing or too old.
         SettingsError: settings under which the trainer would not train on the plan; all at once.
         InputError: a stream, which has no step on its own.
+        TrainError: ranks whose ``evaluation`` differs; of the loader they find it out before the first step.
     """
     require(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
+    from batchloom.adapters.agreement import require_agreement  # noqa: PLC0415
     from batchloom.adapters.hugging_face_parts import (  # noqa: PLC0415 - slow, and only there by now
         PlannedRows,
         PlanState,
@@ -85,6 +87,9 @@ def trainer_parts(
         problems += evaluation_problems(args, evaluation)
     if problems:
         raise SettingsError(problems)
+    if evaluation is not None:
+        # A run may be of an evaluation alone.
+        require_agreement(evaluation)
     dataset, collator = PlannedRows(loader, dealing_of(args, loader)), Collator(form)
     return TrainerParts(
         dataset,
@@ -266,11 +271,8 @@ def _order_problems(args: Any) -> list[str]:
 
 def _rows(loader: Loader) -> int | None:
     """Rows of every step of a rank; None where edits change them."""
-    course = loader.plan.course
-    spec, sizes = loader.spec, {stretch.size for stretch in course.stretches}
-    if len(sizes) > 1:
-        return None
-    return rows_of_rank(sizes.pop(), spec.world_size, spec.micro_batch_size, spec.uneven)
+    found = {loader.share_at(stretch.step).rows for stretch in loader.plan.course.stretches}
+    return None if len(found) > 1 else found.pop()
 
 
 def _size_problems(args: Any, loader: Loader) -> list[str]:

@@ -11,7 +11,7 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.requirements import LIGHTNING, require
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
-from batchloom.batches.share import share_of
+from batchloom.batches.share import share_of_run
 from batchloom.core.errors import InputError, StateError, TrainError
 
 require(LIGHTNING)
@@ -71,7 +71,10 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
 
     def val_dataloader(self) -> "_Passes | list[Any]":
         """The micro-batches of the validation set, from the first on."""
-        return [] if self.val_loader is None else _Passes(self.val_loader)
+        if self.val_loader is None:
+            return []
+        require_agreement(self.val_loader)
+        return _Passes(self.val_loader)
 
     @property
     def loss_divisor(self) -> float:
@@ -131,7 +134,7 @@ class _Passes:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._loader:
-            yield from batch.split(self._loader.spec.micro_batch_size or len(batch["input_ids"]))
+            yield from batch.split(self._loader.share_at(batch.step).micro_batch_size)
 
 
 class _TrainPasses:
@@ -162,9 +165,10 @@ class _TrainPasses:
                 f"The plan ends after {first} steps, and Trainer(max_steps={trainer.max_steps}) asks for more: give "
                 f"max_steps={first}, Trainer(max_epochs=1), or a Loader of more steps or epochs."
             )
+        share_of_run(loader, first)
         loader.load_state_dict(loader.state_at(first))
         for batch in loader:
-            parts = _parts(batch, loader)
+            parts = batch.split(loader.share_at(batch.step).micro_batch_size)
             if len(parts) != trainer.accumulate_grad_batches:
                 raise TrainError(
                     f"Step {batch.step} is {len(parts)} micro-batches of {len(parts[0]['input_ids'])} rows on each "
@@ -172,11 +176,6 @@ class _TrainPasses:
                     f"Trainer(accumulate_grad_batches={len(parts)}), or another micro_batch_size."
                 )
             yield from parts
-
-
-def _parts(batch: Batch, loader: Loader) -> list[Batch]:
-    rows = share_of(loader.plan.spec_at(batch.step), loader.spec).rows
-    return batch.split(loader.spec.micro_batch_size or rows)
 
 
 def _check_run(trainer: Trainer, loader: Loader) -> None:

@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from batchloom.adapters.agreement import device_of, require_agreement
 from batchloom.adapters.requirements import MEGATRON, require
-from batchloom.batches.assemble import IGNORE
+from batchloom.batches import forms
+from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
-from batchloom.batches.share import share_of
-from batchloom.batches.spec import Labels
+from batchloom.batches.spec import BatchSpec, Labels
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.core.spec import shown, whole
 from batchloom.plan.edits import Edit
@@ -82,18 +82,19 @@ def megatron_place() -> MegatronPlace:
 
 
 def megatron_iterator(
-    loader: Loader, *, attention_mask: bool = False, vp_stage: int | None = None
+    loader: Loader, *, attention_mask: bool | None = None, vp_stage: int | None = None
 ) -> Iterator[Micro]:
     """The micro-batches of a run, as Megatron's ``get_batch`` gives them; every rank calls it, and at the same time.
+
+    It begins with the loader's ``next_step`` at the call, whatever others of the same loader give meanwhile.
 
     Of the tensor-parallel ranks the first reads and the others are sent what it read; of the pipeline stages the first
     and the last read. Context-parallel ranks have their slices already, as ``get_batch_on_this_cp_rank`` takes them.
 
     Args:
-        loader: of this process, with ``**megatron_place()``. Its own ``state_dict`` stands still on ranks that do not
-            read: keep :func:`consumed_samples`, or ``loader.state_at(step)``.
-        attention_mask: whether to give one; packed documents see each other without, unless the model looks at
-            ``position_ids`` for that.
+        loader: of this process, with ``**megatron_place()``; its place moves on all ranks alike, also where another
+            reads.
+        attention_mask: whether to give one; see :func:`mask_wanted`.
         vp_stage: of an interleaved pipeline the stage of the model chunk this is for.
 
     Yields:
@@ -102,20 +103,52 @@ def megatron_iterator(
         [R, 1, S, S], True where a token must not be seen, or None. On stages between, all of them None.
 
     Raises:
-        InputError: a stream, or a loader of another form.
+        InputError: a stream, a loader of another form, or packed rows of which nobody said what keeps them apart.
         TrainError: ranks that do not read the same, or as many micro-batches or sequences a step as Megatron's
             calculator says (the latter when the step comes).
     """
-    _check_loader(loader, attention_mask=attention_mask)
+    mask = mask_wanted(loader, attention_mask)
+    _check_loader(loader, attention_mask=mask)
     require_agreement(loader)
-    return _micro_batches(loader, attention_mask, vp_stage)
+    between = not (
+        parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
+        or parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
+    )
+    # Where they begin is settled here, not when the first of them is asked for.
+    if between and not mask:
+        return _nothing(loader, loader.step_numbers())
+    if parallel_state.get_tensor_model_parallel_rank() == 0:
+        return _named(_read(loader, iter(loader)), attention_mask=mask)
+    return _named(_room(loader, loader.step_numbers()), attention_mask=mask)
+
+
+def mask_wanted(loader: Loader, asked: bool | None) -> bool:  # noqa: FBT001 - as it was given
+    """Whether micro-batches of a loader are to have an attention mask.
+
+    Args:
+        loader: whose rows hold one document each (``packing="none"``), or several.
+        asked: True to have one. False to have none: packed documents then see each other, unless the model keeps
+            them apart by ``position_ids`` itself, which a ``GPTModel`` does not. None where rows need none.
+
+    Raises:
+        InputError: None, and rows are packed.
+    """
+    if asked is None and (packing := loader.plan.spec.packing) != "none":
+        raise InputError(
+            f"Rows are packed ({packing!r}), and Megatron's models let the documents of a row see each other without a "
+            "mask: give attention_mask=True (S x S bytes a row, no context parallelism), or pack one document a row "
+            "(packing='none'); or say attention_mask=False, where the model keeps them apart by position_ids or they "
+            "may see each other."
+        )
+    return bool(asked)
 
 
 def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
-    spec = loader.spec
+    spec, theirs = loader.spec, BatchSpec(**megatron_place())
     problems = [
         f"{name} {got!r}, and {wanted!r} is needed"
         for name, got, wanted in (
+            ("place", _place(spec), _place(theirs)),
             ("labels", spec.labels, "shifted"),
             ("form", spec.form, "rows"),
             ("output", spec.output, "torch"),
@@ -134,37 +167,43 @@ def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
         )
 
 
-def _micro_batches(loader: Loader, attention_mask: bool, vp_stage: int | None) -> Iterator[Micro]:  # noqa: FBT001
-    between = not (
-        parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
-        or parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
-    )
-    if between and not attention_mask:
-        for step in _steps(loader):
-            yield from [_NOTHING.copy() for _ in range(_passes(loader, step))]
-        return
-    for read in _read(loader):
-        yield megatron_micro(_sent(read), attention_mask=attention_mask)
+def _place(spec: BatchSpec) -> tuple[Place, str]:
+    """What of a process's place decides what it is given."""
+    mesh = spec.mesh
+    return mesh.place(spec.rank, spec.world_size), mesh.slices if mesh.context > 1 else "whole"
+
+
+def _nothing(loader: Loader, steps: Iterator[int]) -> Iterator[Micro]:
+    for step in steps:
+        yield from [_NOTHING.copy() for _ in range(_passes(loader, step))]
 
 
 _NOTHING: Micro = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids", "attention_mask"))
+_KEYS = ("input_ids", "labels", "position_ids")
 
 
-def _read(loader: Loader) -> Iterator[torch.Tensor]:
-    """Ids, labels and positions of each micro-batch, int64 [3, R, S]; room for them where another rank reads."""
+def _named(parts: Iterator[torch.Tensor], *, attention_mask: bool) -> Iterator[Micro]:
+    for part in parts:
+        made = forms.megatron_arrays(*_sent(part).unbind(), attention_mask=attention_mask)
+        yield {"attention_mask": None} | made
+
+
+def _read(loader: Loader, batches: Iterator[Batch]) -> Iterator[torch.Tensor]:
+    """Ids, labels and positions of each micro-batch, int64 [3, R, S]."""
     device = device_of(parallel_state.get_tensor_model_parallel_group())
-    if parallel_state.get_tensor_model_parallel_rank() == 0:
-        for batch in loader:
-            passes = _passes(loader, batch.step)
-            for part in batch.split(len(batch["input_ids"]) // passes):
-                keys = ("input_ids", "labels", "position_ids")
-                yield torch.stack([part[key] for key in keys]).to(device)
-        return
-    for step in _steps(loader):
-        passes, plan = _passes(loader, step), loader.plan.spec_at(step)
-        rows = share_of(plan, loader.spec).rows // passes
+    for batch in batches:
+        passes = _passes(loader, batch.step)
+        for part in batch.split(len(batch["input_ids"]) // passes):
+            yield torch.stack([part[key] for key in _KEYS]).to(device)
+
+
+def _room(loader: Loader, steps: Iterator[int]) -> Iterator[torch.Tensor]:
+    """Room for them, where another rank reads."""
+    device = device_of(parallel_state.get_tensor_model_parallel_group())
+    for step in steps:
+        passes, seq_len = _passes(loader, step), loader.plan.spec_at(step).seq_len
+        shape = (3, loader.share_at(step).rows // passes, seq_len // loader.spec.mesh.context)
         for _ in range(passes):
-            shape = (3, rows, plan.seq_len // loader.spec.mesh.context)
             yield torch.empty(shape, dtype=torch.int64, device=device)
 
 
@@ -176,40 +215,9 @@ def _sent(read: torch.Tensor) -> torch.Tensor:
     return read
 
 
-def megatron_micro(read: torch.Tensor, *, attention_mask: bool) -> Micro:
-    """A micro-batch under Megatron's names."""
-    tokens, labels, positions = read.unbind()
-    trained = labels != IGNORE
-    return {
-        "tokens": tokens,
-        # Megatron looks scores up by them before it masks.
-        "labels": labels * trained,
-        "loss_mask": trained.float(),
-        "position_ids": positions,
-        "attention_mask": _unseen(positions) if attention_mask else None,
-    }
-
-
-def _unseen(positions: torch.Tensor) -> torch.Tensor:
-    """Which tokens must not be seen, bool [R, 1, S, S]: those behind, and those of other documents."""
-    documents = (positions == 0).cumsum(1)
-    same = documents[:, None, :, None] == documents[:, None, None, :]
-    return ~same.tril()
-
-
-def _steps(loader: Loader) -> Iterator[int]:
-    """The numbers of the steps still to come."""
-    step = loader.next_step
-    while loader.plan.has_step(step):
-        yield step
-        step += 1
-
-
 def _passes(loader: Loader, step: int) -> int:
     """Micro-batches of a step on each rank; refuses those that Megatron does not mean to do."""
-    plan = loader.plan.spec_at(step)
-    rows = share_of(plan, loader.spec).rows
-    micro = loader.spec.micro_batch_size or rows
+    share = loader.share_at(step)
     try:
         theirs = (
             num_microbatches_calculator.get_num_microbatches(),
@@ -218,8 +226,9 @@ def _passes(loader: Loader, step: int) -> int:
         )
     except AttributeError:
         # Nobody has set the calculator up: the loop counts by itself.
-        return rows // micro
-    ours = (rows // micro, micro, plan.global_batch_size)
+        return share.passes
+    size = loader.plan.spec_at(step).global_batch_size
+    ours = (share.passes, share.micro_batch_size, size)
     if ours != theirs:
         raise TrainError(
             f"Step {step} of the plan is {ours[0]} micro-batches of {ours[1]} rows a rank, {ours[2]} sequences in all; "

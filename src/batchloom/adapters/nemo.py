@@ -16,8 +16,10 @@ from typing import Any, final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.adapters.requirements import LIGHTNING, MEGATRON, require
+from batchloom.batches.forms import megatron_arrays
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, TrainError
 from batchloom.store.opening import open_store
@@ -30,18 +32,18 @@ from megatron.core import num_microbatches_calculator, parallel_state  # noqa: E
 
 from batchloom.adapters.megatron import (  # noqa: E402
     go_on_from,
-    megatron_micro,
+    mask_wanted,
     megatron_prefixes,
 )
 
 
 @final
 class PlanSamples(Dataset[dict[str, torch.Tensor]]):
-    """The sequences of a plan by the numbers Megatron's sampler gives them.
+    """The sequences of a plan by the numbers Megatron's sampler gives them; every rank makes them.
 
     Args:
         loader: of this data-parallel rank, with ``labels="shifted"`` and ``micro_batch_size``.
-        attention_mask: whether an item has one.
+        attention_mask: whether an item has one; see ``adapters.megatron.mask_wanted``.
 
     Attributes:
         loader: as it was given; None in a worker process.
@@ -49,9 +51,10 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
     Raises:
         InputError: a loader without them, or (of an item) a number that another rank is to have: the framework
             shuffles, or deals by other sizes.
+        TrainError: the ranks do not read the same, or not all of it.
     """
 
-    def __init__(self, loader: Loader, *, attention_mask: bool = False) -> None:
+    def __init__(self, loader: Loader, *, attention_mask: bool | None = None) -> None:
         spec = loader.spec
         if (
             (spec.labels, spec.uneven, spec.mesh.peers) != ("shifted", "refuse", 1)
@@ -62,8 +65,9 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
                 f"Megatron's samples need labels='shifted' (here {spec.labels!r}), a micro_batch_size (here "
                 f"{spec.micro_batch_size}), uneven='refuse', data-parallel ranks alone, and a plan without edits."
             )
+        require_agreement(loader, world_size=parallel_state.get_data_parallel_world_size())
         self.loader = loader
-        self._batches, self._mask = LoaderDataset(loader), attention_mask
+        self._batches, self._mask = LoaderDataset(loader), mask_wanted(loader, attention_mask)
         self._place = (spec.rank, spec.world_size, spec.micro_batch_size)
         self._size = loader.plan.spec.global_batch_size
         self._latest = (-1, torch.empty(0))
@@ -91,8 +95,8 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
             batch = self._batches[step]
             self._latest = (step, torch.stack([batch[key] for key in _KEYS]))
         part = self._latest[1][:, turn * micro + row][:, None]
-        made = megatron_micro(part, attention_mask=self._mask)
-        return {name: value[0] for name, value in made.items() if value is not None}
+        made = megatron_arrays(*part, attention_mask=self._mask)
+        return {name: value[0] for name, value in made.items()}
 
 
 _KEYS = ("input_ids", "labels", "position_ids")
@@ -114,7 +118,7 @@ class StoreDatasets:
         seq_length, micro_batch_size, global_batch_size: as the recipe's ``cfg.model`` and ``cfg.train`` have them.
         packing, seed: see ``batchloom.Loader``.
         validation, test: the subsets; None to do without.
-        attention_mask: whether samples have one.
+        attention_mask: whether samples have one; to be said unless ``packing`` is ``none``.
         skip_getting_attention_mask_from_dataset: Megatron-Bridge's word for its opposite.
 
     Raises:
@@ -129,7 +133,7 @@ class StoreDatasets:
     seed: int = 0
     validation: str | None = "val"
     test: str | None = "test"
-    attention_mask: bool = False
+    attention_mask: bool | None = None
 
     @property
     def sequence_length(self) -> int:

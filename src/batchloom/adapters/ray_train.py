@@ -2,7 +2,8 @@
 
 Inside the function that a ``TorchTrainer`` runs on each worker nothing has to be translated: torch.distributed is
 ready there, so that a ``Loader`` knows its rank, and ``adapters.agreement`` can ask the others. With a trainer that
-starts no torch.distributed, ``Loader(..., rank=rank, world_size=world_size)`` of :func:`place` says the same.
+starts no torch.distributed, ``Loader(..., rank=rank, world_size=world_size)`` of :func:`place` says the same, and
+``require_agreement(loader, world_size=world_size)`` that it is all of them.
 
 When a worker is lost, or their number changes, Ray starts all of them anew from the newest checkpoint: what was
 trained after it is gone with the weights that saw it, and its sequences are given again, among the workers there are

@@ -12,6 +12,7 @@ from typing import Any, final
 
 import torch
 
+from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.requirements import TORCHTITAN, require
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import StateError
@@ -36,6 +37,7 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     Raises:
         PlanError: ``local_batch_size`` and the ranks do not make up ``global_batch_size``; says which sizes would.
+        TrainError: (of an iteration, which all ranks begin) they do not read the same.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -88,6 +90,8 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
         self._done = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        # Of the ranks, as torchtitan counts them; others (tensor-parallel ones, say) read the same share.
+        require_agreement(self.loader, world_size=self.loader.spec.world_size)
         while True:
             for batch in self.loader:
                 parts = batch.split(self._size)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchloom.batches.assemble import IGNORE, Batch, BatchCuts
 from batchloom.batches.device import to_torch
-from batchloom.batches.masks import dense_mask, whole_rows
+from batchloom.batches.masks import seen_by, whole_rows
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.spec import shown, whole
 from batchloom.plan.rows import aligned
@@ -137,17 +137,26 @@ def megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
     Raises:
         PlanError: a batch that was rebuilt.
     """
-    labels = _next_tokens(batch, _known(batch, "megatron"))
+    cuts = _known(batch, "megatron")
+    if attention_mask and cuts.sliced:
+        raise whole_rows("attention_mask")
+    labels = _next_tokens(batch, cuts)
+    arrays = (batch["input_ids"], labels, batch["position_ids"])
+    return _made(batch, megatron_arrays(*arrays, attention_mask=attention_mask))
+
+
+def megatron_arrays(
+    tokens: Any, labels: Any, positions: Any, *, attention_mask: bool
+) -> dict[str, Any]:
+    """Ids, next-token labels and positions of rows, each [R, S], under Megatron's names: see :func:`megatron`."""
     trained = labels != IGNORE
     arrays = {
-        "tokens": batch["input_ids"],
+        "tokens": tokens,
         "labels": labels * trained,
         "loss_mask": _float32(trained),
-        "position_ids": batch["position_ids"],
+        "position_ids": positions,
     }
-    if attention_mask:
-        arrays["attention_mask"] = ~dense_mask(batch)["attention_mask"]
-    return _made(batch, arrays)
+    return arrays | ({"attention_mask": ~seen_by(positions)} if attention_mask else {})
 
 
 def _next_tokens(batch: Batch, cuts: BatchCuts) -> Any:

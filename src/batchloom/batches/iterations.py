@@ -1,5 +1,6 @@
 """Where the iterations of a loader stand: what they gave, and where the next one begins."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -73,6 +74,18 @@ class Iterations:
         self._latest = run
         # Whoever only looks at the first batch of a resumed loader has not resumed it.
         self.resumed = self.resumed and run.taken == 1
+
+    def walk(self, first: int, has_step: Callable[[int], bool]) -> Iterator[int]:
+        """Give the numbers of the steps from one on, noted as if their batches were given."""
+        run, step = self.begin(first), first
+        try:
+            while has_step(step):
+                self.gave(run, step)
+                yield step
+                step += 1
+            self.resumed = False
+        finally:
+            self.left(run)
 
     def left(self, run: Iteration) -> None:
         """Note that an iteration has ended."""

@@ -190,10 +190,10 @@ class Loader:
         self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
         self.augmentation = make_augmentation(augment, named_by(data, self.plan), labels)
         if self._stream is not None:
-            self._share_of(0)
+            self.share_at(0)
             return
         self.store: Store | Shelf = store_of(self.plan)
-        self._share_of(0)
+        self.share_at(0)
         _LOADERS.add(self)
         load_tables(self.plan)
 
@@ -214,10 +214,20 @@ class Loader:
             return self._iterate_stream(self._stream, self.next_step)
         return self._iterate(self.next_step)
 
+    def step_numbers(self) -> Iterator[int]:
+        """The numbers of the steps an iteration would give, for a process that does not read: its place moves alike."""
+        if self._stream is not None:
+            raise no_step("each")
+
+        def has_step(step: int) -> bool:
+            return self.plan.has_step(step)  # of the plan as edits leave it
+
+        return self._iterations.walk(self.next_step, has_step)
+
     def _iterate_stream(self, stream: Streaming, first: int) -> Iterator[Batch]:
         steps = stream.open(resumed=self._iterations.resumed)
         run = self._iterations.begin(first, steps)
-        share, size = self._share_of(0), self.plan.spec.global_batch_size
+        share, size = self.share_at(0), self.plan.spec.global_batch_size
 
         def make(step: int) -> Staged | None:
             if step >= stream.stream.steps:
@@ -252,7 +262,7 @@ class Loader:
 
     def _batches(self, first: int) -> Iterator[Staged]:
         if self.spec.prefetch:
-            batch = 3 * 8 * self._share_of(0).rows * self.plan.spec.seq_len
+            batch = 3 * 8 * self.share_at(0).rows * self.plan.spec.seq_len
             reserve((self.spec.prefetch + 2) * batch)
         if self.spec.prefetch and self._is_far:
             yield from self._fetched(first)
@@ -342,7 +352,7 @@ class Loader:
     def _made(self, step: int) -> Staged:
         # An edit waits until the batch is made: it is one plan's, and one store's.
         with self._turn:
-            share = self._share_of(step)
+            share = self.share_at(step)
             found = rank_rows(self.plan, step, share, balance=self.spec.balance)
             if not self.spec.prefetch and self._is_far:
                 fetch_rows(self._stores(), blocks_of(self.plan), found[0])
@@ -356,7 +366,7 @@ class Loader:
         self, reader: Reader, rows: Rows, positions: NDArray[np.int64], step: int
     ) -> Staged:
         """A batch of rows, of which each has a position in the run, on its way to its device."""
-        context = self._share_of(step).place.context_rank
+        context = self.share_at(step).place.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
         arrays, cuts = make_arrays(reader, rows, spec, self.spec, context, augment)
@@ -375,7 +385,7 @@ class Loader:
         # An edit in between would give rows of one plan to the store of another.
         with self._turn:
             if self.store.replicated:
-                share = self._share_of(step)
+                share = self.share_at(step)
                 rows, _ = rank_rows(self.plan, step, share, balance=self.spec.balance)
                 return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
             start, stop = self.plan.positions_of(step)
@@ -393,7 +403,7 @@ class Loader:
     def tokens(self, step: int) -> int:
         """Tokens of this rank's rows of a step; of a stream, of one that was given."""
         if self._stream is None:
-            rows, _ = rank_rows(self.plan, step, self._share_of(step), balance=self.spec.balance)
+            rows, _ = rank_rows(self.plan, step, self.share_at(step), balance=self.spec.balance)
             return int(rows.lengths.sum())
         steps = self._iterations.steps
         if steps is None:
@@ -404,7 +414,7 @@ class Loader:
         """How unevenly the attention cost of a step lies on ranks, in stretches and as it is dealt."""
         if self._stream is not None:
             raise no_step(str(step))
-        return measured(self.plan, step, self._share_of(step), balance=self.spec.balance)
+        return measured(self.plan, step, self.share_at(step), balance=self.spec.balance)
 
     def _spec_at(self, step: int) -> PlanSpec:
         """The settings that hold at a step."""
@@ -412,7 +422,7 @@ class Loader:
             raise SettingsError([f"step: {shown(step)} is no whole number from 0 on"])
         return self.plan.spec if self._stream is not None else self.plan.spec_at(step)
 
-    def _share_of(self, step: int) -> Share:
+    def share_at(self, step: int) -> Share:
         """This process's share of a step, which edits may change."""
         return self._share(self._spec_at(step))
 

@@ -32,10 +32,7 @@ def dense_mask(batch: Batch, *, additive: str | None = None) -> Batch:
         SettingsError: no such type.
         PlanError: the batch is the slice of a context-parallel rank.
     """
-    spans = _spans(batch, "dense_mask")
-    places = (spans[:1] >= 0).cumsum(1)
-    seen = (spans[:, :, None] == spans[:, None, :]) & (places[:, :, None] >= places[:, None, :])
-    mask = seen[:, None]
+    mask = seen_by(_positions(batch, "dense_mask"))
     if additive is not None:
         mask = _added(mask, additive)
     return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
@@ -62,7 +59,7 @@ def block_mask(batch: Batch) -> Batch:
         )
     from torch.nn.attention import flex_attention as flex  # noqa: PLC0415 - torch is optional and slow to import
 
-    spans = _spans(batch, "block_mask")
+    spans = (_positions(batch, "block_mask") == 0).cumsum(1)
 
     def allowed(row: Any, _head: Any, query: Any, key: Any) -> Any:
         return (spans[row, query] == spans[row, key]) & (query >= key)
@@ -72,15 +69,23 @@ def block_mask(batch: Batch) -> Batch:
     return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
 
 
-def _spans(batch: Batch, form: str) -> Any:
-    """The number of each token's span in its row, from 1.
+def seen_by(positions: Any) -> Any:
+    """Which tokens of whole rows each token sees, bool [R, 1, S, S], by positions that restart with each span."""
+    spans = (positions == 0).cumsum(1)
+    places = (spans[:1] >= 0).cumsum(1)
+    seen = (spans[:, :, None] == spans[:, None, :]) & (places[:, :, None] >= places[:, None, :])
+    return seen[:, None]
+
+
+def _positions(batch: Batch, form: str) -> Any:
+    """The ``position_ids`` of whole rows.
 
     Raises:
         PlanError: the batch is a context-parallel rank's slice, in which spans need not begin.
     """
     if batch.cuts is not None and batch.cuts.sliced:
         raise whole_rows(form)
-    return (batch["position_ids"] == 0).cumsum(1)
+    return batch["position_ids"]
 
 
 def whole_rows(form: str) -> PlanError:

@@ -16,7 +16,6 @@ from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.board import Board, shared_store
 from batchloom.batches.facts import StepFacts, step_facts
 from batchloom.batches.loader import Loader
-from batchloom.batches.share import share_of
 from batchloom.core.errors import PlanError
 from batchloom.core.spec import raise_problems, shown, whole
 
@@ -263,7 +262,7 @@ class Meter:
         told = [one for one in given if one is not None]
         if len(told) == len(given):
             return {"perf/trained_share": sum(told) / max(tokens, 1)}
-        rank = self._share(seen[-1].step).place.rank
+        rank = self._loader.share_at(seen[-1].step).place.rank
         return _kept(seen, sum(int(fact.tokens[rank]) for fact in facts) // self._context)
 
     @property
@@ -271,15 +270,12 @@ class Meter:
         """Processes that each hold a slice of a rank's rows."""
         return self._loader.spec.mesh.context
 
-    def _share(self, step: int) -> Any:
-        streamed = self._loader.streamed
-        alike = not streamed and self._loader.store.replicated
-        return share_of(self._spec_at(step), self._loader.spec, replicated=alike)
-
     def _of_rank(self, seen: list[_Seen]) -> dict[str, float]:
         """Of this rank's part of the steps of a stream."""
         tokens = sum(one.tokens or 0 for one in seen)
-        capacity = sum(self._share(one.step).rows * self._spec_at(one.step).seq_len for one in seen)
+        capacity = sum(
+            self._loader.share_at(one.step).rows * self._spec_at(one.step).seq_len for one in seen
+        )
         filled = tokens / max(1, capacity)
         found = _clock(seen, "rank", tokens, self._loader.spec.mesh.peers)
         return found | {

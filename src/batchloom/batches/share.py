@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,32 @@ class Share:
     Attributes:
         place: where it stands.
         rows: rows of its batches.
+        passes: micro-batches they are cut into, of ``micro_batch_size`` rows; 1 where none is given.
     """
 
     place: Place
     rows: int
+    passes: int
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Rows of a forward pass."""
+        return self.rows // self.passes
+
+
+class Dealt(Protocol):
+    """What is known of the shares of a loader."""
+
+    plan: Plan
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it reads a stream, whose steps are all alike."""
+        ...
+
+    def share_at(self, step: int) -> Share:
+        """This process's share of a step, which edits may change."""
+        ...
 
 
 @functools.lru_cache(maxsize=1024)
@@ -57,7 +79,26 @@ def share_of(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False) -> Sh
             f"{_MOST_TOKENS}: lower global_batch_size or seq_len, or use more ranks."
         )
     _check_slices(plan, spec)
-    return Share(replace(place, rank=0) if replicated else place, rows)
+    passes = rows // (spec.micro_batch_size or rows)
+    return Share(replace(place, rank=0) if replicated else place, rows, passes)
+
+
+def share_of_run(loader: Dealt, first: int = 0) -> Share:
+    """A process's share from a step on, for a framework that does as many passes in every step of a run.
+
+    Raises:
+        PlanError: edits have a later step make more or fewer; says from which on.
+    """
+    share = loader.share_at(first)
+    for stretch in () if loader.streamed else loader.plan.course.stretches:
+        if stretch.step > first and (later := loader.share_at(stretch.step)).passes != share.passes:
+            raise PlanError(
+                f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} rows, "
+                f"and by an edit {later.passes} of {later.micro_batch_size} from step {stretch.step} on: here the "
+                "optimizer would step elsewhere. Leave global_batch_size out of the edits, or micro_batch_size out of "
+                "the Loader: then each step is one pass."
+            )
+    return share
 
 
 def refuse_undealt(plan: Plan, spec: BatchSpec) -> None:

@@ -35,7 +35,7 @@ def train(model: Any, job: Job) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         megatron.go_on_from(loader, state["consumed"])
-    batches = megatron.megatron_iterator(loader)
+    batches = megatron.megatron_iterator(loader, attention_mask=False)  # the model reads positions
     for step in range(loader.next_step, job.steps):
         count, total = max(1, loader.trained_tokens(step)), torch.zeros(())
         for part in (next(batches) for _ in range(calc.get_num_microbatches())):

@@ -9,7 +9,7 @@ that is why a resumed run goes on exactly.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -30,7 +30,7 @@ from batchloom.train.model_folder import copy_tokenizer
 from batchloom.train.pretrained import Pretrained
 from batchloom.train.requests import Inbox, take_up
 from batchloom.train.run import Run, open_folder
-from batchloom.train.settings import OptimSettings, PretrainedSettings, accumulation
+from batchloom.train.settings import OptimSettings, PretrainedSettings
 from batchloom.train.streaming import end_keeping, streamed, whole_state
 
 
@@ -198,7 +198,7 @@ def learn(run: Run, batch: Batch, lr: float) -> Learned:
     counted = run.ranks.total(float((batch["labels"] != IGNORED).sum()))[0]
     trained = max(1.0, counted)
     total = torch.zeros((), device=run.ranks.device)
-    passes = passes_at(run, batch.step)
+    passes = run.loader.share_at(batch.step).passes
     for number, part in enumerate(passes_of(batch, passes)):
         with reduced_once(run.learner, last=number == passes - 1):
             with precision(run.ranks.device):
@@ -215,16 +215,6 @@ def learn(run: Run, batch: Batch, lr: float) -> Learned:
         run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
     return Learned(mean, norm, int(counted))
-
-
-def passes_at(run: Run, step: int) -> int:
-    """Forward passes of a step, whose batch may be of another size by an edit."""
-    if streamed(run.store) is not None:
-        return run.passes
-    size = run.loader.plan.spec_at(step).global_batch_size
-    if size == run.settings.global_batch_size:
-        return run.passes
-    return accumulation(replace(run.settings, global_batch_size=size), run.ranks.world_size)
 
 
 def passes_of(batch: Batch, passes: int) -> Iterator[dict[str, Tensor]]:
