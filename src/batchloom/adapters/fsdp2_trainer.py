@@ -1,6 +1,5 @@
 """``FSDP2SFTTrainer``: Hugging Face's manner of training, over FSDP2 and the plan's batches."""
 
-import inspect
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from batchloom.adapters.fsdp2_data import loader_of
 from batchloom.adapters.fsdp2_optimizer import adamw, share_of_rate
 from batchloom.adapters.requirements import TORCH, require
 from batchloom.batches.assemble import IGNORE, Batch
+from batchloom.batches.isolation import takes
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, PlanError, StateError, TrainError
 from batchloom.store.writer import write_file
@@ -85,7 +85,7 @@ class FSDP2SFTTrainer:
         self.device = _device(use_cpu=self.args.use_cpu)
         self.ranks = _join(self.device)
         self.loader = loader_of(train_dataset, self.args, asked_of_plan(args), self.ranks)
-        if data_collator is None and not _takes(model, "position_ids"):
+        if data_collator is None and not takes(model, "position_ids"):
             raise InputError(
                 f"{type(model).__name__} takes no position_ids: it would let the documents of a row see each other."
             )
@@ -347,20 +347,12 @@ def _steps(loader: Loader, args: FSDP2Arguments) -> int:
 def _refuse_model(model: nn.Module) -> None:
     """Refuse a model whose loss cannot be divided by the tokens of a whole step."""
     named = getattr(model, "accepts_loss_kwargs", None)
-    if not (_takes(model, "num_items_in_batch") if named is None else named):
+    if not (takes(model, "num_items_in_batch") if named is None else named):
         raise InputError(
             f"{type(model).__name__} does not take num_items_in_batch: its loss would be divided by the tokens of one "
             "pass of one rank, not by those of the step. Use a causal language model of transformers, or write the "
             "loop: examples/fsdp2.py."
         )
-
-
-def _takes(model: nn.Module, name: str) -> bool:
-    """Whether a model can be called with an argument of a name."""
-    parameters = inspect.signature(model.forward).parameters
-    return name in parameters or any(
-        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
-    )
 
 
 def _device(*, use_cpu: bool) -> torch.device:
