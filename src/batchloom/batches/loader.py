@@ -217,7 +217,7 @@ class Loader:
     def step_numbers(self) -> Iterator[int]:
         """The numbers of the steps an iteration would give, for a process that does not read: its place moves alike."""
         if self._stream is not None:
-            raise no_step("each")
+            raise no_step("0")
 
         def has_step(step: int) -> bool:
             return self.plan.has_step(step)  # of the plan as edits leave it
