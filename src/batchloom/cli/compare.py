@@ -8,6 +8,9 @@ import typer
 from rich.table import Table
 
 from batchloom.cli.console import plain_console
+from batchloom.comparison.against import beside
+from batchloom.comparison.frameworks import require_packages
+from batchloom.comparison.runs import read_run
 from batchloom.core.errors import SettingsError
 from batchloom.core.values import visible
 
@@ -100,15 +103,12 @@ def _frameworks(places: list[str], given: dict[str, Any], by: str | None) -> "Fo
         raise SettingsError([f"store: one is compared on, and {len(places)} are given"])
     if by is not None:
         raise SettingsError(["by: is of --runs; frameworks are compared step by step"])
-    from batchloom.comparison.frameworks import require_packages  # noqa: PLC0415
-
     require_packages()
-    from batchloom.comparison.compare import CompareSpec  # noqa: PLC0415 - needs torch
-    from batchloom.comparison.compare import compare as run  # noqa: PLC0415
+    from batchloom.comparison import compare as comparing  # noqa: PLC0415 - needs torch
 
-    spec = CompareSpec(store=places[0] if places else None, **given)
+    spec = comparing.CompareSpec(store=places[0] if places else None, **given)
     console = plain_console(stderr=True)
-    return run(spec, lambda line: console.print(visible(line)))
+    return comparing.compare(spec, lambda line: console.print(visible(line)))
 
 
 def _runs(places: list[str], given: dict[str, Any], by: str | None) -> "Found":
@@ -123,21 +123,15 @@ def _runs(places: list[str], given: dict[str, Any], by: str | None) -> "Found":
         problems.append(f"by: {by!r} is neither step nor tokens")
     if problems:
         raise SettingsError(problems)
-    from batchloom.comparison.frameworks import require_packages  # noqa: PLC0415
-
     require_packages()
-    from batchloom.comparison.against import beside  # noqa: PLC0415
-    from batchloom.comparison.runs import read_run  # noqa: PLC0415
-
     curves = [read_run(place) for place in places]
     return beside(curves, "tokens" if by == "tokens" else "step", given.get("tolerance"))
 
 
 def _tell(found: "Found", out: Path, *, as_json: bool) -> int:
-    from batchloom.comparison import told  # noqa: PLC0415
-    from batchloom.comparison.written import write  # noqa: PLC0415
+    from batchloom.comparison import told, written  # noqa: PLC0415 - needs torch
 
-    files = write(found, out)
+    files = written.write(found, out)
     if as_json:
         print(json.dumps(told.plain_of(found), ensure_ascii=False))
         return 0 if found.agree else 1

@@ -75,13 +75,12 @@ def _finish(command: Sequence[str], name: str, seconds: float) -> tuple[int, str
         try:
             code = started.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            _end(started)
             raise TrainError(
                 f"{name} did not end within {seconds:.0f} s; it said last: {_text(said)}"
             ) from error
-        except BaseException:
-            _end(started)
-            raise
+        finally:
+            if started.poll() is None:
+                _end(started)
         return code, _text(said)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -176,14 +177,13 @@ class Recording:
     @contextmanager
     def within(self, model: nn.Module) -> Iterator[None]:
         """Hear what the model is given, and leave the record, whatever ends it."""
-        witness, rank, fault = Witness(model), int(os.environ.get("RANK", "0")), None
+        witness, rank = Witness(model), int(os.environ.get("RANK", "0"))
         try:
             yield
-        except BaseException as error:
-            # A launcher says that a rank failed, and not why.
-            fault = f"{type(error).__name__}: {error}"
-            raise
         finally:
+            # A launcher says that a rank failed, and not why.
+            error = sys.exception()
+            fault = f"{type(error).__name__}: {error}" if error else None
             told = {"rank": rank, "steps": witness.end(), "losses": self._losses, "fault": fault}
             # Another rank's failure may end this one in the middle of it.
             aside = self._folder / f"rank_{rank}.partial"
