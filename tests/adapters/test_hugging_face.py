@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import batchloom
-from batchloom.adapters.hugging_face import Dealing, trainer_parts
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches.forms import flattened, padded
 from batchloom.batches.masks import dense_mask
@@ -25,6 +24,8 @@ trl = pytest.importorskip("trl")
 
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments  # noqa: E402
 
+from batchloom.adapters.hugging_face import trainer_parts  # noqa: E402
+from batchloom.adapters.hugging_face_dealing import Dealing  # noqa: E402
 from batchloom.adapters.hugging_face_parts import (  # noqa: E402
     TokenLoss,
     refuse_leak,

@@ -52,7 +52,7 @@ def test_every_framework_says_what_was_run_where():
 
 
 def test_examples_are_as_short_as_they_are_said_to_be():
-    shared = {"__init__.py", "job.py", "hf_told.py"}
+    shared = {"__init__.py", "job.py"}
     long = {
         path.name: lines
         for path in (ROOT / "examples").glob("*.py")

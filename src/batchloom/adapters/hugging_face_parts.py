@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.hugging_face import Collator, Dealing, problems_of
+from batchloom.adapters.hugging_face_dealing import Collator, Dealing, problems_of
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.data import first_store
@@ -113,15 +113,20 @@ class PlanState(TrainerCallback, ExportableState):
         loader: of this process.
         dataset: that the trainer has to be given.
         collator: likewise.
+
+    Attributes:
+        first: the step that training began with, this time.
     """
 
     def __init__(self, loader: Loader, dataset: PlannedRows, collator: Collator) -> None:
         self._loader, self._dataset, self._collator = loader, dataset, collator
-        self._done = 0
+        self._trained: TrainerState | None = None
+        self.first = 0
 
     def state(self) -> dict[str, Any]:
         """What the trainer writes into its checkpoints: plain JSON values."""
-        return {"args": {}, "attributes": {"loader": self._loader.state_at(self._done)}}
+        done = self._trained.global_step if self._trained else 0
+        return {"args": {}, "attributes": {"loader": self._loader.state_at(done)}}
 
     def on_train_begin(
         self,
@@ -149,11 +154,12 @@ class PlanState(TrainerCallback, ExportableState):
                 f"The trainer has {names}: give it train_dataset=parts.dataset and data_collator=parts.collator "
                 "of the same parts as the callback."
             )
-        self._done = state.global_step
-        if self._done:
+        # The trainer counts in it, and makes no other while it trains.
+        self._trained, self.first = state, state.global_step
+        if self.first:
             self._resume(state)
         # Without skipping the trainer begins at row 0, which is that of the step it stands at then.
-        self._dataset.begin(self._loader, self._done if args.ignore_data_skip else 0)
+        self._dataset.begin(self._loader, self.first if args.ignore_data_skip else 0)
         require_agreement(self._loader)
         refuse_leak(
             model,
@@ -163,27 +169,17 @@ class PlanState(TrainerCallback, ExportableState):
             half=args.bf16 or args.fp16,
         )
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - theirs
-        state: TrainerState,
-        control: TrainerControl,  # noqa: ARG002
-        **_: Any,
-    ) -> None:
-        """Count a step that was trained."""
-        self._done = state.global_step
-
     def _resume(self, state: TrainerState) -> None:
         kept = cast("dict[str, Any]", state.stateful_callbacks).get(type(self).__name__)
         if not isinstance(kept, dict) or "loader" not in kept.get("attributes", {}):
             raise StateError(
-                f"The checkpoint of step {self._done} holds no state of a loader: it was made without parts.callback, "
+                f"The checkpoint of step {self.first} holds no state of a loader: it was made without parts.callback, "
                 "so nobody knows what it was trained on. Take one made with it, or start without."
             )
         self._loader.load_state_dict(kept["attributes"]["loader"])
-        if self._loader.next_step != self._done:
+        if self._loader.next_step != self.first:
             raise StateError(
-                f"The checkpoint is of step {self._done} and its loader's state of step {self._loader.next_step}; "
+                f"The checkpoint is of step {self.first} and its loader's state of step {self._loader.next_step}; "
                 "it was changed by hand."
             )
 

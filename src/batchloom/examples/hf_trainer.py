@@ -7,7 +7,6 @@ from transformers import Trainer, TrainingArguments
 
 from batchloom import Loader, open_store
 from batchloom.adapters.hugging_face import trainer_parts
-from batchloom.examples.hf_told import Tell
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -41,10 +40,13 @@ def train(model: Any, job: Job) -> None:
         train_dataset=parts.dataset,
         data_collator=parts.collator,
         compute_loss_func=parts.loss,
-        callbacks=[parts.callback, Tell(job)],
+        callbacks=[parts.callback],
         optimizers=(adamw(model.parameters(), job.lr), None),
     )
     trainer.train(resume_from_checkpoint=job.resume)
+    for told in trainer.state.log_history:
+        if "loss" in told and (step := int(told["step"])) > parts.callback.first:
+            job.tell(step - 1, told["loss"])
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 

@@ -10,7 +10,6 @@ from trl import SFTConfig, SFTTrainer
 
 from batchloom import Loader, open_store
 from batchloom.adapters.hugging_face import trainer_parts
-from batchloom.examples.hf_told import Tell
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -32,12 +31,9 @@ def train(model: Any, job: Job) -> None:
         use_cpu=True,
         bf16=False,
     )
+    store, size = open_store(job.data), job.global_batch_size
     loader = Loader(
-        open_store(job.data),
-        seq_len=job.seq_len,
-        global_batch_size=job.global_batch_size,
-        seed=job.seed,
-        steps=job.steps,
+        store, seq_len=job.seq_len, global_batch_size=size, seed=job.seed, steps=job.steps
     )
     parts = trainer_parts(loader, args)
     # Of a model of yours: AutoTokenizer.from_pretrained(...). The rows hold ids; it is only kept beside the model.
@@ -48,10 +44,13 @@ def train(model: Any, job: Job) -> None:
         train_dataset=parts.dataset,
         data_collator=parts.collator,
         processing_class=PreTrainedTokenizerFast(tokenizer_object=words),  # type: ignore[no-untyped-call]
-        callbacks=[parts.callback, Tell(job)],
+        callbacks=[parts.callback],
         optimizers=(adamw(model.parameters(), job.lr), None),
     )
     trainer.train(resume_from_checkpoint=job.resume)
+    for told in trainer.state.log_history:
+        if "loss" in told and (step := int(told["step"])) > parts.callback.first:
+            job.tell(step - 1, told["loss"])
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 
