@@ -56,14 +56,21 @@ def logged(out):
     return [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
 
 
+def untimed(entries):
+    return [{k: v for k, v in entry.items() if not k.startswith("perf/")} for entry in entries]
+
+
 def test_a_run_goes_on_exactly_with_dropout_too(store, tmp_path):
     whole = trainer(store, tmp_path / "a", dropout=0.2)
     done = whole.train()
     assert done.global_step == 6
     assert done.training_loss == pytest.approx(sum(e["loss"] for e in logged(tmp_path / "a")) / 6)
-    assert {*logged(tmp_path / "a")[0]} == {
+    assert {name for name in logged(tmp_path / "a")[0] if "/" not in name} == {
         *("step", "lr", "loss", "tokens", "grad_norm", "origin")
     }
+    for step, entry in enumerate(logged(tmp_path / "a")):
+        assert entry["perf/tokens"] == whole.loader.tokens(step)
+        assert 0 <= entry["perf/data_wait_share"] < 1
     assert logged(tmp_path / "a")[0]["origin"] == whole.loader.origin
     assert sorted(path.name for path in (tmp_path / "a").glob("checkpoint-*")) == [
         "checkpoint-3",
@@ -73,8 +80,8 @@ def test_a_run_goes_on_exactly_with_dropout_too(store, tmp_path):
         trainer(store, tmp_path / "a").train()
     again = trainer(store, tmp_path / "a", dropout=0.2, save_total_limit=1)
     assert again.train(str(tmp_path / "a" / "checkpoint-3")).global_step == 6
-    assert again.log_history == whole.log_history[3:]
-    assert logged(tmp_path / "a") == whole.log_history
+    assert untimed(again.log_history) == untimed(whole.log_history[3:])
+    assert untimed(logged(tmp_path / "a")) == untimed(whole.log_history)
     assert [path.name for path in (tmp_path / "a").glob("checkpoint-*")] == ["checkpoint-6"]
     assert trainer(store, tmp_path / "a").train(resume_from_checkpoint=True).global_step == 6
     for asked, said in ((True, "no checkpoint in"), ("nowhere", "no checkpoint nowhere")):
@@ -89,7 +96,7 @@ def test_a_line_that_a_kill_tore_is_done_again(store, tmp_path):
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines[:3]) + lines[3][:20])
     trainer(store, tmp_path).train(str(tmp_path / "checkpoint-3"))
-    assert logged(tmp_path) == whole.log_history
+    assert untimed(logged(tmp_path)) == untimed(whole.log_history)
     log.write_bytes(b"nonsense\n" + log.read_bytes())
     with pytest.raises(StateError, match="Line 1 of .*log.jsonl is none of a log"):
         trainer(store, tmp_path).train(resume_from_checkpoint=True)
@@ -295,7 +302,8 @@ def test_two_ranks_train_rank_0s_model_as_one_process_does(store, tmp_path):
         Path(__file__).with_name("fsdp2_worker.py"),
         *(store.path, tmp_path / "two", json.dumps(settings)),
     )
-    for ours, wanted in zip(logged(tmp_path / "two"), logged(tmp_path / "one"), strict=True):
+    two, one = (untimed(logged(tmp_path / name)) for name in ("two", "one"))
+    for ours, wanted in zip(two, one, strict=True):
         assert ours.pop("origin") == wanted.pop("origin")
         assert ours == pytest.approx(wanted, rel=1e-3)
     model = LlamaForCausalLM.from_pretrained(tmp_path / "two" / "model")

@@ -180,6 +180,15 @@ def test_the_wait_for_data_is_measured_and_what_follows_a_step_is_not(store):
     assert "perf/data_wait_share" not in done(loader, 2).figures()
 
 
+def test_what_came_before_the_clock_began_is_no_part_of_a_step(store, monkeypatch):
+    now = iter([10.0, 20.0, 23.0, 23.0])
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(now))
+    meter = Meter(make(store))
+    meter.begin()
+    meter.step(0)
+    assert meter.figures()["perf/seconds"] == 3.0
+
+
 def test_a_long_while_without_a_look_is_told_of_its_last_steps(store, monkeypatch):
     monkeypatch.setattr(metrics, "_MOST_ROWS", 30)
     meter = done(make(store), 9)

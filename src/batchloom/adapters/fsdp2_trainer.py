@@ -26,6 +26,7 @@ from batchloom.adapters.requirements import TORCH, require
 from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.isolation import takes
 from batchloom.batches.loader import Loader
+from batchloom.batches.metrics import Meter
 from batchloom.core.errors import InputError, PlanError, StateError, TrainError
 from batchloom.store.writer import write_file
 
@@ -118,16 +119,18 @@ class FSDP2SFTTrainer:
         require_agreement(self.loader)
         self._begin_log(done)
         self.model.train()
-        losses, window = [], _Window()
-        for batch in self.loader:
+        losses, window, meter = [], _Window(), Meter(self.loader)
+        for batch in meter.over(self.loader):
             if batch.step >= self.steps:
                 break
             done = batch.step + 1
             loss, norm, count = self._step(batch)
             losses.append(loss)
             window.add(loss, count)
+            meter.step(batch, trained=count)
             if done % self.args.logging_steps == 0 or done == self.steps:
-                self._log(done, window.taken() | {"grad_norm": norm, "origin": batch.origin})
+                said = window.taken() | {"grad_norm": norm, "origin": batch.origin}
+                self._log(done, said | meter.figures())
             if self.args.save_strategy == "steps" and (
                 done % self.args.save_steps == 0 or done == self.steps
             ):

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator
 from typing import Any, final
 
 from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.logging import Send, to_all
 from batchloom.adapters.requirements import LIGHTNING, require
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
+from batchloom.batches.metrics import Meter
 from batchloom.batches.share import share_of_run
 from batchloom.core.errors import InputError, StateError, TrainError
 
 require(LIGHTNING)
 
-from lightning.pytorch import LightningDataModule, Trainer  # noqa: E402
+from lightning.pytorch import Callback, LightningDataModule, Trainer  # noqa: E402
+from lightning.pytorch.loggers import Logger  # noqa: E402
 
 MakeLoader = Callable[[], Loader]
 
@@ -124,6 +127,58 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         if self.train_loader is None:
             raise TrainError("There is no training loader yet: Trainer.fit calls setup('fit').")
         return self.train_loader
+
+
+@final
+class FiguresCallback(Callback):  # type: ignore[misc]
+    """Sends a meter's figures every ``log_every_n_steps`` steps, to the Trainer's loggers or where it is told.
+
+    A validation is no part of a step's time. How long data was waited for is not known here: Lightning fetches by
+    itself. Every rank counts, and rank 0 sends.
+
+    Args:
+        meter: makes the meter of the training set's loader, with what it is to know of model and devices.
+        send: takes (figures, step); None for the Trainer's own loggers.
+    """
+
+    def __init__(self, meter: Callable[[Loader], Meter] = Meter, send: Send | None = None) -> None:
+        self._make_meter, self._send = meter, send
+        self._meter: Meter | None = None
+        self._done = 0
+
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        """Begin the clock.
+
+        Raises:
+            TrainError: the Trainer's data are of no LoaderDataModule.
+        """
+        data = trainer.datamodule
+        if not isinstance(data, LoaderDataModule) or data.train_loader is None:
+            raise TrainError(
+                f"The Trainer's datamodule is a {type(data).__name__}, and figures are told of the loader of a "
+                "LoaderDataModule: give Trainer.fit one, or leave the callback out."
+            )
+        self._meter, self._done = self._make_meter(data.train_loader), trainer.global_step
+
+    def on_validation_end(self, *_: Any) -> None:
+        """Leave a validation out of the next step."""
+        if self._meter is not None:
+            self._meter.begin()
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Count a step, and send the figures where it is time to."""
+        step = trainer.global_step
+        if self._meter is None or step == self._done:
+            return
+        self._done = step
+        self._meter.step(step - 1)
+        if trainer.is_global_zero and step % trainer.log_every_n_steps == 0:
+            send = self._send or to_all(*map(_to_logger, trainer.loggers))
+            send(self._meter.figures(), step)
+
+
+def _to_logger(logger: Logger) -> Send:
+    return lambda figures, step: logger.log_metrics(dict(figures), step)
 
 
 class _Passes:

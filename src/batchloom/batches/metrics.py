@@ -145,6 +145,10 @@ class Meter:
             if self._count == counted:
                 self.step(batch)
 
+    def begin(self) -> None:
+        """Begin the clock of the next step now: what came since the last one is no part of it."""
+        self._began, self._waited = time.perf_counter(), None
+
     def step(self, batch: Batch | int, *, trained: float | None = None) -> None:
         """Note that an optimizer step is done.
 
@@ -170,7 +174,7 @@ class Meter:
         self._seen.append(_Seen(step, seconds, waited, tokens, trained, kept))
         self._last, self._count = step, self._count + 1
         self._tell(seconds, waited or 0.0)
-        self._began, self._waited = time.perf_counter(), None
+        self.begin()
 
     @property
     def _needs_labels(self) -> bool:
