@@ -17,6 +17,39 @@ def megatron(module: str) -> ModuleType:
         return importlib.import_module(f"megatron.core.datasets.{module}")
 
 
+def gpt_dataset(blend, cache: Path, *, seq_len: int, samples: int, resets: bool = False):
+    """Megatron's own ``GPTDataset`` over pairs of files; torch.distributed has to be up.
+
+    Args:
+        blend: prefixes and their weights, or None.
+        cache: where it keeps its indices.
+        seq_len: tokens of a sample.
+        samples: how many are asked for.
+        resets: whether positions and masks begin anew with each document.
+    """
+
+    class Tokenizer:
+        vocab_size, eod, pad = 257, 256, -1
+        unique_identifiers = {"class": "test"}  # noqa: RUF012
+
+    gpt = megatron("gpt_dataset")
+    config = gpt.GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=seq_len,
+        blend=blend,
+        split="1,0,0",
+        path_to_cache=str(cache),
+        tokenizer=Tokenizer(),
+        reset_position_ids=resets,
+        reset_attention_mask=resets,
+        eod_mask_loss=False,
+        create_attention_mask=resets,
+        mid_level_dataset_surplus=0.005,
+    )
+    builder = megatron("blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
+    return builder(gpt.GPTDataset, [samples, 0, 0], lambda: True, config).build()[0]
+
+
 def megatron_prefix(prefix: Path, documents, dtype=np.uint16, modes=None) -> Path:
     """A pair written by Megatron's own builder.
 

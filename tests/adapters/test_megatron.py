@@ -14,6 +14,7 @@ import batchloom
 from batchloom.core.errors import InputError, StateError
 from batchloom.plan.edits import Edit
 from batchloom.testing.stores import write_store
+from oracles import gpt_dataset
 from oracles import megatron as theirs
 
 with warnings.catch_warnings():
@@ -167,34 +168,15 @@ def test_a_rampup_becomes_the_edits_that_megatrons_calculator_makes(store, ramp)
 def test_gpt_dataset_takes_the_shards_as_a_blend_by_tokens(store, tmp_path):
     import torch.distributed as dist
 
-    gpt = theirs("gpt_dataset")
     utils = theirs("utils")
-    builder = theirs("blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
     blend = utils.get_blend_from_list(megatron.megatron_prefixes(store))
     assert len(blend[0]) == 3
     assert sum(blend[1]) == store.tokens
 
-    class Tokenizer:
-        vocab_size, eod, pad = 257, 256, 256
-        unique_identifiers = {"class": "test"}  # noqa: RUF012
-
-    config = gpt.GPTDatasetConfig(
-        random_seed=1,
-        sequence_length=64,
-        blend=blend,
-        split="1,0,0",
-        path_to_cache=str(tmp_path),
-        tokenizer=Tokenizer(),
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-        mid_level_dataset_surplus=0.005,
-    )
     dist.init_process_group("gloo", "tcp://127.0.0.1:0", rank=0, world_size=1)
     try:
         samples = store.tokens // 65
-        dataset = builder(gpt.GPTDataset, [samples, 0, 0], lambda: True, config).build()[0]
+        dataset = gpt_dataset(blend, tmp_path, seq_len=64, samples=samples)
         held = np.concatenate([dataset[n]["tokens"].numpy() for n in range(samples)])
     finally:
         dist.destroy_process_group()

@@ -13,8 +13,8 @@ from batchloom.batches.loader import Loader
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan.ranks import Mesh
 from batchloom.testing.stores import write_store
+from oracles import gpt_dataset, megatron_prefix
 from oracles import megatron as megatron_core
-from oracles import megatron_prefix
 
 DOCUMENTS = st.lists(
     st.lists(st.tuples(st.integers(0, 255), st.booleans()), min_size=1, max_size=40),
@@ -272,31 +272,12 @@ def process_group(tmp_path):
     dist.destroy_process_group()
 
 
-class Tokenizer:
-    vocab_size, eod, pad = 257, 256, -1
-    unique_identifiers = {"class": "test"}  # noqa: RUF012
-
-
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.filterwarnings("ignore")
 def test_megatron_reads_the_same_tokens_and_labels(folders, tmp_path):
     document = [int(n) for n in np.random.default_rng(0).permutation(16 * 6 + 1)]
-    gpt = megatron_core("gpt_dataset")
-    builder = megatron_core("blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
-    config = gpt.GPTDatasetConfig(
-        random_seed=1,
-        sequence_length=16,
-        blend=([str(megatron_prefix(tmp_path / "theirs", [[document]]))], None),
-        split="1,0,0",
-        path_to_cache=str(tmp_path / "cache"),
-        tokenizer=Tokenizer(),
-        reset_position_ids=True,
-        reset_attention_mask=True,
-        eod_mask_loss=False,
-        create_attention_mask=True,
-        mid_level_dataset_surplus=0.005,
-    )
-    dataset = builder(gpt.GPTDataset, [6, 0, 0], lambda: True, config).build()[0]
+    blend = ([str(megatron_prefix(tmp_path / "theirs", [[document]]))], None)
+    dataset = gpt_dataset(blend, tmp_path / "cache", seq_len=16, samples=6, resets=True)
     theirs = {tuple(one["tokens"].tolist()): one for one in (dataset[n] for n in range(6))}
     store = write_store(folders(), [document])
     loader = loader_of(store, seq_len=16, packing="wrap", output="torch", shuffle=False)

@@ -17,11 +17,20 @@ SIZES = {"seq_len": 64, "global_batch_size": 8}
 def store(tmp_path_factory):
     rng = np.random.default_rng(5)
     # Words of a small vocabulary, so that there is something to learn.
-    documents = [
-        rng.choice([5, 17, 99, 180], rng.integers(1, 90), p=[0.6, 0.2, 0.1, 0.1]).tolist()
-        for _ in range(900)
+    words = {"a": [5, 17, 99, 180], "p": [0.6, 0.2, 0.1, 0.1]}
+    documents = [rng.choice(size=rng.integers(1, 90), **words).tolist() for _ in range(600)]
+    # Of every other one the second half is trained; some fill a row, and nothing of them is.
+    trained = [
+        [int(n % 2 or 2 * i >= len(one)) for i in range(len(one))]
+        for n, one in enumerate(documents)
     ]
-    return write_store(tmp_path_factory.mktemp("data") / "store", documents)
+    documents += [rng.choice(size=64, **words).tolist() for _ in range(300)]
+    trained += [[0] * 64] * 300
+    made = write_store(tmp_path_factory.mktemp("data") / "store", documents, trained=trained)
+    loader = batchloom.Loader(made, **SIZES, steps=STEPS)
+    passes = [part for step in range(STEPS) for part in loader[step].split(2)]
+    assert sum(bool((part["labels"] == -100).all()) for part in passes) > 5
+    return made
 
 
 @pytest.fixture(scope="module")

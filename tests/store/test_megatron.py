@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from batchloom.testing.stores import write_store
-from oracles import megatron
+from oracles import gpt_dataset, megatron
 
 DOCUMENTS = [[(7 * n + k) % 256 for n in range(k % 13)] + [256] for k in range(60)]
 
@@ -35,11 +35,6 @@ def test_numpy_memmap_reads_the_bin(folder):
     assert flat.tolist() == [token for ids in DOCUMENTS for token in ids]
 
 
-class Tokenizer:
-    vocab_size, eod, pad = 257, 256, 256
-    unique_identifiers = {"class": "test"}  # noqa: RUF012
-
-
 @pytest.fixture
 def process_group(tmp_path):
     import torch.distributed as dist
@@ -54,23 +49,8 @@ def process_group(tmp_path):
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.filterwarnings("ignore")
 def test_gpt_dataset_trains_on_the_prefixes(folder, tmp_path):
-    gpt = megatron("gpt_dataset")
-    builder = megatron("blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
     prefixes = [str(path.with_suffix("")) for path in sorted((folder / "train").glob("*.bin"))]
-    config = gpt.GPTDatasetConfig(
-        random_seed=1,
-        sequence_length=16,
-        blend=(prefixes, None),
-        split="1,0,0",
-        path_to_cache=str(tmp_path / "cache"),
-        tokenizer=Tokenizer(),
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-        mid_level_dataset_surplus=0.005,
-    )
-    dataset = builder(gpt.GPTDataset, [20, 0, 0], lambda: True, config).build()[0]
+    dataset = gpt_dataset((prefixes, None), tmp_path / "cache", seq_len=16, samples=20)
     flat = [token for ids in DOCUMENTS for token in ids]
     text = f",{','.join(map(str, flat))},"
     for sample in range(len(dataset)):
