@@ -183,6 +183,127 @@ def test_an_evaluation_set_that_makes_no_step_is_refused(stores):
         fit(data)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"limit_train_batches": 6},
+            "limit_train_batches .* is 6, and 4 micro-batches are a step.*give 8",
+        ),
+        ({"fast_dev_run": True}, "is 1, and 4 micro-batches are a step.*give 4"),
+        ({"overfit_batches": 4}, r"overfit_batches=4.* gives the same batches again"),
+    ],
+)
+def test_what_would_train_parts_of_steps_is_refused(stores, options, said):
+    data = LoaderDataModule(train=lambda: loader(stores["train"]))
+    with pytest.raises(TrainError, match=said):
+        fit(data, **options)
+
+
+def test_whole_steps_may_be_limited(stores):
+    data = LoaderDataModule(train=lambda: loader(stores["train"]))
+    learner, _ = fit(data, limit_train_batches=8)
+    same(learner.given, expected(stores["train"]))
+
+
+def test_a_training_set_that_makes_no_step_is_refused(stores):
+    few = {"steps": None, "global_batch_size": 512, "last": "drop"}
+    data = LoaderDataModule(train=lambda: loader(stores["train"], **few))
+    with pytest.raises(TrainError, match="training set makes no step of 512 sequences"):
+        fit(data, max_steps=-1, max_epochs=1)
+
+
+class ByHand(Learner):
+    """Steps every second micro-batch."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, number):
+        self.given.append((self.trainer.global_step, batch["input_ids"].clone()))
+        self.manual_backward(self.layer(batch["input_ids"]).sum())
+        if number % 2:
+            self.optimizers().step()
+
+
+def test_steps_that_are_not_the_plans_end_the_run(stores):
+    data = LoaderDataModule(train=lambda: loader(stores["train"], micro=8))
+    with pytest.raises(TrainError, match="of 2 steps were given, and Lightning has done 0"):
+        fit(data, accumulate=1, learner=ByHand())
+
+
+class Validated(Learner):
+    """Tells the mean loss over the trained tokens, a nat for each that is odd."""
+
+    divides = False
+
+    def validation_step(self, batch, number):
+        if self.divides:
+            return self.trainer.datamodule.loss_divisor
+        targets = batch["labels"][:, 1:]
+        trained = (targets != -100).sum()
+        loss = ((targets != -100) & (targets % 2 == 1)).sum() / trained.clamp(min=1)
+        self.log("val_loss", loss.float(), batch_size=int(trained), sync_dist=True)
+        return loss
+
+
+def test_the_loss_of_a_validation_is_that_of_its_tokens_and_not_divided_by_a_training_steps(stores):
+    both = {
+        "train": lambda: loader(stores["train"]),
+        "val": lambda: loader(stores["val"], steps=None, micro=4),
+    }
+    learner = Validated()
+    _, trainer = fit(LoaderDataModule(**both), learner=learner, val_check_interval=4)
+    targets = torch.cat([row[:, 1:] for row in (loader(stores["val"], steps=None)[0]["labels"],)])
+    kept = targets[targets != -100]
+    assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(
+        float((kept % 2).float().mean())
+    )
+    learner = Validated()
+    learner.divides = True
+    for run in (lambda data: fit(data, learner=learner), lambda data: alone(data, learner)):
+        with pytest.raises(
+            TrainError, match="loss_divisor is of a training step, and the Trainer is at"
+        ):
+            run(LoaderDataModule(**both))
+
+
+def alone(data, learner):
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.validate(learner, data, verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda kept: kept.pop("LoaderDataModule"),
+            "of step 2 and holds no state of a LoaderDataModule",
+        ),
+        (
+            lambda kept: kept["LoaderDataModule"].update(loader=None),
+            "step 0, and Lightning with step 2",
+        ),
+        (
+            lambda kept: kept["LoaderDataModule"].update(passes="4"),
+            "has '4' for the micro-batches of a step",
+        ),
+    ],
+)
+def test_a_checkpoint_that_does_not_say_what_it_was_trained_on_is_refused(
+    stores, tmp_path, change, said
+):
+    data = LoaderDataModule(train=lambda: loader(stores["train"]))
+    fit(data, max_steps=2, enable_checkpointing=True, callbacks=saving(tmp_path))
+    (path,) = tmp_path.glob("*step=2.ckpt")
+    kept = torch.load(path, weights_only=True)
+    change(kept)
+    if kept.get("LoaderDataModule", {"loader": 0})["loader"] is None:
+        kept["LoaderDataModule"]["loader"] = loader(stores["train"]).state_at(0)
+    torch.save(kept, path)
+    with pytest.raises(StateError, match=said):
+        fit(LoaderDataModule(train=lambda: loader(stores["train"])), resume=path)
+
+
 def test_states_of_other_plans_or_inside_a_step_are_refused(stores, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = LoaderDataModule(train=lambda: loader(stores["train"]))

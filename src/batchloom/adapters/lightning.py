@@ -15,6 +15,7 @@ from batchloom.batches.loader import Loader
 from batchloom.batches.metrics import Meter
 from batchloom.batches.share import share_of_run
 from batchloom.core.errors import InputError, StateError, TrainError
+from batchloom.core.spec import shown, whole
 
 require(LIGHTNING)
 
@@ -47,16 +48,18 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         self.val_loader: Loader | None = None
         self._counted = (-1, 1)
         self._kept_passes = 0
+        self._loaded = self._checked = False
 
     def setup(self, stage: str) -> None:
         """Make the loaders of a stage.
 
         Raises:
             InputError: a stream.
-            TrainError: epochs or steps that the plan does not have, or an evaluation set that makes no step.
+            TrainError: epochs, steps or parts of a step that the plan does not have, or a set that makes no step.
         """
         if stage == "fit":
             self.train_loader = self._make_train()
+            self._loaded = self._checked = False
             _check_run(self.trainer, self.train_loader)
         if stage in ("fit", "validate") and self._make_val is not None:
             self.val_loader = self._make_val()
@@ -65,6 +68,8 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
     def train_dataloader(self) -> "_TrainPasses":
         """The micro-batches of the training set, from the step on that comes next."""
         loader = self._trained()
+        if not self._checked:
+            self._check_resumed(loader)
         require_agreement(loader)
         accumulated = self.trainer.accumulate_grad_batches
         if self._kept_passes not in (0, accumulated):
@@ -85,7 +90,17 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
 
         Lightning takes the mean over micro-batches and ranks; with this, it is the mean over the trained tokens of
         the whole step, whichever rank or micro-batch they are in.
+
+        Raises:
+            TrainError: outside of training, where no step is at work.
         """
+        if not self.trainer.training:
+            stage = self.trainer.state.stage
+            raise TrainError(
+                f"loss_divisor is of a training step, and the Trainer is at {stage and stage.value}: log the mean over "
+                "the micro-batch's trained tokens there, with their number as its weight (self.log('val_loss', loss, "
+                "batch_size=trained, sync_dist=True), trained = (batch['labels'][:, 1:] != -100).sum())."
+            )
         loader, step = self._trained(), self.trainer.global_step
         if self._counted[0] != step:
             self._counted = (step, max(1, loader.trained_tokens(step)))
@@ -114,6 +129,11 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
             raise StateError(
                 "The checkpoint's LoaderDataModule has no loader: it is of another class of that name."
             )
+        if (whole(passes := state_dict["passes"]) or 0) < 1:
+            raise StateError(
+                f"The checkpoint's LoaderDataModule has {shown(passes)} for the micro-batches of a step: it was "
+                "changed by hand."
+            )
         if inside := state_dict["inside"]:
             raise StateError(
                 f"The checkpoint was taken after {inside} of {state_dict['passes']} micro-batches of a step, whose "
@@ -121,7 +141,22 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
                 "(ModelCheckpoint(every_n_train_steps=...))."
             )
         self.train_loader.load_state_dict(state_dict["loader"])
-        self._kept_passes = state_dict["passes"]
+        self._kept_passes, self._loaded = state_dict["passes"], True
+
+    def _check_resumed(self, loader: Loader) -> None:
+        """Refuse a checkpoint that does not say what its weights have seen, or says two things."""
+        first, path = self.trainer.global_step, self.trainer.ckpt_path
+        if path is not None and first and not self._loaded:
+            raise StateError(
+                f"{path} is of step {first} and holds no state of a LoaderDataModule: nobody knows what it was trained "
+                "on. Take one that was made with it, or load its weights alone into a run that begins."
+            )
+        if loader.next_step != first and (self._loaded or loader.next_step):
+            raise StateError(
+                f"The data goes on with step {loader.next_step}, and Lightning with step {first}: a checkpoint was "
+                "changed, its run had several optimizers, or the loader of a new run has been iterated."
+            )
+        self._checked = True
 
     def _trained(self) -> Loader:
         if self.train_loader is None:
@@ -178,7 +213,8 @@ class FiguresCallback(Callback):  # type: ignore[misc]
 
 
 def _to_logger(logger: Logger) -> Send:
-    return lambda figures, step: logger.log_metrics(dict(figures), step)
+    # Lightning counts from 0 what it logs by itself.
+    return lambda figures, step: logger.log_metrics(dict(figures), step - 1)
 
 
 class _Passes:
@@ -205,11 +241,6 @@ class _TrainPasses:
         trainer, loader = self._trainer, self._loader
         _check_optimizers(trainer)
         first = trainer.global_step
-        if loader.next_step not in (0, first):
-            raise StateError(
-                f"The checkpoint's data goes on with step {loader.next_step}, and Lightning with step {first}: one "
-                "of them was changed, or its run had several optimizers."
-            )
         if (
             trainer.max_epochs != 1
             and first < trainer.max_steps
@@ -223,6 +254,12 @@ class _TrainPasses:
         share_of_run(loader, first)
         loader.load_state_dict(loader.state_at(first))
         for batch in loader:
+            # It asks for a micro-batch ahead.
+            if batch.step > trainer.global_step + 1:
+                raise TrainError(
+                    f"Micro-batches of {batch.step} steps were given, and Lightning has done {trainer.global_step}: "
+                    "with manual optimization, step once a micro-batch, or leave it automatic."
+                )
             parts = batch.split(loader.share_at(batch.step).micro_batch_size)
             if len(parts) != trainer.accumulate_grad_batches:
                 raise TrainError(
@@ -244,11 +281,30 @@ def _check_run(trainer: Trainer, loader: Loader) -> None:
             f"Trainer(max_epochs={trainer.max_epochs}) asks for epochs, which the plan has: give Loader(epochs=...) "
             "and Trainer(max_epochs=1), or Trainer(max_steps=...)."
         )
+    _check_passes(trainer, loader)
     steps = loader.plan.spec.steps
     if trainer.max_epochs == -1 and steps is not None and not 0 <= trainer.max_steps <= steps:
         raise TrainError(
             f"The plan has {steps} steps, and Trainer(max_steps={trainer.max_steps}) asks for others: give at most "
             f"max_steps={steps}, or Trainer(max_epochs=1)."
+        )
+
+
+def _check_passes(trainer: Trainer, loader: Loader) -> None:
+    """Refuse what would train parts of steps, the same again, or nothing."""
+    if not loader.plan.has_step(0):
+        raise _no_step("training", loader)
+    if trainer.overfit_batches:
+        raise TrainError(
+            f"Trainer(overfit_batches={trainer.overfit_batches}) gives the same batches again: give a Loader of a "
+            "small store, with epochs=."
+        )
+    most, passes = trainer.limit_train_batches, trainer.accumulate_grad_batches
+    if isinstance(most, int) and most % passes:
+        more = most + passes - most % passes
+        raise TrainError(
+            f"limit_train_batches (fast_dev_run sets it, too) is {most}, and {passes} micro-batches are a step, of "
+            f"which a part would be left out: give {more}, or max_steps alone."
         )
 
 
@@ -262,10 +318,14 @@ def _check_optimizers(trainer: Trainer) -> None:
 
 def _check_evaluation(loader: Loader) -> None:
     if not loader.streamed and not loader.plan.has_step(0):
-        raise TrainError(
-            f"The validation set makes no step of {loader.plan.spec.global_batch_size} sequences, and last='drop' "
-            "leaves out what does not fill one: give last='fill', or a smaller global_batch_size."
-        )
+        raise _no_step("validation", loader)
+
+
+def _no_step(name: str, loader: Loader) -> TrainError:
+    return TrainError(
+        f"The {name} set makes no step of {loader.plan.spec.global_batch_size} sequences, and last='drop' leaves out "
+        "what does not fill one: give last='fill', or a smaller global_batch_size."
+    )
 
 
 def _recount(trainer: Trainer, before: int, now: int) -> None:
