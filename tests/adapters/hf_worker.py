@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import batchloom
-from adapters.test_hugging_face import HELD_OUT, SIZES, STEPS, Heard, make_args
+from adapters.test_hugging_face import HELD_OUT, SIZES, STEPS, Heard, make_args, make_trainer
 from batchloom.adapters.hugging_face import trainer_parts
 from batchloom.adapters.hugging_face_parts import row_losses, token_loss
 from batchloom.core.errors import TrainError
@@ -16,9 +16,8 @@ from batchloom.examples.job import adamw, tiny_model
 
 
 def main(data: str, checkpoint: str, out: str) -> None:
-    args = make_args(
-        out, gradient_accumulation_steps=2, per_device_eval_batch_size=2, dataloader_num_workers=1
-    )
+    sizes = {"gradient_accumulation_steps": 2, "per_device_eval_batch_size": 2}
+    args = make_args(out, dataloader_num_workers=1, **sizes)
     store = batchloom.open_store(data)
     loader = batchloom.Loader(store, **SIZES, steps=STEPS)
     held_out = batchloom.Loader(store.subset("val"), **HELD_OUT)
@@ -27,6 +26,11 @@ def main(data: str, checkpoint: str, out: str) -> None:
         trainer_parts(loader, args, evaluation=other)
     except TrainError as error:
         refused = str(error)
+    shorter = make_args(out, max_steps=STEPS - loader.spec.rank, **sizes)
+    try:
+        make_trainer(store, out, parts=trainer_parts(loader, shorter), args=shorter).train()
+    except TrainError as error:
+        unlike = str(error)
     parts = trainer_parts(loader, args, evaluation=held_out)
     model = tiny_model(store)
     trainer = Heard(
@@ -47,6 +51,7 @@ def main(data: str, checkpoint: str, out: str) -> None:
         "losses": [one["loss"] for one in trainer.state.log_history if "loss" in one],
         "evaluation": trainer.evaluate(),
         "refused": refused,
+        "unlike": unlike,
     }
     Path(out, f"told_{args.process_index}.json").write_text(json.dumps(told))
     trainer.accelerator.wait_for_everyone()

@@ -100,8 +100,8 @@ class Heard(Trainer):
         return super().compute_loss(model, inputs, **settings)
 
 
-def make_trainer(store, folder, *, loader=None, model=None, parts=None, **settings):
-    args = make_args(folder, **settings)
+def make_trainer(store, folder, *, loader=None, model=None, parts=None, args=None, **settings):
+    args = args or make_args(folder, **settings)
     parts = parts or trainer_parts(loader or make_loader(store), args)
     model = model or tiny_model(store)
     return Heard(
@@ -225,6 +225,7 @@ def test_a_checkpoint_of_one_process_goes_on_with_two(store, undisturbed, tmp_pa
     total, count = torch.cat(sums).double().sum(0)
     for rank in (0, 1):
         assert "seed is 0 on rank 0 and 1 on rank 1" in told[rank]["refused"]
+        assert "max_steps is 6 on rank 0 and 5 on rank 1" in told[rank]["unlike"]
         evaluation = told[rank]["evaluation"]
         assert evaluation["eval_token_loss"] == pytest.approx((total / count).item(), rel=1e-4)
         means = [(one[:, 0].sum() / one[:, 1].sum()).item() for one in sums]

@@ -1,7 +1,7 @@
 """Ranks that read different data train on it without a word; here they are found out before the first step."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,11 @@ _SHOWN = 4
 
 
 def require_agreement(
-    loader: Loader, group: dist.ProcessGroup | None = None, *, world_size: int | None = None
+    loader: Loader,
+    group: dist.ProcessGroup | None = None,
+    *,
+    world_size: int | None = None,
+    also: Mapping[str, Any] | None = None,
 ) -> None:
     """Make sure that all ranks read the same plan, each its own share of all there are; every rank calls it, and once.
 
@@ -29,12 +33,15 @@ def require_agreement(
         group: the processes that the loader's ``world_size`` counts; None for all.
         world_size: what it is to be where it is not the number of these processes: that of a framework which gives
             the same share to several of them (its tensor-parallel ranks), or has processes without torch.distributed.
+        also: what else has to be equal, by name: plain values.
 
     Raises:
         TrainError: on every rank: versions, stores, settings, edits or steps differ (names the first that differs, and
             both values), the loader is of another number of ranks, or one share is read in place of another.
     """
-    said, heard = _said(loader), [_said(loader)]
+    said = _said(loader)
+    said["equal"] |= also or {}
+    heard = [said]
     if dist.is_available() and dist.is_initialized():
         heard = [json.loads(one) for one in gathered(json.dumps(said).encode(), group)]
     if (problem := disagreement(heard, world_size)) is not None:

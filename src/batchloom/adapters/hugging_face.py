@@ -62,6 +62,7 @@ def trainer_parts(
             ``batchloom.batches.forms``; None leaves it as it is.
 
     Raises:
+        MissingDependencyError: ``args`` are of a trl that is too old.
         SettingsError: settings under which the trainer would not train on the plan; all at once.
         InputError: a stream, which has no step on its own.
         TrainError: ranks whose ``evaluation`` differs; of the loader they find it out before the first step.

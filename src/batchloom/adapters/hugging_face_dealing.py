@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from batchloom.adapters.requirements import TRL, require
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import TrainError
@@ -108,6 +109,8 @@ def problems_of(args: Any, loader: Loader) -> list[str]:
 def evaluation_problems(args: Any, loader: Loader) -> list[str]:
     """Why a trainer with these arguments would not evaluate on the plan of a loader."""
     problems = _loader_problems(args, loader, "evaluation")
+    if not loader.plan.has_step(0):
+        problems.append(_nothing("evaluation", loader))
     rows = _rows(loader)
     if rows is not None and rows != args.eval_batch_size:
         problems.append(
@@ -204,6 +207,8 @@ def _size_problems(args: Any, loader: Loader) -> list[str]:
 
 def _step_problems(args: Any, loader: Loader) -> list[str]:
     steps = len(loader)
+    if not steps:
+        return [_nothing("loader", loader)]
     if args.max_steps > steps:
         more = "Loader(epochs=...) or Loader(steps=...) for more"
         return [f"max_steps: {args.max_steps}, and the plan has {steps}: at most {steps}; {more}"]
@@ -215,10 +220,19 @@ def _step_problems(args: Any, loader: Loader) -> list[str]:
     return []
 
 
+def _nothing(name: str, loader: Loader) -> str:
+    size = loader.plan.spec.global_batch_size
+    return (
+        f"{name}: the documents make no step of {size} sequences, and last='drop' leaves out what does not fill one: "
+        "last='fill', or a smaller global_batch_size"
+    )
+
+
 def _sft_problems(args: Any) -> list[str]:
     """What of an ``SFTConfig`` would change rows that are ready."""
     if not hasattr(args, "dataset_kwargs"):
         return []
+    require(TRL)
     found = [
         f"{name}: True, and the loader has packed already: {name}=False"
         for name in ("packing", "padding_free", "eval_packing")

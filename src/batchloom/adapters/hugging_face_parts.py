@@ -1,5 +1,6 @@
 """The objects a Hugging Face trainer is given; ``adapters.hugging_face`` makes them."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, NoReturn, cast, final
 
@@ -13,7 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.hugging_face_dealing import Collator, Dealing, problems_of
+from batchloom.adapters.hugging_face_dealing import Collator, Dealing, dealing_of, problems_of
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.data import first_store
@@ -22,6 +23,7 @@ from batchloom.batches.isolation import leakage, leaks, probes, takes
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.core.spec import shown, whole
+from batchloom.core.values import counted
 
 
 @final
@@ -34,12 +36,15 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
     Args:
         loader: of this process.
         dealing: how the trainer deals.
+
+    Attributes:
+        dealing: likewise.
     """
 
     def __init__(self, loader: Loader, dealing: Dealing) -> None:
         names = ("input_ids", "labels", "position_ids")
         super().__init__(pa.table({name: pa.array([], pa.list_(pa.int64())) for name in names}))
-        self._dealing = dealing
+        self.dealing = dealing
         self.begin(loader, 0)
 
     def begin(self, loader: Loader, first: int) -> None:
@@ -51,7 +56,7 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
         return {**self.__dict__, "_kept": None}
 
     def __len__(self) -> int:
-        return (len(self._steps) - self._first) * self._dealing.rows
+        return (len(self._steps) - self._first) * self.dealing.rows
 
     @property
     def num_rows(self) -> int:
@@ -66,8 +71,8 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
 
     def __getitems__(self, keys: list[int]) -> list[Batch]:
         """The micro-batch of these rows, as one item."""
-        step, micro = self._dealing.batch(keys)
-        return [self._batch(step).split(self._dealing.batch_size)[micro]]
+        step, micro = self.dealing.batch(keys)
+        return [self._batch(step).split(self.dealing.batch_size)[micro]]
 
     def __getitem__(self, key: Any) -> Batch:
         """A row of this rank as a batch of one.
@@ -80,8 +85,8 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
             raise InputError(f"Rows of a plan are taken by their numbers, not by {shown(key)}.")
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
-        step, micro, row = self._dealing.part(number)
-        return self._batch(step).split(1)[micro * self._dealing.batch_size + row]
+        step, micro, row = self.dealing.part(number)
+        return self._batch(step).split(1)[micro * self.dealing.batch_size + row]
 
     def __iter__(self) -> Iterator[Batch]:
         """This rank's rows, in the order in which they are trained."""
@@ -121,6 +126,7 @@ class PlanState(TrainerCallback, ExportableState):
     def __init__(self, loader: Loader, dataset: PlannedRows, collator: Collator) -> None:
         self._loader, self._dataset, self._collator = loader, dataset, collator
         self._trained: TrainerState | None = None
+        self._edits = loader.plan.edits
         self.first = 0
 
     def state(self) -> dict[str, Any]:
@@ -143,7 +149,8 @@ class PlanState(TrainerCallback, ExportableState):
         Raises:
             SettingsError: settings that changed since the parts were made.
             StateError: the checkpoint is of another plan (names each field that differs), or has no state.
-            TrainError: another dataset or collator, ranks that differ, a model that lets documents see each other.
+            TrainError: another dataset or collator, sizes that changed since the parts were made, ranks that differ, a
+                model that lets documents see each other.
         """
         if problems := problems_of(args, self._loader):
             raise SettingsError(problems)
@@ -154,13 +161,20 @@ class PlanState(TrainerCallback, ExportableState):
                 f"The trainer has {names}: give it train_dataset=parts.dataset and data_collator=parts.collator "
                 "of the same parts as the callback."
             )
+        now, made = dealing_of(args, self._loader), self._dataset.dealing
+        if now != made:
+            raise TrainError(
+                f"The trainer's arguments have {now.batch_size} rows x gradient_accumulation_steps {now.accumulation}, "
+                f"and its parts were made for {made.batch_size} x {made.accumulation}: make parts and trainer anew."
+            )
         # The trainer counts in it, and makes no other while it trains.
         self._trained, self.first = state, state.global_step
         if self.first:
             self._resume(state)
         # Without skipping the trainer begins at row 0, which is that of the step it stands at then.
         self._dataset.begin(self._loader, self.first if args.ignore_data_skip else 0)
-        require_agreement(self._loader)
+        self._edits = self._loader.plan.edits
+        require_agreement(self._loader, also={"max_steps": state.max_steps})
         refuse_leak(
             model,
             self._loader,
@@ -169,14 +183,28 @@ class PlanState(TrainerCallback, ExportableState):
             half=args.bf16 or args.fp16,
         )
 
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Refuse to go on beside a plan that has changed.
+
+        Raises:
+            TrainError: the loader was edited since training began: rows are read ahead, by other processes too.
+        """
+        edits = self._loader.plan.edits
+        if edits != self._edits:
+            raise TrainError(
+                f"The loader has {counted(len(edits), 'edit')} and had {len(self._edits)} when training began, and the "
+                "trainer reads the plan of then: edit before trainer.train(), also when it goes on from a checkpoint."
+            )
+
     def _resume(self, state: TrainerState) -> None:
         kept = cast("dict[str, Any]", state.stateful_callbacks).get(type(self).__name__)
-        if not isinstance(kept, dict) or "loader" not in kept.get("attributes", {}):
+        kept = kept.get("attributes") if isinstance(kept, dict) else None
+        if not isinstance(kept, dict) or "loader" not in kept:
             raise StateError(
                 f"The checkpoint of step {self.first} holds no state of a loader: it was made without parts.callback, "
                 "so nobody knows what it was trained on. Take one made with it, or start without."
             )
-        self._loader.load_state_dict(kept["attributes"]["loader"])
+        self._loader.load_state_dict(kept["loader"])
         if self._loader.next_step != self.first:
             raise StateError(
                 f"The checkpoint is of step {self.first} and its loader's state of step {self._loader.next_step}; "
@@ -212,20 +240,25 @@ def refuse_leak(
         given.pop("labels", None)
         _refuse_unknown(model, given)
         moved = {k: v.to(weight.device) if hasattr(v, "to") else v for k, v in given.items()}
-        scores: Tensor = model(**moved).logits
-        return scores
+        return scores_of(model(**moved))
 
     model.eval()
     try:
         packed, mixed = leakage(logits, documents, rows)
     finally:
         model.train(training)
+    if not math.isfinite(packed):
+        raise TrainError(
+            f"{type(model).__name__} has losses that are no numbers before its first step: its weights are damaged, or "
+            "the form= that it is given leaves tokens without anything to see."
+        )
     if leaks(packed, mixed, half=half or weight.dtype != torch.float32):
         raise TrainError(
             f"{type(model).__name__} lets packed documents see each other: a token's loss is {packed:.2g} nats from "
             f"that of the document alone, and {mixed:.2g} where nothing keeps them apart. Give a model that reads "
             "position_ids, without a mask of ones and without cache, and attn_implementation='sdpa', 'eager' or "
-            "'flex_attention'; or trainer_parts(form=dense_mask) to one that reads a mask; or Loader(packing='none')."
+            "'flex_attention'; or trainer_parts(form=dense_mask) to one that reads a mask ('eager': "
+            "partial(dense_mask, additive='float32')); or Loader(packing='none')."
         )
 
 
@@ -264,7 +297,7 @@ class TokenLoss:
             labels: [R, S], not shifted.
             num_items_in_batch: trained tokens of the step; None for those of the micro-batch.
         """
-        scores = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        scores = scores_of(outputs)
         targets = labels[:, 1:].reshape(-1)
         total = functional.cross_entropy(
             scores[:, :-1].reshape(len(targets), -1).float(),
@@ -275,6 +308,12 @@ class TokenLoss:
         )
         count = (targets != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
         return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+
+
+def scores_of(outputs: Any) -> Tensor:
+    """The scores [R, S, vocabulary] of what a model returned: with ``logits``, or first."""
+    scores: Tensor = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    return scores
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
