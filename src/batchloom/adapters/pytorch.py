@@ -72,7 +72,10 @@ def _options(spec: BatchSpec) -> dict[str, Any]:
 
 @final
 class LoaderDataset(Dataset[Batch]):
-    """Map-style face: item s is the batch of step s. Its length waits for the table of a large store."""
+    """Map-style face: item s is the batch of step s. Its length waits for the table of a large store.
+
+    It has the plan as it is when it is made: after an edit of the loader make it anew.
+    """
 
     def __init__(self, loader: Loader) -> None:
         self._length = len(loader)
@@ -91,9 +94,10 @@ class LoaderDataset(Dataset[Batch]):
 class LoaderIterable(IterableDataset[Batch]):
     """Iterable face: worker w of n gives steps w, w + n, ...; a DataLoader puts them in order.
 
-    Every iteration begins where the loader it was made of would have: at step 0, or at a loaded
-    state's step. Its own ``state_dict`` is what torchdata's StatefulDataLoader keeps for each
-    worker; after ``load_state_dict`` the next iteration, and only that, goes on there.
+    It has the plan as it is when it is made: after an edit of the loader make it anew. Every iteration
+    begins where the loader it was made of would have: at step 0, or at a loaded state's step. Its own
+    ``state_dict`` is what torchdata's StatefulDataLoader keeps for each worker; after
+    ``load_state_dict`` the next iteration, and only that, goes on there.
     """
 
     def __init__(self, loader: Loader) -> None:
