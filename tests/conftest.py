@@ -5,8 +5,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# How long an example takes is a matter of what else the machine does.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# How long an example takes, or takes to make, is a matter of what else the machine does.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("untimed")
 
 
