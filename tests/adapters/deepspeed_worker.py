@@ -53,6 +53,10 @@ def losses(store, stage, folder):
     engine.save_checkpoint(str(folder), tag="without")
     with pytest.raises(StateError, match="holds no place of a loader"):
         load_newest(engine, folder, again)
+    other = {"batchloom": {"step": 9, "loader": loader.state_at(4)}}
+    engine.save_checkpoint(str(folder), tag="changed", client_state=other)
+    with pytest.raises(StateError, match="changed.* holds the loader's place before step 4"):
+        load_newest(engine, folder, again)
     return said
 
 

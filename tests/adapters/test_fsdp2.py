@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.distributed.checkpoint import state_dict_saver
 
 import batchloom
 from adapters.small import small_store
@@ -78,6 +79,32 @@ def test_a_checkpoint_of_something_else_is_refused(store, tmp_path):
     (tmp_path / "checkpoint-1" / ".metadata").unlink()
     with pytest.raises(StateError, match="cannot be loaded"):
         load_newest(tmp_path, *run.parts)
+
+
+def test_a_place_that_is_not_the_names_is_refused(store, tmp_path):
+    run = Run(store)
+    run.train(0, 1)
+    save(tmp_path, 4, *run.parts).rename(tmp_path / "checkpoint-9")
+    with pytest.raises(StateError, match="checkpoint-9 holds the loader's place before step 4"):
+        load_newest(tmp_path, *run.parts)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("place", ["abc", 5])
+def test_a_place_that_is_no_json_is_refused(store, tmp_path, place):
+    state_dict_saver.save({"loader": place}, checkpoint_id=tmp_path / "checkpoint-8", no_dist=True)
+    with pytest.raises(StateError, match="checkpoint-8 cannot be loaded: .*Error: .*damaged"):
+        load_newest(tmp_path, *Run(store).parts)
+
+
+def test_a_longer_run_fills_up_the_step_that_the_last_one_ended_in(store, tmp_path):
+    run = Run(store, steps=None, epochs=1)
+    run.train(0, 1)
+    last = len(run.loader)
+    assert run.loader.plan.positions < last * SIZES["global_batch_size"]
+    save(tmp_path, last, *run.parts)
+    longer = Run(store, steps=None, epochs=2)
+    assert load_newest(tmp_path, *longer.parts) == longer.loader.next_step == last - 1
 
 
 def test_a_run_goes_on_with_another_number_of_processes(store, tmp_path):

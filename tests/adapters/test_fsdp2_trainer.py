@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,21 @@ def test_labels_of_records_say_what_is_trained(store, tmp_path):
     assert result.training_loss > 0
 
 
+def test_what_says_nothing_of_the_loss_is_let_be(store, tmp_path):
+    said = {"completion_mask": None, "text": "1 2", "attention_mask": [1, 1]}
+    run = trainer(store, tmp_path, [{"input_ids": [1, 2], **said}] * 9, max_steps=1)
+    assert run.loader.trained_tokens(0) > 0
+
+
+def test_weights_that_an_update_made_infinite_become_no_checkpoint(store, tmp_path):
+    # Its loss was finite: it was made before the update.
+    beyond = {"max_steps": 1, "learning_rate": 1e30, "weight_decay": 1e30}
+    for saves in ("steps", "no"):
+        with pytest.raises(TrainError, match="After step 0 weights .* are not finite"):
+            trainer(store, tmp_path, **beyond, save_strategy=saves).train()
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
 @pytest.mark.parametrize(
     ("records", "said"),
     [
@@ -166,6 +182,17 @@ def test_labels_of_records_say_what_is_trained(store, tmp_path):
         ([{"input_ids": [1, 2], "labels": [2, 3]}], "Label 0 .* is 2 and the token is 1"),
         ([{"input_ids": [1, 2], "labels": [1]}], "2 input_ids and 1 labels"),
         ([{"input_ids": [0.5]}], "no list of token ids"),
+        ([{"input_ids": [[1], [1, 2]]}], "no list of token ids"),
+        ([{"input_ids": [1, 2**32 + 5, 3]}], "no list of token ids from 0 to 2147483647"),
+        ([{"input_ids": [1, 2**31]}], "no list of token ids from 0 to 2147483647"),
+        ([{"input_ids": [1, 2], "labels": [1.0, float("nan")]}], "labels of record 0 .*, no list"),
+        ([{"input_ids": [1, 2], "labels": [[1], [1, 2]]}], "labels of record 0 .*, no list"),
+        ([{"input_ids": [1, 2], "completion_mask": [0, 1]}], "has completion_mask, .*give labels"),
+        ([{"input_ids": [1, 2], "assistant_masks": [0, 1]}], "has assistant_masks, .*give labels"),
+        ([{"input_ids": [1, 2], "position_ids": [0, 0]}], "has position_ids, .*give labels"),
+        ([{"input_ids": [1, 2], "label_ids": [1, -100]}], "has label_ids, .*give labels"),
+        ([{"input_ids": [1, 2], "attention_mask": [1, 0]}], r"has attention_mask \(of other"),
+        ([{"input_ids": [1, 2], "attention_mask": [1]}], r"has attention_mask \(of other"),
         ([], "without records"),
         ("data/wiki", "train_dataset is 'data/wiki'.*open_store"),
     ],
@@ -268,13 +295,54 @@ def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tm
         ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "constant_with_warmup"),
         ({"num_train_epochs": 1.5}, "num_train_epochs: 1.5 is no whole number"),
         ({"save_steps": 0.5}, "save_steps: 0.5 is not a whole number"),
+        ({"max_steps": 2.5}, "max_steps: 2.5 is not a whole number; -1 leaves it to"),
+        ({"seed": 1.5}, "seed: 1.5 is not a whole number"),
+        ({"bf16": "no"}, "bf16: 'no' is neither True nor False"),
+        ({"packing": "x"}, "packing: 'x' is neither True nor False"),
+        ({"gradient_checkpointing": 1}, "gradient_checkpointing: 1 is neither True nor False"),
+        ({"use_cpu": None}, "use_cpu: None is neither True nor False"),
+        (
+            {"resume_from_checkpoint": 4},
+            "resume_from_checkpoint: 4 is neither True, nor False, nor",
+        ),
+        ({"output_dir": ""}, "output_dir: '' names no folder"),
+        (
+            {"max_grad_norm": -1.0},
+            "max_grad_norm: -1.0 is not an int or float of at least 0; 0 is no",
+        ),
+        ({"adam_beta1": 1}, "adam_beta1: 1 is not an int or float of at least 0 and below 1"),
+        ({"learning_rate": 10**400}, "learning_rate: a number of .* is not an int or float"),
     ],
 )
 def test_settings_that_are_none_are_refused(settings, said):
     with pytest.raises(SettingsError, match=said):
-        arguments_of(FSDP2Arguments(output_dir="x", **settings))
+        arguments_of(FSDP2Arguments(**{"output_dir": "x", **settings}))
     with pytest.raises(InputError, match="not 3"):
         arguments_of(3)
+
+
+NUMBERS = [one.name for one in fields(FSDP2Arguments) if one.type in (float, float | None)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "1e-3", True])
+def test_no_number_is_taken_that_is_none_and_all_are_told_at_once(value, tmp_path):
+    assert len(NUMBERS) == 8
+    wrong = dict.fromkeys(NUMBERS, value)
+    with pytest.raises(SettingsError) as refused:
+        arguments_of(FSDP2Arguments(output_dir="x", bf16="no", save_steps=0, **wrong))
+    named = [problem.split(":")[0] for problem in refused.value.problems]
+    assert sorted(named) == sorted([*NUMBERS, "bf16", "save_steps"])
+    args = theirs("transformers", tmp_path)
+    for name in NUMBERS:
+        setattr(args, name, value)
+    with pytest.raises(SettingsError) as refused:
+        arguments_of(args)
+    assert {problem.split(":")[0] for problem in refused.value.problems} >= set(NUMBERS)
+
+
+def test_the_least_that_numbers_may_be_is_taken():
+    least = dict.fromkeys(set(NUMBERS) - {"num_train_epochs"}, 0)
+    assert arguments_of(FSDP2Arguments(output_dir="x", **least)).max_grad_norm == 0
 
 
 @pytest.mark.parametrize("warmup", [0, 3, 0.25])

@@ -149,6 +149,10 @@ def test_consumed_samples_are_the_position_also_where_the_batch_size_changed(sto
     for inside in (25, "8", -8):
         with pytest.raises(StateError, match=r"inside step 3, .*from 24 or 40|is no number"):
             megatron.go_on_from(loader, inside)
+    end = megatron.consumed_samples(loader, 9)
+    assert megatron.go_on_from(loader, end) == 9
+    with pytest.raises(StateError, match=f"{end + 16} lies behind the plan, which has no step 9"):
+        megatron.go_on_from(loader, end + 16)
 
 
 @pytest.mark.parametrize("ramp", [(8, 8, 100), (8, 4, 7), (2, 2, 1000)])
@@ -162,6 +166,10 @@ def test_a_rampup_becomes_the_edits_that_megatrons_calculator_makes(store, ramp)
         assert loader.plan.spec_at(step).global_batch_size == calculator.current_global_batch_size
     for wrong in ((8, 5, 100), (32, 8, 100), (8, 8, 0)):
         with pytest.raises(InputError, match="does not lead to global_batch_size 32"):
+            megatron.rampup_edits(wrong, 32)
+    # Megatron's own arguments are words; samples without an end would never be reached.
+    for wrong in (("8", "8", "100"), (8, 8, float("inf")), (8, 8)):
+        with pytest.raises(InputError, match="not three whole numbers: START INCREMENT SAMPLES"):
             megatron.rampup_edits(wrong, 32)
 
 

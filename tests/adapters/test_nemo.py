@@ -217,7 +217,12 @@ def test_a_nemo_data_module_goes_on_by_consumed_samples(folder, ranks):
     with pytest.raises(StateError, match="seed"):
         nemo_module(folder, seed=1).load_state_dict(state)
     with pytest.raises(StateError, match="consumed_samples 25 lies inside step 3"):
-        other.load_state_dict({"consumed_samples": 25})
+        other.load_state_dict({**state, "consumed_samples": 25})
+    with pytest.raises(StateError, match="of consumed_samples 16 holds the loader's place before"):
+        other.load_state_dict({**state, "consumed_samples": 16})
+    for part, said in (({"consumed_samples": 24}, "consumed_samples"), ({}, "nothing")):
+        with pytest.raises(StateError, match=f"data module has {said}, and no place of a loader"):
+            other.load_state_dict(part)
 
 
 def test_an_evaluation_on_the_way_leaves_the_place(folder, ranks):

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import batchloom
 from batchloom.adapters import ray_train
 from batchloom.comparison.witness import Witness, expected
-from batchloom.core.errors import TrainError
+from batchloom.core.errors import StateError, TrainError
 from batchloom.examples.job import Job, tiny_model
 from batchloom.testing.stores import write_store
 from batchloom.train.log import read_log
@@ -186,3 +187,17 @@ def test_outside_of_a_worker_is_said():
     for call in (ray_train.place, ray_train.restored, lambda: ray_train.report({})):
         with pytest.raises(TrainError, match="no worker of Ray Train. Call this in the function"):
             call()
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
+def test_a_state_that_is_damaged_is_said(tmp_path, kept):
+    file = tmp_path / "batchloom.pt"
+    torch.save({"model": torch.zeros(99)}, file)
+    assert ray_train._read(file, "run/checkpoint")["model"].shape == (99,)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(StateError, match="of the checkpoint run/checkpoint cannot be read .*damag"):
+        ray_train._read(file, "run/checkpoint")
+    torch.save(3, file)
+    with pytest.raises(StateError, match="run/checkpoint holds 3, no state by name"):
+        ray_train._read(file, "run/checkpoint")

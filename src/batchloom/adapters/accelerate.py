@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, final
 from weakref import WeakKeyDictionary, proxy
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.checkpoints import newest, step_of, written_aside
+from batchloom.adapters.checkpoints import go_on, newest, step_of, unusable, written_aside
+from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.adapters.requirements import ACCELERATE, require
 from batchloom.batches.loader import Loader
 from batchloom.batches.share import share_of_run
-from batchloom.core.errors import StateError, TrainError
+from batchloom.core.errors import BatchloomError, TrainError
 
 
 def attach(accelerator: Any, loader: Loader) -> None:
@@ -29,9 +31,16 @@ def attach(accelerator: Any, loader: Loader) -> None:
     Raises:
         MissingDependencyError: accelerate is older than this needs.
         PlanError: edits change how many passes a step takes, and the Accelerator does as many in all.
-        TrainError: the loader reads another share, or its rows do not make so many passes (says how many they make).
+        TrainError: the loader reads another share, or its rows do not make so many passes (says how many they make);
+            its batches went through ``prepare``; the accelerator has a loader already; or it is a stream of several
+            processes, of which Accelerate would keep the lanes of the first alone.
     """
     require(ACCELERATE)
+    if accelerator in _PLACES:
+        raise TrainError(
+            "This Accelerator has a loader attached already: attach once, the loader that is trained on; another run "
+            "takes an Accelerator of its own."
+        )
     spec = loader.spec
     read, wanted = (
         (spec.rank, spec.world_size),
@@ -43,11 +52,30 @@ def attach(accelerator: Any, loader: Loader) -> None:
             f"{wanted[1]}: make it after the Accelerator, with rank=accelerator.process_index and "
             "world_size=accelerator.num_processes."
         )
+    if loader.streamed and accelerator.num_processes > 1:
+        raise TrainError(
+            f"The loader reads a stream in {accelerator.num_processes} processes, each its own lanes, and Accelerate "
+            "keeps what the first of them says: prepare the data, or keep the state yourself "
+            "(batchloom.streams.state.merge_states of every process's loader.state_dict())."
+        )
+    _refuse_dealt_anew(accelerator)
     kept = _Place(accelerator, loader)
     kept.refuse_other_steps()
-    _PLACES.setdefault(accelerator, []).append(kept)
-    accelerator.register_for_checkpointing(kept)
     require_agreement(loader)
+    _PLACES[accelerator] = kept
+    accelerator.register_for_checkpointing(kept)
+
+
+def _refuse_dealt_anew(accelerator: Any) -> None:
+    """Refuse a loader's batches that went through ``prepare``."""
+    for prepared in accelerator._dataloaders:  # noqa: SLF001 - it has no public way to ask for them
+        given = prepared.dataset
+        # Of several processes Accelerate has an iterable dataset in one of its own.
+        if isinstance(getattr(given, "dataset", given), LoaderDataset | LoaderIterable):
+            raise TrainError(
+                "accelerator.prepare was given a DataLoader of a Loader's batches, which it deals anew, each to one "
+                "process alone: they are this process's share already. Leave it out of prepare and iterate it as it is."
+            )
 
 
 @final
@@ -56,18 +84,33 @@ class _Place:
 
     Attributes:
         step: the steps trained, while :func:`save` or :func:`load_newest` are at it; None where nobody says.
+        done: the steps done by the state that was loaded last.
     """
 
     def __init__(self, accelerator: Any, loader: Loader) -> None:
         # Weakly: what is kept of an accelerator is kept as long as that is.
         self._accelerator, self._loader = proxy(accelerator), loader
         self.step: int | None = None
+        self.done = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's place before the step."""
-        if self.step is None or self._loader.streamed:
+        """The loader's place before the step.
+
+        Raises:
+            TrainError: a stream stands before another.
+        """
+        if self.step is None:
             return self._loader.state_dict()
-        return self._loader.state_at(self.step)
+        if not self._loader.streamed:
+            return self._loader.state_at(self.step)
+        state = self._loader.state_dict()
+        there = state["position"] // self._loader.plan.spec.global_batch_size
+        if there != self.step:
+            raise TrainError(
+                f"checkpoint-{self.step} is to be saved and {there} steps of the stream were given: save it with the "
+                "number of steps trained, before the next batch is asked for."
+            )
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on there.
@@ -76,12 +119,10 @@ class _Place:
             StateError: it is of another plan or store, or of another step than the checkpoint's name says.
             TrainError: by its edits the steps are others than the accelerator's.
         """
-        self._loader.load_state_dict(state)
-        if self.step not in (None, there := self._loader.next_step):
-            raise StateError(
-                f"checkpoint-{self.step} holds the loader's place before step {there}: it was renamed, or saved with "
-                "another number of steps than were trained. Go on from another checkpoint."
-            )
+        if self.step is None:
+            self._loader.load_state_dict(state)
+        else:
+            self.done = go_on(self._loader, state, f"checkpoint-{self.step}", self.step)
         self.refuse_other_steps()
 
     def refuse_other_steps(self) -> None:
@@ -95,21 +136,37 @@ class _Place:
             )
 
 
+# What torch and pickle raise for files that are cut off, gone or overwritten.
+_DAMAGED = (EOFError, KeyError, OSError, RuntimeError, UnicodeDecodeError, UnpicklingError)
+
 # Of each accelerator: it has no public way to ask for what was registered.
-_PLACES: WeakKeyDictionary[Any, list[_Place]] = WeakKeyDictionary()
+_PLACES: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
 
 
 @contextmanager
-def _at(accelerator: Any, step: int) -> Iterator[None]:
-    """Have the places of an accelerator be those before a step."""
-    places = _PLACES.get(accelerator, [])
-    for place in places:
-        place.step = step
+def _at(accelerator: Any, step: int) -> Iterator[_Place]:
+    """The place of an accelerator's loader, which is to be that before a step."""
+    place = _attached(accelerator)
+    place.step = step
     try:
-        yield
+        yield place
     finally:
-        for place in places:
-            place.step = None
+        place.step = None
+
+
+def _attached(accelerator: Any) -> _Place:
+    """The place of an accelerator's loader.
+
+    Raises:
+        TrainError: it has none, or its batches are dealt anew.
+    """
+    if accelerator not in _PLACES:
+        raise TrainError(
+            "This Accelerator has no loader, whose place would be in no checkpoint: call "
+            "batchloom.adapters.accelerate.attach(accelerator, loader) first."
+        )
+    _refuse_dealt_anew(accelerator)
+    return _PLACES[accelerator]
 
 
 def scale(accelerator: Any) -> int:
@@ -127,8 +184,9 @@ def save(accelerator: Any, folder: Path, step: int) -> Path:
 
     Raises:
         OutputError: the folder cannot be written.
+        TrainError: no loader is attached, or its batches went through ``prepare``; or a stream has given other steps.
     """
-    with written_aside(folder, step) as aside, _at(accelerator, step):
+    with _at(accelerator, step), written_aside(folder, step) as aside:
         accelerator.save_state(str(aside))
     return folder / f"checkpoint-{step}"
 
@@ -139,14 +197,21 @@ def load_newest(accelerator: Any, folder: Path) -> int:
     Call it behind ``accelerator.prepare`` and :func:`attach`.
 
     Raises:
-        StateError: it is of another plan or store (names each field that differs), or its loader stands before another
-            step than its name says.
-        PlanError, TrainError: by its edits the steps are others than the accelerator's.
+        StateError: it is of another plan or store (names each field that differs) or of another model, its loader
+            stands before another step than its name says, or it is damaged.
+        PlanError, TrainError: by its edits the steps are others than the accelerator's; or as of :func:`save`.
     """
+    from safetensors import SafetensorError  # noqa: PLC0415 - comes with accelerate, which attach asked for
+
+    _attached(accelerator)
     found = newest(folder)
     if found is None:
         return 0
-    step = step_of(found)
-    with _at(accelerator, step):
-        accelerator.load_state(str(found))
-    return step
+    with _at(accelerator, step_of(found)) as place:
+        try:
+            accelerator.load_state(str(found))
+        except BatchloomError:
+            raise
+        except (*_DAMAGED, SafetensorError) as error:
+            raise unusable(found, error) from error
+    return place.done

@@ -6,10 +6,12 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from batchloom.adapters.agreement import gathered
+from batchloom.batches.loader import Loader
 from batchloom.core.aside import ASIDE, refused
 from batchloom.core.errors import StateError
 from batchloom.store.writer import sync_folder
@@ -45,6 +47,41 @@ def newest(folder: Path) -> Path | None:
     if dist.is_initialized():
         found = json.loads(gathered(json.dumps(found).encode())[0])
     return folder / found[0] if found else None
+
+
+def go_on(loader: Loader, state: dict[str, Any], name: str, step: int) -> int:
+    """Have a loader go on with the state that a checkpoint holds; the steps done.
+
+    They are one less than the checkpoint's where its run ended inside a step, which a longer run fills up.
+
+    Args:
+        loader: of this process.
+        state: what the checkpoint has of a loader.
+        name: of the checkpoint.
+        step: the steps done by it.
+
+    Raises:
+        StateError: it is of another plan or store (names each field that differs), or stands before another step.
+    """
+    loader.load_state_dict(state)
+    there = loader.next_step
+    if not loader.streamed:
+        there = loader.plan.course.step_at(state["position"])[0]
+    if there != step:
+        raise StateError(
+            f"{name} holds the loader's place before step {there}: it was renamed, or saved with another number of "
+            "steps than were trained. Go on from another checkpoint."
+        )
+    return loader.next_step
+
+
+def unusable(checkpoint: Path, fault: BaseException) -> StateError:
+    """What is raised where a checkpoint's files cannot be read, or do not fit."""
+    said = " ".join(str(fault).split())[:300]
+    return StateError(
+        f"{checkpoint} cannot be loaded: {type(fault).__name__}: {said}. It was saved of another model or optimizer, "
+        "or is damaged: give those it was saved of, or delete the folder to go on from the one before."
+    )
 
 
 @contextlib.contextmanager

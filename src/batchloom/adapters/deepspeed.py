@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.checkpoints import go_on
 from batchloom.adapters.requirements import DEEPSPEED, require
 from batchloom.batches.loader import Loader
 from batchloom.batches.share import share_of_run
@@ -109,7 +110,8 @@ def load_newest(engine: Any, folder: Path, loader: Loader) -> int:
     ZeRO's part of it is read by as many ranks as wrote it; for others see DeepSpeed's universal checkpoints.
 
     Raises:
-        StateError: it is of another plan or store (names each field that differs), or was saved without the loader.
+        StateError: it is of another plan or store (names each field that differs), was saved without the loader, or its
+            loader stands before another step than the checkpoint says.
         PlanError, TrainError: by its edits the steps are others than the engine's.
     """
     if not (folder / "latest").is_file():
@@ -125,6 +127,6 @@ def load_newest(engine: Any, folder: Path, loader: Loader) -> int:
             f"{path} holds no place of a loader: it was not saved by batchloom.adapters.deepspeed.save. The weights "
             "can be had from it; which data the run has seen cannot."
         )
-    loader.load_state_dict(place[_STATE]["loader"])
+    done = go_on(loader, place[_STATE]["loader"], str(path), place[_STATE]["step"])
     _refuse_other_steps(engine, loader)
-    return int(place[_STATE]["step"])
+    return done

@@ -21,9 +21,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
-from batchloom.adapters.checkpoints import begin, commit, newest, step_of, written_aside
+from batchloom.adapters.checkpoints import (
+    begin,
+    commit,
+    go_on,
+    newest,
+    step_of,
+    unusable,
+    written_aside,
+)
 from batchloom.batches.loader import Loader
-from batchloom.core.errors import StateError
 
 
 def shard(model: nn.Module, *, bf16: bool = False) -> None:
@@ -103,17 +110,21 @@ def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer, loader: Loade
         The steps done.
 
     Raises:
-        StateError: it is of another plan or store (names each field that differs; nothing is changed then), of another
-            model or optimizer, or damaged.
+        StateError: it is of another plan or store (names each field that differs; nothing is changed then), stands
+            before another step than its name says, is of another model or optimizer, or damaged.
     """
     step = step_of(checkpoint)
     place = {"loader": ""}
     _read(checkpoint, place)
-    loader.load_state_dict(json.loads(place["loader"]))
+    try:
+        state = json.loads(place["loader"])
+    except (TypeError, ValueError) as error:
+        raise unusable(checkpoint, error) from error
+    done = go_on(loader, state, checkpoint.name, step)
     weights, moments = get_state_dict(model, optimizer)
     _read(checkpoint, {"model": weights, "optimizer": moments})
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-    return step
+    return done
 
 
 def load_newest(folder: Path, model: nn.Module, optimizer: Optimizer, loader: Loader) -> int:
@@ -140,17 +151,9 @@ def _read(checkpoint: Path, wanted: dict[str, Any]) -> None:
             state_dict_loader.load(wanted, checkpoint_id=checkpoint, no_dist=_alone())
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
-        raise StateError(_unusable(checkpoint, first)) from error
+        raise unusable(checkpoint, first) from error
     except (OSError, RuntimeError, ValueError) as error:
-        raise StateError(_unusable(checkpoint, error)) from error
-
-
-def _unusable(checkpoint: Path, fault: BaseException) -> str:
-    said = " ".join(str(fault).split())[:300]
-    return (
-        f"{checkpoint} cannot be loaded: {type(fault).__name__}: {said}. It was saved of another model or "
-        "optimizer, or is damaged: give those it was saved of, or delete the folder to go on from the one before."
-    )
+        raise unusable(checkpoint, error) from error
 
 
 def _alone() -> bool:

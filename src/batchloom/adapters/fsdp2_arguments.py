@@ -1,12 +1,15 @@
 """The settings of ``FSDP2SFTTrainer``: Hugging Face's names, and none that is read and not obeyed."""
 
 import dataclasses
+import math
+import os
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.spec import from_plain, raise_problems, shown
+from batchloom.core.errors import InputError
+from batchloom.core.spec import is_switch, raise_problems, shown, whole
 
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
@@ -133,16 +136,13 @@ def arguments_of(args: Any) -> FSDP2Arguments:
     values = {name: _plain(getattr(args, name)) for name in ours if hasattr(args, name)}
     # TrainingArguments have neither, and no length is as good as another.
     values = {"packing": _OF_PLAN["packing"], "max_length": None, **values}
-    values["bf16"] = bool(values["bf16"])
-    values["gradient_checkpointing"] |= getattr(args, "activation_checkpointing", False)
-    problems = _unheard(args, theirs[0], ours)
-    made = None
-    try:
-        made = from_plain(FSDP2Arguments, values)
-    except SettingsError as error:
-        problems += error.problems
-    raise_problems(problems + (_wrong(made) if made else []))
-    assert made is not None  # noqa: S101 - its problems were raised
+    # As they have it when nobody says.
+    values["bf16"] = values["bf16"] or False
+    # The later name, where there is one.
+    later = getattr(args, "activation_checkpointing", False)
+    values["gradient_checkpointing"] = values["gradient_checkpointing"] or later
+    made = FSDP2Arguments(**values)
+    raise_problems([*_unheard(args, theirs[0], ours), *_wrong(made)])
     return made
 
 
@@ -195,39 +195,96 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
+# What the numbers that need not be whole may be.
+_MOST = sys.float_info.max
+_AT_LEAST_0 = (0.0, _MOST, "of at least 0")
+_SHARE = (0.0, math.nextafter(1.0, 0.0), "of at least 0 and below 1")
+_NUMBERS = {
+    "num_train_epochs": (-_MOST, _MOST, "that is finite"),
+    "learning_rate": _AT_LEAST_0,
+    "warmup_steps": _AT_LEAST_0,
+    "weight_decay": _AT_LEAST_0,
+    "adam_beta1": _SHARE,
+    "adam_beta2": _SHARE,
+    "adam_epsilon": _AT_LEAST_0,
+    "max_grad_norm": (0.0, _MOST, "of at least 0; 0 is no bound"),
+}
+
+
 def _wrong(args: FSDP2Arguments) -> list[str]:
     """What is wrong with settings."""
-    problems = [
-        f"{name}: {shown(getattr(args, name))} is not a whole number of at least 1"
-        for name in (
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "logging_steps",
-            "save_steps",
-            "save_total_limit",
-            "max_length",
-        )
-        if not _counts(getattr(args, name), optional=name in ("save_total_limit", "max_length"))
-    ]
-    for name, known in (
-        ("lr_scheduler_type", SCHEDULES),
-        ("save_strategy", ("steps", "no")),
-    ):
-        if getattr(args, name) not in known:
-            problems.append(f"{name}: {getattr(args, name)!r} is none of {', '.join(known)}")
+    wrong = {**_wrong_wholes(args), **_wrong_numbers(args), **_wrong_choices(args)}
+    problems = [f"{name}: {shown(getattr(args, name))} {said}" for name, said in wrong.items()]
     epochs = args.num_train_epochs or 0
-    if args.max_steps <= 0 and (epochs < 1 or epochs % 1):
+    if (
+        not {"max_steps", "num_train_epochs"} & wrong.keys()
+        and args.max_steps <= 0
+        and (epochs < 1 or epochs % 1)
+    ):
         problems.append(
             f"num_train_epochs: {epochs} is no whole number of at least 1; give max_steps"
         )
-    if args.warmup_steps < 0:
-        problems.append(f"warmup_steps: {args.warmup_steps} is below 0")
-    if args.lr_scheduler_type == "constant" and args.warmup_steps:
+    if args.lr_scheduler_type == "constant" and "warmup_steps" not in wrong and args.warmup_steps:
         problems.append(
             f"warmup_steps: constant has no warm-up and {args.warmup_steps} is asked for; set "
             "lr_scheduler_type='constant_with_warmup'"
         )
     return problems
+
+
+def _wrong_wholes(args: FSDP2Arguments) -> dict[str, str]:
+    """What is said of each setting that is to count and does not."""
+    counts = (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "logging_steps",
+        "save_steps",
+        "save_total_limit",
+        "max_length",
+    )
+    wrong = {
+        name: "is not a whole number of at least 1"
+        for name in counts
+        if not _counts(getattr(args, name), optional=name in ("save_total_limit", "max_length"))
+    }
+    if whole(args.max_steps) is None:
+        wrong["max_steps"] = "is not a whole number; -1 leaves it to num_train_epochs"
+    if args.seed is not None and whole(args.seed) is None:
+        wrong["seed"] = "is not a whole number"
+    return wrong
+
+
+def _wrong_numbers(args: FSDP2Arguments) -> dict[str, str]:
+    """What is said of each setting that is to be a number in a range and is none."""
+    wrong = {}
+    for name, (least, most, said) in _NUMBERS.items():
+        value = getattr(args, name)
+        if value is None and name == "num_train_epochs":
+            continue
+        # Not a number is in no range.
+        fits = isinstance(value, int | float) and least <= value <= most
+        if not fits or isinstance(value, bool):
+            wrong[name] = f"is not an int or float {said}"
+    return wrong
+
+
+def _wrong_choices(args: FSDP2Arguments) -> dict[str, str]:
+    """What is said of each setting that is to be one of some values and is another."""
+    wrong = {
+        name: "is neither True nor False"
+        for name in ("bf16", "gradient_checkpointing", "use_cpu", "packing")
+        if not is_switch(getattr(args, name))
+    }
+    for name, known in (("lr_scheduler_type", SCHEDULES), ("save_strategy", ("steps", "no"))):
+        if getattr(args, name) not in known:
+            wrong[name] = f"is none of {', '.join(known)}"
+    folder: Any = args.output_dir
+    if not isinstance(folder, str | os.PathLike) or not str(folder):
+        wrong["output_dir"] = "names no folder"
+    asked: Any = args.resume_from_checkpoint
+    if not isinstance(asked, bool | str | os.PathLike | None):
+        wrong["resume_from_checkpoint"] = "is neither True, nor False, nor a folder"
+    return wrong
 
 
 def _counts(value: Any, *, optional: bool) -> bool:

@@ -164,18 +164,36 @@ def _kept(records: Any) -> Store:
 
 
 _DTYPE = np.dtype("<i4")
+_HIGHEST = int(np.iinfo(_DTYPE).max)
+
+# What other trainers read of a record beside its ids and labels, to leave tokens out of the loss or to part documents.
+_NOT_OBEYED = (
+    "assistant_masks",
+    "completion_mask",
+    "label",
+    "label_ids",
+    "loss_mask",
+    "position_ids",
+    "seq_lengths",
+)
 
 
 def _document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """The ids of a record, and which of them are trained."""
     if not isinstance(record, Mapping) or "input_ids" not in record:
         raise InputError(f"Record {number} of train_dataset is {shown(record)}. {_HELP}.")
-    ids = np.asarray(record["input_ids"])
-    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu" or ids.min() < 0:
+    ids = _whole_numbers(record["input_ids"])
+    if ids is None or not ids.size or ids.min() < 0 or ids.max() > _HIGHEST:
         raise InputError(
-            f"input_ids of record {number} of train_dataset are {shown(record['input_ids'])}, no list of token ids."
+            f"input_ids of record {number} of train_dataset are {shown(record['input_ids'])}, no list of token ids "
+            f"from 0 to {_HIGHEST}."
         )
-    labels = np.asarray(ids if record.get("labels") is None else record["labels"])
+    _refuse_not_obeyed(record, number, ids.shape)
+    labels = ids if record.get("labels") is None else _whole_numbers(record["labels"])
+    if labels is None:
+        raise InputError(
+            f"labels of record {number} of train_dataset are {shown(record['labels'])}, no list of tokens or -100."
+        )
     if labels.shape != ids.shape:
         raise InputError(
             f"Record {number} of train_dataset has {ids.size} input_ids and {labels.size} labels: one label a token, "
@@ -189,3 +207,27 @@ def _document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArray[np.b
             f"{int(ids[place])}: labels are the tokens themselves (models shift them), or -100."
         )
     return ids.astype(_DTYPE), trained
+
+
+def _whole_numbers(values: Any) -> NDArray[Any] | None:
+    """Values as one row of whole numbers; None where they are none."""
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        # Rows of several lengths.
+        return None
+    return found if found.ndim == 1 and found.dtype.kind in "iu" else None
+
+
+def _refuse_not_obeyed(record: Mapping[str, Any], number: int, shape: tuple[int, ...]) -> None:
+    """Refuse what would change the loss of a record elsewhere, and changes nothing here."""
+    found = [name for name in _NOT_OBEYED if record.get(name) is not None]
+    mask = record.get("attention_mask")
+    if mask is not None and not np.array_equal(mask, np.ones(shape)):
+        found.append("attention_mask (of other than a 1 a token)")
+    if found:
+        raise InputError(
+            f"Record {number} of train_dataset has {', '.join(found)}, which FSDP2SFTTrainer does not obey: "
+            "give labels that are -100 where there is no loss, one document a record without padding, and leave the "
+            "rest out."
+        )

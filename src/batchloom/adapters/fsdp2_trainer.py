@@ -15,6 +15,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from batchloom.adapters import fsdp2
 from batchloom.adapters.agreement import require_agreement
@@ -112,7 +113,7 @@ class FSDP2SFTTrainer:
         Raises:
             StateError: there is no checkpoint, it is of another plan or model, or a line of the log is damaged.
             TrainError: ``output_dir`` holds checkpoints and none is to be resumed from, ranks do not read the same, the
-                model has no row for an id, or a loss is not finite.
+                model has no row for an id, or a loss is not finite, nor are the weights a checkpoint or the end is of.
         """
         began, asked = time.monotonic(), resume_from_checkpoint
         done = self._resume(self.args.resume_from_checkpoint if asked is None else asked)
@@ -131,10 +132,7 @@ class FSDP2SFTTrainer:
             if done % self.args.logging_steps == 0 or done == self.steps:
                 said = window.taken() | {"grad_norm": norm, "origin": batch.origin}
                 self._log(done, said | meter.figures())
-            if self.args.save_strategy == "steps" and (
-                done % self.args.save_steps == 0 or done == self.steps
-            ):
-                self._save(done)
+            self._end_of(done)
         # The group stays: save_model and what a script does with shards need it.
         meet()
         mean = sum(losses) / max(1, len(losses))
@@ -274,11 +272,32 @@ class FSDP2SFTTrainer:
     def _log_file(self) -> Path:
         return Path(self.args.output_dir) / "log.jsonl"
 
-    def _save(self, step: int) -> None:
-        folder = Path(self.args.output_dir)
-        fsdp2.save(folder, step, self.model, self.optimizer, self.loader)
-        if self.args.save_total_limit:
-            keep(folder, self.args.save_total_limit)
+    def _end_of(self, step: int) -> None:
+        """Write a checkpoint where one is due."""
+        last = step == self.steps
+        due = self.args.save_strategy == "steps" and (step % self.args.save_steps == 0 or last)
+        if due or last:
+            self._refuse_not_finite(step)
+        if due:
+            folder = Path(self.args.output_dir)
+            fsdp2.save(folder, step, self.model, self.optimizer, self.loader)
+            if self.args.save_total_limit:
+                keep(folder, self.args.save_total_limit)
+
+    def _refuse_not_finite(self, step: int) -> None:
+        """Refuse what an update left not finite, of which the loss before it says nothing; every rank calls it."""
+        moments = (one for state in self.optimizer.state.values() for one in state.values())
+        wrong = torch.zeros((), device=self.device)
+        for held in (*self.model.parameters(), *moments):
+            # On a GPU none of them is waited for but the sum.
+            here = held.to_local() if isinstance(held, DTensor) else held
+            wrong += (~here.detach().isfinite()).any().to(self.device)
+        if _summed(wrong).item():
+            raise TrainError(
+                f"After step {step - 1} weights or the optimizer's moments are not finite, and no checkpoint is "
+                f"written: lower learning_rate ({self.args.learning_rate}) or max_grad_norm, and go on from the newest "
+                "checkpoint."
+            )
 
 
 @final

@@ -249,7 +249,7 @@ def go_on_from(loader: Loader, consumed: int) -> int:
     The number says nothing of the plan it was counted in: ``loader.load_state_dict`` does, and refuses another.
 
     Raises:
-        StateError: no number, or one inside a step; names the nearest.
+        StateError: no number, one inside a step (names the nearest), or one behind the end of the plan.
     """
     number = whole(consumed)
     if number is None or number < 0:
@@ -260,6 +260,11 @@ def go_on_from(loader: Loader, consumed: int) -> int:
         raise StateError(
             f"consumed_samples {number} lies inside step {step}, which holds {before} to {after - 1}: resume from "
             f"{before} or {after}. Was it counted with another global_batch_size?"
+        )
+    if step and not loader.plan.has_step(step - 1):
+        raise StateError(
+            f"consumed_samples {number} lies behind the plan, which has no step {step - 1}: was it counted with "
+            "another global_batch_size, or in a longer run?"
         )
     loader.load_state_dict(loader.state_at(step))
     return step
@@ -272,9 +277,16 @@ def rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) -> li
     calculator says.
 
     Raises:
-        InputError: the increment does not lead from START to ``global_batch_size``.
+        InputError: they are not three whole numbers, or the increment does not lead from START to
+            ``global_batch_size``.
     """
-    start, increment, samples = rampup_batch_size
+    given = [whole(number) for number in rampup_batch_size]
+    if len(given) != 3 or None in given:
+        raise InputError(
+            f"rampup_batch_size is {shown(rampup_batch_size)} and not three whole numbers: START INCREMENT SAMPLES, as "
+            "[int(word) for word in args.rampup_batch_size]."
+        )
+    start, increment, samples = (number or 0 for number in given)
     rise = global_batch_size - start
     if min(start, increment, samples, rise) < 1 or rise % increment:
         raise InputError(

@@ -17,11 +17,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.checkpoints import go_on
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.adapters.requirements import LIGHTNING, MEGATRON, require
 from batchloom.batches.forms import megatron_arrays
 from batchloom.batches.loader import Loader
-from batchloom.core.errors import InputError, TrainError
+from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
 
@@ -324,12 +325,18 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         """Go on after so many samples.
 
         Raises:
-            StateError: of another plan (names each field that differs), or inside a step.
+            StateError: of another plan (names each field that differs), inside a step, of another step than the
+                loader's place, or without that.
         """
-        consumed = state_dict["consumed_samples"]
-        go_on_from(self._train.loader, consumed)
-        if "loader" in state_dict:
-            self._train.loader.load_state_dict(state_dict["loader"])
+        if not {"consumed_samples", "loader"} <= set(state_dict):
+            raise StateError(
+                f"The checkpoint's data module has {', '.join(map(str, state_dict)) or 'nothing'}, and no place of a "
+                "loader: it is of another data module, whose consumed_samples count samples in another order. Go on "
+                "with that one, or begin the data anew."
+            )
+        consumed, loader = state_dict["consumed_samples"], self._train.loader
+        step = go_on_from(loader, consumed)
+        go_on(loader, state_dict["loader"], f"A checkpoint of consumed_samples {consumed}", step)
         sampler = self.data_sampler
         sampler.init_consumed_samples = sampler.prev_consumed_samples = consumed
         sampler.if_first_step = 1

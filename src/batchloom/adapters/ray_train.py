@@ -13,12 +13,14 @@ then. So in what the last weights have seen, every sequence is once.
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
 from batchloom.adapters.requirements import PANDAS, RAY, TORCH, require
 from batchloom.core.errors import StateError, TrainError
+from batchloom.core.spec import shown
 
 _STATE = "batchloom.pt"
 
@@ -65,7 +67,7 @@ def restored() -> dict[str, Any] | None:
     Raises:
         MissingDependencyError: Ray is not installed, or too old.
         TrainError: this is no worker of Ray Train.
-        StateError: the checkpoint was not made by :func:`report`.
+        StateError: the checkpoint was not made by :func:`report`, or is damaged.
     """
     checkpoint = _train().get_checkpoint()
     if checkpoint is None:
@@ -77,8 +79,33 @@ def restored() -> dict[str, Any] | None:
                 f"The checkpoint {checkpoint.path} holds no {_STATE}: it was not made by "
                 "batchloom.adapters.ray_train.report. Read it as it was written, with ray.train.get_checkpoint()."
             )
+        return _read(file, checkpoint.path)
+
+
+def _read(file: Path, place: str) -> dict[str, Any]:
+    """The state in a file of a checkpoint.
+
+    Args:
+        file: as it lies here.
+        place: of the checkpoint, as Ray names it.
+
+    Raises:
+        StateError: it is damaged.
+    """
+    try:
         # No code is run by what a checkpoint holds.
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    # What torch raises for files that are cut off or overwritten.
+    except (EOFError, OSError, RuntimeError, UnpicklingError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise StateError(
+            f"{_STATE} of the checkpoint {place} cannot be read ({type(error).__name__}: {said}): it is damaged. "
+            "Begin a run of another name (RunConfig) from the state of an earlier checkpoint."
+        ) from error
+    if not isinstance(state, dict):
+        raise StateError(
+            f"{_STATE} of the checkpoint {place} holds {shown(state)}, no state by name: it was changed."
+        )
     return state
 
 

@@ -16,6 +16,7 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.requirements import TORCHTITAN, require
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import StateError
+from batchloom.core.spec import shown
 from batchloom.store.opening import open_store
 
 require(TORCHTITAN)
@@ -120,5 +121,12 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
                 f"The checkpoint's data loader has {', '.join(map(str, state_dict))}, no {_KEY}: it is of another "
                 "loader."
             )
-        self.loader.load_state_dict(json.loads(state_dict[_KEY]))
+        try:
+            state = json.loads(state_dict[_KEY])
+        except (TypeError, ValueError) as error:
+            raise StateError(
+                f"The checkpoint's data loader has {shown(state_dict[_KEY])} as {_KEY}, which is no JSON ({error}): it "
+                "is damaged. Go on from another checkpoint."
+            ) from error
+        self.loader.load_state_dict(state)
         self._done = self.loader.next_step

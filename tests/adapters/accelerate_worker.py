@@ -1,0 +1,33 @@
+"""Two processes of Accelerate: what would be kept of one of them alone, or dealt among them anew, is refused."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+from batchloom import Loader, open_store
+from batchloom.adapters.accelerate import attach
+from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
+from batchloom.core.errors import TrainError
+from streams.streams import small_stream, write_texts
+
+if __name__ == "__main__":
+    data, out = sys.argv[1:]
+    accelerator = Accelerator(cpu=True)
+    rank = accelerator.process_index
+    texts = write_texts(Path(out) / f"{rank}.jsonl", 60)
+    with pytest.raises(TrainError, match=r"reads a stream in 2 processes.*merge_states"):
+        attach(accelerator, Loader(small_stream(texts), rank=rank, world_size=2))
+    place = {"rank": rank, "world_size": 2}
+    loader = Loader(open_store(data), seq_len=64, global_batch_size=4, steps=6, **place)
+    for face in (LoaderDataset, LoaderIterable):
+        accelerator.prepare(DataLoader(face(loader), batch_size=None))
+        with pytest.raises(TrainError, match=r"given a DataLoader .*Leave it out of prepare"):
+            attach(accelerator, loader)
+        accelerator._dataloaders.clear()
+    attach(accelerator, loader)
+    dist.barrier()
+    dist.destroy_process_group()
