@@ -140,6 +140,24 @@ def keep(folder: Path, most: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def abandon(folder: Path, step: int) -> None:
+    """Take the names of checkpoints after a step that a run goes back to, so that none passes for its newest.
+
+    They stay as ``checkpoint-N.abandoned``; every rank calls it.
+
+    Raises:
+        OutputError: one cannot be renamed.
+    """
+    if _first():
+        for path in all_of(folder):
+            if step_of(path) > step:
+                aside = path.with_name(f"{path.name}.abandoned")
+                with refused("rename", path):
+                    shutil.rmtree(aside, ignore_errors=True)
+                    path.rename(aside)
+    meet()
+
+
 def meet() -> None:
     """Wait for all ranks."""
     if dist.is_initialized():

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from batchloom.adapters import fsdp2
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.checkpoints import all_of, keep, meet, newest
+from batchloom.adapters.checkpoints import abandon, all_of, keep, meet, newest, step_of
 from batchloom.adapters.fsdp2_arguments import FSDP2Arguments, arguments_of, asked_of_plan
 from batchloom.adapters.fsdp2_data import loader_of
 from batchloom.adapters.fsdp2_optimizer import adamw, share_of_rate
@@ -186,7 +186,10 @@ class FSDP2SFTTrainer:
             raise StateError(
                 f"There is no checkpoint {place}; {folder} has {[one.name for one in all_of(folder)] or 'none'}."
             )
-        return fsdp2.load(place, self.model, self.optimizer, self.loader)
+        done = fsdp2.load(place, self.model, self.optimizer, self.loader)
+        if self.args.save_strategy == "steps":
+            abandon(folder, step_of(place))
+        return done
 
     def _step(self, batch: Batch) -> tuple[float, float, int]:
         """One optimizer step; its loss, the gradient's norm and the tokens trained, over all ranks."""
