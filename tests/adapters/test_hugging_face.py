@@ -568,6 +568,32 @@ def test_an_evaluation_smaller_than_a_step_is_the_mean_over_its_tokens(store, tm
         trainer_parts(make_loader(store), smaller, evaluation=evaluation)
 
 
+def test_what_is_left_out_is_told_once_a_loader(tmp_path, caplog):
+    long, short = [[1] * 60] * 5, [[2, 3, 4, 5]] * 40
+    store = write_store(tmp_path / "s", {"train": long + short, "val": long[:2] + short})
+    args = make_args(tmp_path, per_device_eval_batch_size=4, max_steps=1)
+    loader = make_loader(store, overlong="drop", steps=1)
+    held_out = {**HELD_OUT, "overlong": "drop"}
+    evaluation = batchloom.Loader(store.subset("val"), **held_out, rank=0, world_size=1)
+    parts = trainer_parts(loader, args, evaluation=evaluation)
+    trainer = Trainer(
+        tiny_model(store),
+        args,
+        train_dataset=parts.dataset,
+        eval_dataset=parts.eval_dataset,
+        data_collator=parts.collator,
+        callbacks=[parts.callback],
+        compute_loss_func=parts.loss,
+    )
+    trainer.train()
+    trainer.evaluate()
+    told = [one.getMessage() for one in caplog.records if "leaves" in one.getMessage()]
+    assert [line.partition(" documents")[0] for line in told] == [
+        "overlong='drop' leaves 5 of 45",
+        "overlong='drop' leaves 2 of 42",
+    ]
+
+
 def test_an_evaluation_without_trained_tokens_is_finite(masked, tmp_path):
     nothing = write_store(
         tmp_path / "nothing", {"train": [[1, 2, 3]] * 5}, trained={"train": [[0, 0, 0]] * 5}

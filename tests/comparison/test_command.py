@@ -15,12 +15,13 @@ import pytest
 from batchloom.adapters.requirements import Requirement
 from batchloom.cli.main import run
 from batchloom.comparison import compare as comparison
-from batchloom.comparison import frameworks
+from batchloom.comparison import frameworks, pictures
 from batchloom.comparison.against import beside
 from batchloom.comparison.launch import _finish
 from batchloom.comparison.page import page
 from batchloom.comparison.runs import Curve
 from batchloom.core.errors import TrainError
+from batchloom.core.picture import save_picture
 from batchloom.testing.stores import write_store
 
 HERE = Path(__file__).parent
@@ -182,6 +183,57 @@ def test_names_on_the_page_are_no_markup():
     text = page(beside([curve]), b"png")
     assert "script" not in Page(text).tags
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b" in text
+
+
+def test_numbers_stand_on_the_right(tmp_path):
+    text = page(beside([Curve("a", "csv", (1, 2), (2.0, 1.0), None)]), b"png")
+    assert '<th scope="col" class="number">points</th>' in text
+    assert '<td class="number">1.5000</td>' in text
+    assert "<td>too short</td>" in text
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draws what was found, and gives the figure's axes as they landed in the file."""
+
+    def draw(found):
+        kept = []
+        monkeypatch.setattr(pictures, "save_picture", lambda *saved: kept.append(saved))
+        pictures.draw(found, tmp_path / "a.png")
+        figure, png = kept[0]
+        save_picture(figure, png)
+        return figure.axes
+
+    return draw
+
+
+def is_whole(axes):
+    return all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
+def test_curves_of_runs_are_solid_and_steps_whole(drawn):
+    steps = tuple(range(1, 9))
+    curves = [Curve(f"{n}", "csv", steps, (2.0 + n,) * 8, None) for n in range(12)]
+    (axes,) = drawn(beside(curves))
+    lines = axes.get_lines()
+    assert is_whole(axes)
+    assert {line.get_linestyle() for line in lines[:10]} == {"-"}
+    looks = {(line.get_color(), line.get_linestyle()) for line in lines}
+    assert len(looks) == len(curves)
+
+
+def test_losses_and_batches_of_frameworks_stand_under_each_other(drawn):
+    names = [f"framework {n}" for n in range(10)]
+    outcomes = tuple(comparison.Outcome(name, "ran", losses=(3.0, 2.0) * 4) for name in names)
+    spec = comparison.CompareSpec(store="s", steps=8)
+    found = comparison.Comparison(spec, "source=real s", False, "f", "d", names[0], outcomes)
+    losses, batches = drawn(found)[:2]
+    assert losses.get_xlim() == batches.get_xlim() == (-0.5, 7.5)
+    assert is_whole(losses)
+    # Each dash is as long as what is left open behind it, or they look like dots.
+    for line in losses.get_lines()[1:]:
+        _, (dash, gap) = line._unscaled_dash_pattern
+        assert gap <= dash
 
 
 def test_a_run_that_hangs_leaves_no_process(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from batchloom.cli.main import run
 from batchloom.comparison.against import beside, near
 from batchloom.comparison.runs import read_run
+from batchloom.comparison.told import rows_of
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.testing.stores import write_store
 
@@ -64,7 +65,55 @@ def test_the_csv_of_lightning(tmp_path):
         logger.log_metrics({"val_loss": 3.0}, step=step)
     logger.save()
     curve = read_run(str(tmp_path))
-    assert (curve.kind, curve.steps, curve.losses) == ("csv", (0, 1, 2), (3.0, 2.0, 1.0))
+    assert (curve.kind, curve.steps, curve.losses) == ("lightning", (0, 1, 2), (3.0, 2.0, 1.0))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_steps_that_lightning_counts_from_0_are_counted_as_others_count_them(tmp_path):
+    """Its own trainer, with both of its loggers: the loss of the first optimizer step is that of step 1."""
+    torch = pytest.importorskip("torch")
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Counts(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def training_step(self, batch, number):
+            loss = self.weight.sum() * 0 + batch.sum()
+            self.log("train_loss", loss)
+            # By a count of his own, and no epoch beside it.
+            self.loggers[0].log_metrics({"train/loss": 0.5}, step=number + 10)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    loggers = [
+        lightning.loggers.CSVLogger(tmp_path, name="csv"),
+        lightning.loggers.TensorBoardLogger(tmp_path, name="events"),
+    ]
+    trainer = lightning.Trainer(
+        max_steps=6,
+        accelerator="cpu",
+        logger=loggers,
+        log_every_n_steps=2,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Counts(), torch.utils.data.DataLoader(torch.arange(1.0, 9.0), batch_size=1))
+    for name in ("csv", "events"):
+        curve = read_run(str(tmp_path / name))
+        assert (curve.kind, curve.steps) == ("lightning", (2, 4, 6))
+        assert curve.losses == (2.0, 4.0, 6.0)
+    # What was logged by hand has the count that it was given.
+    own = tmp_path / "csv" / "version_0" / "metrics.csv"
+    own.write_text(own.read_text().replace("train_loss", "other"))
+    assert read_run(str(own)).steps == tuple(range(10, 16))
+    elsewhere = tmp_path / "steps.csv"
+    elsewhere.write_text("epoch,step,loss\n0,0,3.0\n0,1,2.0\n")
+    assert (read_run(str(elsewhere)).kind, read_run(str(elsewhere)).steps) == ("csv", (0, 1))
 
 
 def test_events_of_tensorboard(tmp_path):
@@ -127,7 +176,10 @@ def test_runs_stand_beside_each_other_by_step_or_tokens(tmp_path):
     assert [one.at_common for one in by_tokens.runs] == [3.0, 2.75]
     assert by_step.agree
     late = beside([short, made(tmp_path, "c", [1.0, 0.5], first=7)])
-    assert (math.isnan(late.runs[1].at_common), late.runs[1].common) == (True, 0)
+    assert (late.runs[1].at_common, late.runs[1].common) == (None, 0)
+    assert [row[3] for row in rows_of(late)] == ["3.0000", "begins later"]
+    lost = beside([short, made(tmp_path, "d", [math.nan] * 3)])
+    assert [row[3] for row in rows_of(lost)] == ["3.0000", "nan"]
     strict = beside([short, long], tolerance=0.1)
     assert [one.first_apart for one in strict.runs] == [None, 2]
     assert not strict.agree

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,31 @@ def test_what_fell_before_and_stays_is_flat_and_says_so():
     found = judge(x.tolist(), y.tolist())
     assert found.kind == "flat"
     assert found.fell == pytest.approx(3.6, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("slope", "noise", "kind", "said"),
+    [
+        (-0.0004, 1e-4, "flat", r"changes by -0\.0\d+, less than 1% of its level"),
+        (-0.004, 0.4, "flat", r"changes by -0\.\d+, and noise allows 0 "),
+        (-0.02, 0.05, "converging", "or more, and noise does not allow 0 "),
+        (0.02, 0.05, "diverging", "or more, and noise does not allow 0 "),
+    ],
+)
+def test_the_reason_is_what_decided(slope, noise, kind, said):
+    found = judge(*(values.tolist() for values in line(slope, noise=noise, seed=1)))
+    assert found.kind == kind
+    assert re.search(said, found.reason), found.reason
+    assert (abs(found.change) < found.least) == ("less than" in said)
+
+
+def test_an_even_guess_is_told_of_what_never_learned_alone():
+    x, y = line(0.0)
+    assert "an even guess among" in judge(x.tolist(), y.tolist()).reason
+    y[:50] += np.linspace(1.3, 0, 50)
+    found = judge(x.tolist(), y.tolist())
+    assert found.kind == "flat"
+    assert "even guess" not in found.reason
 
 
 def test_points_of_one_step_have_no_slope():

@@ -13,6 +13,7 @@ from batchloom.testing.stores import write_store  # noqa: E402
 from batchloom.train.model import GPT  # noqa: E402
 from batchloom.train.settings import ModelSettings  # noqa: E402
 from train.folders import CONFIGS  # noqa: E402
+from train.runs import long_conversations  # noqa: E402
 
 
 def random_documents(count=60, longest=40):
@@ -145,3 +146,65 @@ def test_documents_and_rows_without_loss_are_no_nan(tmp_path):
     alone = write_store(tmp_path / "alone", [[1, 2, 3]])
     with pytest.raises(AssertionError, match="no row of 32 tokens holds two of them"):
         assert_packed_equals_unpacked(tiny("llama"), alone)
+
+
+class AlwaysDrops(torch.nn.Module):
+    """Whatever the mode."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, position_ids):
+        scores = self.model(input_ids, position_ids=position_ids, use_cache=False).logits
+        return torch.nn.functional.dropout(scores)
+
+
+def test_dropout_is_told_and_taken_for_no_leak(store):
+    model = tiny("gpt2")
+    assert assert_packed_equals_unpacked(model.train(), store, seq_len=64) < 1e-5
+    said = (
+        r"other scores each time it is called with the same batch.* \(call model.eval\(\) before\)"
+    )
+    for drawing in (wrongly(model.train()), AlwaysDrops(tiny("gpt2").eval())):
+        with pytest.raises(AssertionError, match=said):
+            assert_packed_equals_unpacked(drawing, store, seq_len=64)
+    assert assert_packed_equals_unpacked(wrongly(model.eval()), store, seq_len=64) < 1e-5
+
+
+def whole(model, batch):
+    return model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (whole, r"gives a CausalLMOutput\w*, and a tensor of scores \[4, 64, vocabulary\] is"),
+        (lambda *asked: (whole(*asked).logits,), "gives a tuple, and a tensor of scores"),
+        (lambda *asked: whole(*asked).logits[:, :-1], r"scores \[4, 63, 264\] for ids \[4, 64\]"),
+        (lambda *asked: whole(*asked).logits.sum(-1), r"scores \[4, 64\] for ids \[4, 64\]"),
+        (lambda *asked: whole(*asked).logits[..., :256], "holds id 256 and .* scores of 256 ids"),
+    ],
+)
+def test_what_are_no_scores_is_told(store, answer, said):
+    model = tiny("llama").eval()
+    with pytest.raises(AssertionError, match=said):
+        assert_packed_equals_unpacked(lambda batch: answer(model, batch), store, seq_len=64)
+
+
+def test_a_model_with_too_few_rows_is_told(store):
+    few = tiny("llama", vocab_size=200).eval()
+    with pytest.raises(
+        AssertionError, match=r"holds id \d+ and the model has rows for 200, from 0"
+    ):
+        assert_packed_equals_unpacked(few, store, seq_len=64)
+    with pytest.raises(AssertionError, match="for ids up to 256 and positions up to"):
+        assert_packed_equals_unpacked(wrongly(few), store, seq_len=64)
+    with pytest.raises(AssertionError, match=r"positions up to 63: .* or a smaller seq_len"):
+        assert_packed_equals_unpacked(tiny("gpt2", n_positions=40), store, seq_len=64)
+
+
+def test_conversations_that_are_all_longer_than_a_row(tmp_path):
+    store = long_conversations(tmp_path)
+    assert store.conversations
+    assert assert_packed_equals_unpacked(tiny("llama"), store, seq_len=64) < 1e-5

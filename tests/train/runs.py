@@ -1,7 +1,10 @@
 """Small stores and settings for the trainer's tests, and what a run's log says."""
 
+import json
+
 import numpy as np
 
+import batchloom
 from batchloom.testing.stores import write_store
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, read_log
@@ -37,6 +40,22 @@ def small_store(folder, longest=40):
         "val": counting_documents(20, 1, longest),
     }
     return write_store(folder, documents)
+
+
+def long_conversations(folder, count=20, letters=160):
+    """A store of conversations alone, of more tokens each than a turn has letters."""
+    rng = np.random.default_rng(0)
+    said = ["".join(rng.choice([*"abcdefgh "], letters)) for _ in range(count)]
+    rows = [json.dumps({"question": one, "answer": one[::-1]}) + "\n" for one in said]
+    (folder / "conversations.jsonl").write_text("".join(rows))
+    made = batchloom.prepare(
+        folder / "conversations.jsonl",
+        out=folder / "conversations",
+        tokenizer="bytes",
+        workers=1,
+        val_fraction=0,
+    )
+    return batchloom.open_store(made.path)
 
 
 def run_training(store, out, changes=None, *, resume=False, stop_at=None):

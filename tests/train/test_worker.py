@@ -22,7 +22,7 @@ from batchloom.train.log import read_log
 from batchloom.train.worker_config import WorkerConfig
 from sources.hub_server import hub_serving
 from train.elastic_worker import SEQ_LEN, heard, numbers, surviving, write_numbered
-from train.runs import small_store
+from train.runs import long_conversations, small_store
 from train.test_ranks import ENVIRONMENT, TORCHRUN
 
 WORKER = Path(__file__).with_name("elastic_worker.py")
@@ -203,6 +203,7 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
         ({"tokenizer_name": "gpt2"}, "goes with huggingface only; made-up data has no text"),
         ({"num_steps": 0}, "num_steps: 0 is not a whole number from 1"),
         ({"batch_size": 0}, "batch_size: 0 is not"),
+        ({"overlong": "spilt"}, "overlong: 'spilt' is none of split, drop, .*mean 'split'"),
         (
             {"model_size": "mediun"},
             "'mediun' is no size; give one of tiny, medium; did you mean 'medium'",
@@ -236,6 +237,20 @@ def test_a_run_goes_on_and_another_is_refused(tmp_path, capsys):
     del words[3:5]
     assert command(words) == 1
     assert "data.fingerprint was" in capsys.readouterr().err
+
+
+def test_conversations_longer_than_a_sequence(tmp_path, capsys):
+    """Left out unless it is said otherwise; where that leaves nothing, what is advised can be typed."""
+    store = str(long_conversations(tmp_path).path)
+    asked = ["worker", "--dataset-type", "store", "--dataset-name", store, "--device", "cpu"]
+    asked += ["--seq-len", "200", "--num-steps", "2", "--batch-size", "1"]
+    assert command([*asked, "--out", str(tmp_path / "a")]) == 1
+    assert "use overlong='split'" in capsys.readouterr().err
+    asked += ["--out", str(tmp_path / "b")]
+    assert command([*asked, "--overlong", "split"]) == 0
+    assert "2 steps, " in capsys.readouterr().out
+    assert command([*asked, "--overlong", "truncate"]) == 1
+    assert "order.overlong was 'split' and is 'truncate'" in capsys.readouterr().err
 
 
 def test_a_data_set_of_the_hub_is_prepared_once(tmp_path):

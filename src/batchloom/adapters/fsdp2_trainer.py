@@ -25,7 +25,7 @@ from batchloom.adapters.fsdp2_data import loader_of
 from batchloom.adapters.fsdp2_optimizer import adamw, share_of_rate
 from batchloom.adapters.requirements import TORCH, require
 from batchloom.batches.assemble import IGNORE, Batch
-from batchloom.batches.isolation import takes
+from batchloom.batches.isolation import takes, unknown_id
 from batchloom.batches.loader import Loader
 from batchloom.batches.metrics import Meter
 from batchloom.core.errors import InputError, PlanError, StateError, TrainError
@@ -346,15 +346,12 @@ def _lines(log: Path, done: int) -> list[bytes]:
 
 
 def _check_ids(model: nn.Module, batch: Batch) -> None:
-    """Refuse ids the model has no row for: a look-up would end in a traceback, or in a dead GPU."""
-    embedding = getattr(model, "get_input_embeddings", lambda: None)()
-    rows = getattr(embedding, "num_embeddings", None)
-    # Both at once: each number that is read has a GPU waited for.
-    lowest, highest = torch.stack(batch["input_ids"].aminmax()).tolist()
-    if lowest < 0 or (rows is not None and highest >= rows):
+    """Refuse ids the model has no row for."""
+    if (unknown := unknown_id(model, batch["input_ids"])) is not None:
+        number, rows = unknown
         raise TrainError(
-            f"Step {batch.step} of {batch.origin} holds id {lowest if lowest < 0 else highest} and the model has rows "
-            f"for {rows}, from 0: give the model the data was made for, or enlarge it (resize_token_embeddings)."
+            f"Step {batch.step} of {batch.origin} holds id {number} and the model has rows for {rows}, from 0: "
+            "give the model the data was made for, or enlarge it (resize_token_embeddings)."
         )
 
 

@@ -16,7 +16,6 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from batchloom.batches.assemble import Batch
 from batchloom.batches.augment import with_augment, without_augment
-from batchloom.batches.left_out import announce_left_out
 from batchloom.batches.loader import Loader
 from batchloom.batches.spec import BatchSpec
 from batchloom.core.errors import InputError, StateError
@@ -48,8 +47,7 @@ class _Twin:
         self._augment = loader.augmentation.settings if loader.augmentation else None
         self._made: tuple[int, Loader] | None = None
         # Here, since each worker would tell it again.
-        if loader.spec.rank == 0:
-            announce_left_out(loader.plan)
+        loader.announce()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": None}

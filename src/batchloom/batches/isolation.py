@@ -89,6 +89,20 @@ def takes(model: Any, name: str) -> bool:
     )
 
 
+def unknown_id(model: Any, ids: Tensor) -> tuple[int, int | None] | None:
+    """An id that the embedding of a model has no row for, and its rows where that is known; None where it has all.
+
+    A look-up of it ends in a traceback, or in a dead GPU.
+    """
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    rows = getattr(embedding, "num_embeddings", None)
+    # Both at once: each number that is read has a GPU waited for.
+    lowest, highest = torch.stack(ids.aminmax()).tolist()
+    if lowest < 0 or (rows is not None and highest >= rows):
+        return (lowest if lowest < 0 else highest), rows
+    return None
+
+
 def _losses(logits: Logits, orders: list[list[Tensor]], *, whole: bool) -> Tensor:
     """The losses of the tokens of all documents but their firsts, row by row."""
     batch = _batch(orders, whole=whole)

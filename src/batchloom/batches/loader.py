@@ -247,7 +247,7 @@ class Loader:
 
     def _iterate(self, first: int) -> Iterator[Batch]:
         run = self._iterations.begin(first)
-        uncounted = self._announce()
+        uncounted = self.announce()
         try:
             if self.spec.prefetch:
                 self._count_beside()
@@ -562,8 +562,11 @@ class Loader:
         """Have the counts of all pools: at once for small plans, else from the table."""
         wait_for_tables(self.plan)
 
-    def _announce(self) -> bool:
-        """Tell once, from one rank, what the run leaves out; whether it remains to be counted."""
+    def announce(self) -> bool:
+        """Tell what the run leaves out, once and from one rank; whether it remains to be counted.
+
+        An iteration does so before its first batch; adapters do it for those who take steps by number.
+        """
         told, self._told = self._told, True
         if told or self.spec.rank or not isinstance(self.plan, Plan):
             return False

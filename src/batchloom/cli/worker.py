@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from batchloom.cli import order
 from batchloom.cli.train import say
 from batchloom.train import require_packages
 from batchloom.train.worker_config import DATASET_TYPES, MODEL_SIZES, Leave, WorkerConfig
@@ -36,6 +37,7 @@ def worker(
         int, typer.Option(help="Sequences of a step for this worker; each other has as many.")
     ] = 4,
     seq_len: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 32,
+    overlong: order.Overlong = None,
     num_steps: Annotated[int, typer.Option(help="Steps of the whole run.")] = 100,
     model_size: Annotated[str, typer.Option(help=", ".join(MODEL_SIZES))] = "tiny",
     out: Annotated[
@@ -65,6 +67,7 @@ def worker(
         tokenizer_name=tokenizer,
         batch_size=batch_size,
         seq_len=seq_len,
+        overlong=overlong,  # type: ignore[arg-type]
         num_steps=num_steps,
         model_size=model_size,
         out=out,

@@ -1,6 +1,5 @@
 """Finished runs beside each other: by step or by tokens, each with its verdict."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,8 +22,8 @@ class Beside:
     Attributes:
         curve: of the run.
         verdict: on it.
-        at_common: its loss where the shortest run ends: the median of its last ten points up to there; not a number
-            where it begins later.
+        at_common: its loss where the shortest run ends: the median of its last ten points up to there; None where it
+            begins later.
         first_apart: where it first differs from the first run by more than the tolerance; None where it does not, or no
             tolerance was given.
         common: steps that both have, where losses were compared.
@@ -32,7 +31,7 @@ class Beside:
 
     curve: Curve
     verdict: Verdict
-    at_common: float
+    at_common: float | None
     first_apart: int | None
     common: int
 
@@ -80,7 +79,7 @@ def beside(curves: Sequence[Curve], by: By = "step", tolerance: float | None = N
     for one in curves:
         xs, losses = np.array(xs_of(one, by)), np.array(one.losses)
         ends = losses[xs <= until][-_LAST:]
-        at_common = float(np.median(ends)) if ends.size else math.nan
+        at_common = float(np.median(ends)) if ends.size else None
         both = sorted({*one.steps} & {*first.steps})
         mine, theirs = (dict(zip(c.steps, c.losses, strict=True)) for c in (one, first))
         apart = None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from batchloom.comparison.compare import Comparison
 from batchloom.comparison.told import (
+    NUMBER_COLUMNS,
     Found,
     banner_of,
     columns_of,
@@ -25,13 +26,15 @@ def page(found: Found, picture: bytes) -> str:
         found: what is told.
         picture: the PNG.
     """
+    columns = columns_of(found)
     values = {
         "title": title_of(found),
         "banner": banner_of(found),
         "facts": _facts(found),
         "picture": base64.b64encode(picture).decode(),
-        "columns": columns_of(found),
-        "rows": rows_of(found),
+        "columns": columns,
+        "rows": [list(zip(columns, row, strict=True)) for row in rows_of(found)],
+        "numbers": NUMBER_COLUMNS,
         "sentences": sentences_of(found),
         "verdict": verdict_of(found),
         "plain_hash": found.digest if isinstance(found, Comparison) else "",

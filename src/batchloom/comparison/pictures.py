@@ -12,6 +12,16 @@ from batchloom.core.picture import drawable, save_picture
 _EQUAL, _OTHER = "#2f6fb0", "#c0392b"
 _LONGEST_NAME = 40
 
+# Of a line its dashes and its width.
+_Style = tuple[Any, float]
+# The first is seen beneath any that lies on it.
+_FIRST: _Style = ("-", 2.4)
+_WIDTH = 1.2
+_LINES = ("-", "--", ":")
+_COLOURS = 10
+# In the size of its letters: several dashes.
+_LEGEND_LINE = 4
+
 
 def draw(found: Found, png: Path) -> None:
     """Draw a comparison.
@@ -28,7 +38,7 @@ def draw(found: Found, png: Path) -> None:
     if isinstance(found, Comparison):
         _draw_frameworks(figure, found)
     else:
-        _draw_losses(figure.add_subplot(), _curves(found), found.by)
+        _draw_losses(figure.add_subplot(), _curves(found), found.by, _solid(len(found.runs)))
     colour = _OTHER if found.synthetic else "black"
     figure.suptitle(drawable(title_of(found)), fontsize=10, color=colour, wrap=True)
     save_picture(figure, png)
@@ -49,25 +59,40 @@ def _curves(found: Runs) -> list[tuple[str, Sequence[float], Sequence[float]]]:
     ]
 
 
+def _solid(count: int) -> list[_Style]:
+    """Of runs, which go their own ways: other lines only where the colours begin anew."""
+    return [_FIRST, *((_LINES[at // _COLOURS % len(_LINES)], _WIDTH) for at in range(1, count))]
+
+
+def _dashed(count: int) -> list[_Style]:
+    """Of frameworks, whose losses lie on each other where they agree: each has other gaps than the one below."""
+    return [_FIRST, *(((0, (4, 2 + at % 3)), _WIDTH) for at in range(1, count))]
+
+
 def _draw_losses(
-    axes: Any, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], by: str
+    axes: Any,
+    curves: Sequence[tuple[str, Sequence[float], Sequence[float]]],
+    by: str,
+    styles: Sequence[_Style],
 ) -> None:
-    # Curves that agree lie on each other: the later ones are dashed and thinner.
-    for number, (name, xs, losses) in enumerate(curves):
-        style = "-" if number == 0 else (number, (4, 2 + number))
-        axes.plot(xs, losses, linestyle=style, label=name, linewidth=2 if number == 0 else 1.2)
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    for (name, xs, losses), (dashes, wide) in zip(curves, styles, strict=False):
+        axes.plot(xs, losses, linestyle=dashes, label=name, linewidth=wide)
     axes.set(xlabel=by, ylabel="loss (nats a token)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     if curves:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, handlelength=_LEGEND_LINE)
 
 
 def _draw_frameworks(figure: Any, found: Comparison) -> None:
     ran = [one for one in found.outcomes if one.state == "ran"]
     grid = figure.add_gridspec(3, 3, height_ratios=[3, 1 + 0.2 * len(ran), 2])
     curves = [(_name(one.name), range(len(one.losses)), one.losses) for one in ran]
-    _draw_losses(figure.add_subplot(grid[0, :]), curves, "step")
-    _draw_batches(figure.add_subplot(grid[1, :]), found, ran)
+    above = figure.add_subplot(grid[0, :])
+    _draw_losses(above, curves, "step", _dashed(len(ran)))
+    _draw_batches(figure.add_subplot(grid[1, :], sharex=above), found, ran)
     names = [_name(one.name) for one in ran]
     peak = [max(one.memory.values(), default=0) / 1e6 for one in ran]
     bars = (

@@ -21,11 +21,14 @@ _STEPS = ("step", "global_step", "iteration")
 _TOKENS = ("num_input_tokens_seen", "tokens_seen", "consumed_tokens")
 _EVENTS = b"brain.Event:"
 _SYNTHETIC = "source=synthetic"
+# Lightning logs it with all that has its own count of steps, which is 0 after the first optimizer step where the other
+# trainers here say 1; what has a count of the user's comes without.
+_COUNTED = "epoch"
 # What of a folder is its run, the first that is there; of several the newest.
 _INSIDE = (
     *("log.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json", "metrics.csv"),
     *("version_*/metrics.csv", "lightning_logs/version_*/metrics.csv", "*tfevents*"),
-    *("runs/*/*tfevents*", "lightning_logs/version_*/*tfevents*"),
+    *("runs/*/*tfevents*", "version_*/*tfevents*", "lightning_logs/version_*/*tfevents*"),
 )
 _EXPECTED = (
     "Expected: a folder or log.jsonl of batchloom train, JSON lines with step and loss, trainer_state.json of the "
@@ -42,8 +45,9 @@ class Curve:
 
     Attributes:
         name: what was given.
-        kind: what wrote it: ``batchloom``, ``jsonl``, ``trainer``, ``csv`` or ``tensorboard``.
-        steps: ascending; of a step that is told of twice (a run that went on) the later one.
+        kind: what wrote it: ``batchloom``, ``jsonl``, ``trainer``, ``lightning``, ``csv`` or ``tensorboard``.
+        steps: as the log counts them, those of Lightning from 1; ascending; of a step that is told of twice (a run
+            that went on) the later one.
         losses: of each step.
         tokens: seen up to and with each step; None where the run does not say.
         synthetic: whether the run says that it was on made-up data; None where it says nothing of its data.
@@ -70,14 +74,17 @@ def read_run(path: str) -> Curve:
     """
     file = _file_of(Path(path))
     head = file.read_bytes()[:4096]
+    lightning = _of_lightning(file)
     if _EVENTS in head[:200]:
-        return _curve(path, "tensorboard", _events(file), synthetic=None)
+        kind = "lightning" if lightning else "tensorboard"
+        return _curve(path, kind, _events(file, lightning=lightning), synthetic=None)
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is no log of a run: it is no text. {_EXPECTED}") from error
     if not text.lstrip().startswith("{"):
-        return _curve(path, "csv", _table(file, text), synthetic=None)
+        kind = "lightning" if lightning else "csv"
+        return _curve(path, kind, _table(file, text, lightning=lightning), synthetic=None)
     state = _whole(text)
     if state is not None:
         if "log_history" not in state and not _has_loss(state):
@@ -102,6 +109,12 @@ def _file_of(path: Path) -> Path:
         if found := list(path.glob(pattern)):
             return max(found, key=lambda file: file.stat().st_mtime)
     raise InputError(f"{path} is a folder without a run: it has none of {', '.join(_INSIDE)}.")
+
+
+def _of_lightning(file: Path) -> bool:
+    """Whether it lies where Lightning's loggers write: in ``version_N``, or beside the settings they keep."""
+    named = file.absolute().parent.name
+    return named.startswith("version_") or file.with_name("hparams.yaml").exists()
 
 
 def _other(file: Path, what: str) -> InputError:
@@ -139,12 +152,19 @@ def _lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _table(file: Path, text: str) -> list[Point]:
+def _table(file: Path, text: str, *, lightning: bool) -> list[Point]:
     rows = list(csv.DictReader(io.StringIO(text)))
     if not rows or _name(_STEPS, rows[0]) is None:
         first = text.lstrip()[:_SHOWN].splitlines()
         raise _other(file, f"no objects and no columns step and loss; it begins {first[:1]}")
-    plain = [{name: cell for name, cell in row.items() if name and cell} for row in rows]
+    plain: list[dict[str, Any]] = [
+        {name: cell for name, cell in row.items() if name and cell} for row in rows
+    ]
+    if lightning:
+        plain = [
+            row | {"step": _number(file, row, "step") + 1} if _COUNTED in row else row
+            for row in plain
+        ]
     return _points(file, plain)
 
 
@@ -193,7 +213,7 @@ def _number(file: Path, row: Mapping[str, Any], name: str) -> float:
         raise InputError(f"{file} has {value!r:.40} for {name}, no number.") from None
 
 
-def _events(file: Path) -> list[Point]:
+def _events(file: Path, *, lightning: bool) -> list[Point]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import (  # noqa: PLC0415 - slow
             EventAccumulator,
@@ -209,12 +229,14 @@ def _events(file: Path) -> list[Point]:
     name = next((one for one in LOSSES if one in known), None)
     if name is None:
         raise _other(file, f"events of {_listed(sorted(known))}, and of no loss by a known name")
-    if name in tags["scalars"]:
-        return [(float(one.step), float(one.value), None) for one in events.Scalars(name)]
-    return [
-        (float(one.step), float(one.tensor_proto.float_val[0]), None)
-        for one in events.Tensors(name)
-    ]
+    counted = lightning and _COUNTED in tags["scalars"]
+    own = {one.step for one in events.Scalars(_COUNTED)} if counted else set()
+    found = (
+        [(one.step, one.value) for one in events.Scalars(name)]
+        if name in tags["scalars"]
+        else [(one.step, one.tensor_proto.float_val[0]) for one in events.Tensors(name)]
+    )
+    return [(float(step + (step in own)), float(loss), None) for step, loss in found]
 
 
 def _curve(name: str, kind: str, points: Sequence[Point], *, synthetic: bool | None) -> Curve:

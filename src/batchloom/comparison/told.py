@@ -16,6 +16,8 @@ FRAMEWORK_COLUMNS = (
     *("framework", "batches", "hash", "losses", "last loss", "tokens/s", "data wait", "memory"),
 )
 RUN_COLUMNS = ("run", "log", "points", "at the common end", "verdict", "why")
+# Of both, those that hold numbers.
+NUMBER_COLUMNS = {"last loss", "tokens/s", "data wait", "points", "at the common end"}
 _SHOWN = 4
 
 Cells = tuple[str, ...]
@@ -107,7 +109,7 @@ def _run(one: Beside) -> Cells:
         one.curve.name,
         one.curve.kind + made_up,
         f"{verdict.points:,}",
-        f"{one.at_common:.4f}",
+        "begins later" if one.at_common is None else f"{one.at_common:.4f}",
         verdict.kind,
         verdict.reason,
     )

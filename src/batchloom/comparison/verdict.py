@@ -14,6 +14,8 @@ Floats = NDArray[np.float64]
 LEAST_POINTS = 20
 # Change over the second part, as a share of its level, below which a curve is flat however sure it is.
 LEAST_CHANGE = 0.01
+# A fall from the first tenth to the second half, as a share of the level, below which nothing was ever learned.
+_LEAST_FALL = 0.05
 # Width of the interval of the slope, in standard deviations of Kendall's statistic.
 _SURE = 3.0
 # All pairs of points are looked at; more points than this are put together first.
@@ -88,12 +90,17 @@ def judge(xs: Sequence[float], losses: Sequence[float], unit: str = "step") -> V
         kind = "converging"
     elif low > 0 and change >= least:
         kind = "diverging"
-    spread = f"noise allows {low:+.2e} to {high:+.2e}"
+    part = f"{LEAST_CHANGE:.0%} of its level ({least:.4f})"
+    why = f"{part} or more, and noise does not allow 0"
+    if abs(change) < least:
+        why = f"less than {part}"
+    elif low <= 0 <= high:
+        why = "and noise allows 0"
     reason = (
-        f"{level:.4f} in the second half (from {unit} {since:,.0f}), where it changes by {change:+.4f} (slope "
-        f"{slope:+.2e} a {unit}, {spread}; less than {least:.4f} is flat); it fell by {fell:.4f} before"
+        f"{level:.4f} in the second half (from {unit} {since:,.0f}), where it changes by {change:+.4f}, {why} (slope "
+        f"{slope:+.2e} a {unit}, noise allows {low:+.2e} to {high:+.2e}); it fell by {fell:.4f} before"
     )
-    if kind == "flat" and 0 < level < _MOST_LEVEL:
+    if kind == "flat" and 0 < level < _MOST_LEVEL and abs(fell) < _LEAST_FALL * level:
         reason += f"; an even guess among {math.exp(level):,.0f} ids has this loss"
     return Verdict(kind, reason, len(y), since, level, fell, slope, low, high, change, least)
 

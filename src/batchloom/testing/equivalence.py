@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from batchloom.batches.assemble import IGNORE
-from batchloom.batches.isolation import leaks, takes, token_losses
+from batchloom.batches.isolation import leaks, takes, token_losses, unknown_id
 from batchloom.batches.loader import Loader
 from batchloom.plan.rows import Rows
 from batchloom.store.reader import Store
@@ -89,7 +89,8 @@ def assert_packed_equals_unpacked(
 
     Raises:
         AssertionError: documents leak (says which, from which neighbour, how far and what is likely wrong), or
-            nothing can be compared.
+            nothing can be compared: the same batch has other scores each time, ids or positions are beyond the
+            model's, or what it gives is no such scores.
     """
     loader = Loader(
         store,
@@ -97,12 +98,14 @@ def assert_packed_equals_unpacked(
         global_batch_size=_ROWS,
         epochs=1,
         form=form,
+        # What is told apart is the model's doing: of long conversations pieces do as well.
+        overlong="split",
         rank=0,
         world_size=1,
         prefetch=0,
     )
     with _looked_at(model) as logits:
-        return _compare(logits, loader, store, tolerance, documents)
+        return _compare(_checked(logits, model), loader, store, tolerance, documents)
 
 
 def _fitting(store: Store, model: nn.Module | Logits) -> int:
@@ -129,9 +132,7 @@ def _looked_at(model: nn.Module | Logits) -> Iterator[Logits]:
         given |= {"attention_mask": None, "use_cache": False}
         given.pop("seq_idx", None)
         found = model(**{k: v for k, v in given.items() if takes(model, k)})
-        if isinstance(found, Tensor):
-            return found
-        scores: Tensor = found.logits if hasattr(found, "logits") else found[0]
+        scores: Tensor = found[0] if isinstance(found, tuple) else getattr(found, "logits", found)
         return scores
 
     model.eval()
@@ -142,12 +143,76 @@ def _looked_at(model: nn.Module | Logits) -> Iterator[Logits]:
         model.train(training)
 
 
+def _checked(logits: Logits, model: nn.Module | Logits) -> Logits:
+    """The same scores, and a word of what is wrong where there are none."""
+
+    def checked(batch: Mapping[str, Any]) -> Tensor:
+        ids = batch["input_ids"]
+        if (unknown := unknown_id(model, ids)) is not None:
+            number, rows = unknown
+            raise AssertionError(
+                f"The store holds id {number} and the model has rows for {rows}, from 0: give a store of the model's "
+                "tokenizer, or enlarge the model (resize_token_embeddings)."
+            )
+        try:
+            scores = logits(batch)
+        except IndexError as error:
+            raise AssertionError(
+                f"The model ends in {error!r} for ids up to {int(ids.max())} and positions up to "
+                f"{int(batch['position_ids'].max())}: give one with rows for both, or a smaller seq_len."
+            ) from error
+        if (problem := _problem(scores, ids)) is not None:
+            raise AssertionError(problem)
+        return scores
+
+    return checked
+
+
+def _problem(scores: Any, ids: Tensor) -> str | None:
+    """Why these are no scores of every token, for every id; None where they are."""
+    expected = f"[{ids.shape[0]}, {ids.shape[1]}, vocabulary]"
+    if not isinstance(scores, Tensor):
+        return (
+            f"The model gives a {type(scores).__name__}, and a tensor of scores {expected} is expected: return that, "
+            "which models of transformers have as .logits."
+        )
+    if scores.ndim != 3 or scores.shape[:2] != ids.shape:
+        return (
+            f"The model gives scores {list(scores.shape)} for ids {list(ids.shape)}: return those of every token for "
+            f"every id, {expected}."
+        )
+    if int(ids.max()) >= scores.shape[2]:
+        return (
+            f"The store holds id {int(ids.max())} and the model gives scores of {scores.shape[2]} ids, from 0: give a "
+            "store of the model's tokenizer."
+        )
+    return None
+
+
+def _refuse_chance(logits: Logits, batch: Mapping[str, Any], rounding: float) -> None:
+    """Refuse a model whose scores of a batch are others each time: they would seem to leak."""
+    inputs = _model_inputs(batch)
+    first, second = logits(inputs), logits(inputs)
+    apart = max(
+        float((token_losses(one, ids) - token_losses(other, ids)).abs().mean())
+        for one, other, ids in zip(first, second, inputs["input_ids"], strict=True)
+    )
+    if apart > rounding:
+        raise AssertionError(
+            f"The model gives other scores each time it is called with the same batch: its losses are {apart:.2g} nats "
+            "a token apart, so nothing can be compared. Likely it is dropout (call model.eval() before), or whatever "
+            "else draws at random."
+        )
+
+
 def _compare(logits: Logits, loader: Loader, store: Store, tolerance: float, most: int) -> float:
     """Compare documents batch by batch until there are enough; the largest distance."""
     found: list[_Compared] = []
     looked_at, step, worst = 0, 0, None
     while len(found) < most and looked_at < _LOOKED_AT and loader.plan.has_step(step):
         packed = _packed(loader, step, most - len(found))
+        if packed.chosen and not looked_at:
+            _refuse_chance(logits, packed.batch, _ROUNDING * tolerance)
         compared = _compared(logits, packed, store)
         looked_at, step = looked_at + len(packed.chosen), step + 1
         found += compared
@@ -167,8 +232,8 @@ def _compare(logits: Logits, loader: Loader, store: Store, tolerance: float, mos
     if max(away, mixed) <= _UNSEEN:
         raise AssertionError(
             "Nothing can be seen of this model: its losses stay as they are even where a row is taken for one document "
-            f"({mixed:.1e} nats a token). Its attention has no say yet, as where the layers behind it begin at zero: "
-            "give it trained weights, or random ones."
+            f"({mixed:.1e} nats a token). What comes before a token has no say in its scores: as where layers begin at "
+            "zero (give trained weights, or random ones), or a model looks along another axis than that of the tokens."
         )
     wrong = sum(not one.packed <= tolerance for one in found)
     if wrong or leaks(away, mixed, half=None, noise=_ROUNDING * tolerance):

@@ -29,6 +29,7 @@ _INNER = {
     "order": ("packing", "overlong", "shuffle", "noise_prob", "uneven", "balance"),
 }
 
+Overlong = Literal["split", "drop", "truncate", "error"]
 Bounds = dict[str, tuple[float, float]]
 
 
@@ -155,7 +156,7 @@ class OrderSettings:
     """
 
     packing: str = "best_fit"
-    overlong: Literal["split", "drop", "truncate", "error"] | None = None
+    overlong: Overlong | None = None
     shuffle: bool = True
     noise_prob: float | None = None
     uneven: Literal["refuse", "pad"] = "refuse"

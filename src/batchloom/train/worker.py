@@ -243,6 +243,7 @@ def _settings(config: WorkerConfig, ranks: Ranks, first_batch: int | None) -> Tr
         "seq_len": config.seq_len,
         "global_batch_size": first_batch or config.batch_size * ranks.world_size,
         "batch_size": config.batch_size,
+        "overlong": config.overlong,
         # Sizes of times with another number of workers need not divide among those of now.
         "uneven": "pad",
         "eval_interval": 0,

@@ -3,17 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import final
+from typing import final, get_args
 
 from batchloom.core.spec import nearest, raise_problems, set_wholes, shown
 from batchloom.core.synthetic import NAMES as SYNTHETIC
 from batchloom.core.synthetic import parse_synthetic
-from batchloom.train.settings import MOST_ROWS, MOST_STEPS, MOST_TOKENS
+from batchloom.train.settings import MOST_ROWS, MOST_STEPS, MOST_TOKENS, Overlong
 
 HUGGINGFACE, STORE = "huggingface", "store"
 DATASET_TYPES = (*SYNTHETIC, HUGGINGFACE, STORE)
 # The configurations of the trainer that they are.
 MODEL_SIZES = {"tiny": "tiny", "medium": "150M_1024"}
+_OVERLONG = get_args(Overlong)
 _BOUNDS = {
     "batch_size": (1, MOST_ROWS),
     "seq_len": (2, MOST_TOKENS),
@@ -55,6 +56,7 @@ class WorkerConfig:
         out: the folder of the run, the same for all workers, where all of them find it.
         save_interval: steps between two checkpoints; 0 for the end only.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        overlong: what becomes of a document longer than ``seq_len``; None for the loader's choice.
     """
 
     worker_id: str
@@ -68,6 +70,7 @@ class WorkerConfig:
     out: Path = Path("runs/worker")
     save_interval: int = 10
     device: str = "auto"
+    overlong: Overlong | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
@@ -79,6 +82,11 @@ class WorkerConfig:
                 problems.append(
                     f"{name}: {fault}; give one of {', '.join(known)}{nearest(str(value), known)}"
                 )
+        if self.overlong not in (None, *_OVERLONG):
+            problems.append(
+                f"overlong: {shown(self.overlong)} is none of {', '.join(_OVERLONG)}"
+                f"{nearest(str(self.overlong), _OVERLONG)}"
+            )
         raise_problems(problems + self._data_problems())
 
     def _data_problems(self) -> list[str]:
