@@ -1,5 +1,10 @@
 """A framework that is missing or too old is told before it fails, with the remedy."""
 
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 
 from batchloom.adapters import requirements
@@ -57,3 +62,64 @@ def test_extras_are_those_of_the_package():
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     for one in OWN:
         assert f"{one.package}>={one.least}" in extras[one.extra], one
+
+
+NEEDS = {
+    "accelerate": "torch",
+    "agreement": "torch",
+    "deepspeed": "torch",
+    "fsdp2": "torch",
+    "fsdp2_trainer": "torch",
+    "hugging_face": "transformers",
+    "hugging_face_metrics": "transformers",
+    "lightning": "lightning",
+    "megatron": "megatron-core",
+    "nemo": "megatron-core",
+    "pytorch": "torch",
+    "ray_train": "torch",
+    "torchtitan": "torchtitan",
+}
+# In a process of its own: an environment that has none of a package's files, or an old one's.
+ASKED = """
+import importlib, importlib.metadata, sys
+
+package, found = sys.argv[1:3]
+known = importlib.metadata.version
+
+def version(name):
+    if name != package:
+        return known(name)
+    if found == "none":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return found
+
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if found == "none" and name.split(".")[0] == package.split("-")[0]:
+            raise ModuleNotFoundError(name)
+
+importlib.metadata.version = version
+sys.meta_path.insert(0, Gone())
+from batchloom.core.errors import MissingDependencyError
+for module in sys.argv[3:]:
+    try:
+        importlib.import_module(f"batchloom.adapters.{module}")
+    except MissingDependencyError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("package", sorted({"torch", *NEEDS.values()}))
+@pytest.mark.parametrize(
+    ("found", "said"), [("none", "not installed"), ("0.1", "0.1 is installed")]
+)
+def test_an_adapter_names_what_is_missing_or_old_before_anything_else(package, found, said):
+    asked = [name for name, needed in NEEDS.items() if package in ("torch", needed)]
+    command = [sys.executable, "-c", ASKED, package, found, *asked]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(asked)
+    for line in lines:
+        assert re.search(f"{package}.* {said}.*pip install", line)

@@ -1,5 +1,9 @@
 """Accelerate: which share a process reads, what divides the loss, and checkpoints that are whole."""
 
+from batchloom.adapters.requirements import ACCELERATE, TORCH, require
+
+require(TORCH)
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +14,6 @@ from weakref import WeakKeyDictionary, proxy
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import go_on, newest, step_of, unusable, written_aside
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
-from batchloom.adapters.requirements import ACCELERATE, require
 from batchloom.batches.loader import Loader
 from batchloom.batches.share import share_of_run
 from batchloom.core.errors import BatchloomError, TrainError

@@ -1,5 +1,9 @@
 """Ranks that read different data train on it without a word; here they are found out before the first step."""
 
+from batchloom.adapters.requirements import TORCH, installed, require
+
+require(TORCH)
+
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from batchloom.adapters.requirements import installed
 from batchloom.batches.augment import Augment
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import TrainError

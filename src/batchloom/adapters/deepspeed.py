@@ -4,6 +4,10 @@ DeepSpeed's checkpoints are pickles, read without a check: load none from people
 loader's place in them is plain JSON values.
 """
 
+from batchloom.adapters.requirements import DEEPSPEED, TORCH, require
+
+require(TORCH)
+
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,6 @@ import torch
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import go_on
-from batchloom.adapters.requirements import DEEPSPEED, require
 from batchloom.batches.loader import Loader
 from batchloom.batches.share import share_of_run
 from batchloom.core.errors import StateError, TrainError

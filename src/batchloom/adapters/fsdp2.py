@@ -4,6 +4,10 @@ That is read by any number of ranks, sharded or not. torch keeps the index of su
 from people you would not run code of.
 """
 
+from batchloom.adapters.requirements import TORCH, require
+
+require(TORCH)
+
 import contextlib
 import json
 import warnings

@@ -1,5 +1,9 @@
 """``FSDP2SFTTrainer``: Hugging Face's manner of training, over FSDP2 and the plan's batches."""
 
+from batchloom.adapters.requirements import TORCH, require
+
+require(TORCH)
+
 import json
 import math
 import os
@@ -23,7 +27,6 @@ from batchloom.adapters.checkpoints import abandon, all_of, keep, meet, newest, 
 from batchloom.adapters.fsdp2_arguments import FSDP2Arguments, arguments_of, asked_of_plan
 from batchloom.adapters.fsdp2_data import loader_of
 from batchloom.adapters.fsdp2_optimizer import adamw, share_of_rate
-from batchloom.adapters.requirements import TORCH, require
 from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.isolation import takes, unknown_id
 from batchloom.batches.loader import Loader
@@ -78,7 +81,6 @@ class FSDP2SFTTrainer:
         train_dataset: Any,
         data_collator: Collator | None = None,
     ) -> None:
-        require(TORCH)
         self.args = arguments_of(args)
         self.model = model
         self.data_collator = data_collator

@@ -8,6 +8,10 @@ A trainer of theirs deals batches to ranks by itself, in turn; so the dataset is
 and each rank is given, step by step, the rows the loader has for it.
 """
 
+from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, require
+
+require(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +23,9 @@ from batchloom.adapters.hugging_face_dealing import (
     evaluation_problems,
     problems_of,
 )
-from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, require
+from batchloom.adapters.hugging_face_parts import PlannedRows, PlanState, TokenLoss
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, SettingsError
-
-require(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
-
-from batchloom.adapters.hugging_face_parts import PlannedRows, PlanState, TokenLoss  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)

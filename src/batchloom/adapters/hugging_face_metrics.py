@@ -4,15 +4,16 @@ meter = Meter(loader)
 Trainer(..., callbacks=[parts.callback, FiguresCallback(meter, to_jsonl("out/metrics.jsonl"))])
 """
 
+from batchloom.adapters.requirements import TORCH, TRANSFORMERS, require
+
+require(TORCH, TRANSFORMERS)
+
 from typing import Any, final
 
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
 from batchloom.adapters.logging import Send
-from batchloom.adapters.requirements import TRANSFORMERS, require
 from batchloom.batches.metrics import Meter
-
-require(TRANSFORMERS)
-
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments  # noqa: E402
 
 
 @final

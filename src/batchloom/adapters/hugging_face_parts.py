@@ -1,5 +1,9 @@
 """The objects a Hugging Face trainer is given; ``adapters.hugging_face`` makes them."""
 
+from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, require
+
+require(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
+
 import math
 from collections.abc import Iterator
 from typing import Any, NoReturn, cast, final

@@ -4,23 +4,24 @@ data = LoaderDataModule(train=lambda: Loader(store, seq_len=2048, global_batch_s
 Trainer(max_steps=1000, accumulate_grad_batches=16).fit(module, data)
 """
 
+from batchloom.adapters.requirements import LIGHTNING, TORCH, require
+
+require(TORCH, LIGHTNING)
+
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.loggers import Logger
+
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.logging import Send, to_all
-from batchloom.adapters.requirements import LIGHTNING, require
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
 from batchloom.batches.metrics import Meter
 from batchloom.batches.share import share_of_run
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.core.spec import shown, whole
-
-require(LIGHTNING)
-
-from lightning.pytorch import Callback, LightningDataModule, Trainer  # noqa: E402
-from lightning.pytorch.loggers import Logger  # noqa: E402
 
 MakeLoader = Callable[[], Loader]
 

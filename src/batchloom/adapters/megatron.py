@@ -5,15 +5,19 @@ loader = Loader(store, seq_len=4096, global_batch_size=256, micro_batch_size=2, 
 batches = megatron_iterator(loader)  # on every rank; for forward_backward_func(data_iterator=batches, ...)
 """
 
+from batchloom.adapters.requirements import MEGATRON, TORCH, require
+
+require(TORCH, MEGATRON)
+
 from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core import num_microbatches_calculator, parallel_state
 
 from batchloom.adapters.agreement import device_of, require_agreement
-from batchloom.adapters.requirements import MEGATRON, require
 from batchloom.batches import forms
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
@@ -23,10 +27,6 @@ from batchloom.core.spec import shown, whole
 from batchloom.plan.edits import Edit
 from batchloom.plan.ranks import Mesh, Place
 from batchloom.store.reader import Store
-
-require(MEGATRON)
-
-from megatron.core import num_microbatches_calculator, parallel_state  # noqa: E402
 
 Micro = dict[str, Any]
 

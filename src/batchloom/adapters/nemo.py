@@ -8,34 +8,33 @@ the place.
 Neither can be installed without CUDA; docs/frameworks.md says what was run.
 """
 
+from batchloom.adapters.requirements import LIGHTNING, MEGATRON, TORCH, require
+
+require(TORCH, LIGHTNING, MEGATRON)
+
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import torch
+from lightning.pytorch import LightningDataModule
+from megatron.core import num_microbatches_calculator, parallel_state
 from torch.utils.data import DataLoader, Dataset
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import go_on
+from batchloom.adapters.megatron import (
+    go_on_from,
+    mask_wanted,
+    megatron_prefixes,
+)
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.adapters.requirements import LIGHTNING, MEGATRON, require
 from batchloom.batches.forms import megatron_arrays
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
-
-require(LIGHTNING, MEGATRON)
-
-from lightning.pytorch import LightningDataModule  # noqa: E402
-from megatron.core import num_microbatches_calculator, parallel_state  # noqa: E402
-
-from batchloom.adapters.megatron import (  # noqa: E402
-    go_on_from,
-    mask_wanted,
-    megatron_prefixes,
-)
 
 
 @final

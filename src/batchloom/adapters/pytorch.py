@@ -7,6 +7,10 @@ Both are used with ``batch_size=None``, since an item is a whole batch of this r
     DataLoader(LoaderDataset(loader), batch_size=None, num_workers=4)
 """
 
+from batchloom.adapters.requirements import TORCH, require
+
+require(TORCH)
+
 import os
 from collections.abc import Iterator
 from dataclasses import fields

@@ -10,6 +10,10 @@ trained after it is gone with the weights that saw it, and its sequences are giv
 then. So in what the last weights have seen, every sequence is once.
 """
 
+from batchloom.adapters.requirements import PANDAS, RAY, TORCH, require
+
+require(TORCH)
+
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +22,6 @@ from typing import Any
 
 import torch
 
-from batchloom.adapters.requirements import PANDAS, RAY, TORCH, require
 from batchloom.core.errors import StateError, TrainError
 from batchloom.core.spec import shown
 

@@ -5,23 +5,23 @@ In a configuration of torchtitan:
     dataloader=StoreDataLoader.Config(dataset_path="store", global_batch_size=64)
 """
 
+from batchloom.adapters.requirements import TORCH, TORCHTITAN, require
+
+require(TORCH, TORCHTITAN)
+
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from torchtitan.components.dataloader import BaseDataLoader
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.requirements import TORCHTITAN, require
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import StateError
 from batchloom.core.spec import shown
 from batchloom.store.opening import open_store
-
-require(TORCHTITAN)
-
-from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
 
 _KEY = "batchloom"
 
