@@ -8,7 +8,7 @@ import pytest
 from batchloom.cli.main import run
 from batchloom.comparison.against import beside, near
 from batchloom.comparison.runs import read_run
-from batchloom.comparison.told import rows_of
+from batchloom.comparison.told import rows_of, sentences_of
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.testing.stores import write_store
 
@@ -183,6 +183,9 @@ def test_runs_stand_beside_each_other_by_step_or_tokens(tmp_path):
     strict = beside([short, long], tolerance=0.1)
     assert [one.first_apart for one in strict.runs] == [None, 2]
     assert not strict.agree
+    strangers = beside([short, made(tmp_path, "e", [4.0, 3.0], first=9)], tolerance=0.1)
+    assert not strangers.agree
+    assert any("no step in common with" in said for said in sentences_of(strangers))
 
 
 @pytest.mark.parametrize(

@@ -136,3 +136,15 @@ def test_an_even_guess_is_told_of_what_never_learned_alone():
 
 def test_points_of_one_step_have_no_slope():
     assert slope_of(np.ones(5), np.arange(5.0))[0] == 0
+
+
+@pytest.mark.parametrize("slope", [-0.01, 0.0])
+@pytest.mark.parametrize("wild", [5, 10, 40])
+def test_a_run_that_blew_up_at_its_end_diverges(slope, wild):
+    x, losses = line(slope, count=400)
+    kind = judge(x, losses).kind
+    one, many = losses.copy(), losses.copy()
+    one[-1], many[-wild:] = 1e9, 99.0
+    found = judge(x, many)
+    assert (found.kind, "its last 5 points are at 99.0000" in found.reason) == ("diverging", True)
+    assert judge(x, one).kind == kind != "diverging"

@@ -1,5 +1,6 @@
 """What users run on their own model: it passes where documents are kept apart, and says who leaks where not."""
 
+import math
 import re
 
 import pytest
@@ -8,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
 
+from batchloom.core.errors import SettingsError  # noqa: E402
 from batchloom.testing.equivalence import assert_packed_equals_unpacked  # noqa: E402
 from batchloom.testing.stores import write_store  # noqa: E402
 from batchloom.train.model import GPT  # noqa: E402
@@ -208,3 +210,33 @@ def test_conversations_that_are_all_longer_than_a_row(tmp_path):
     store = long_conversations(tmp_path)
     assert store.conversations
     assert assert_packed_equals_unpacked(tiny("llama"), store, seq_len=64) < 1e-5
+
+
+def test_rounding_of_half_precision_is_told_as_such(store):
+    model = tiny("llama").to(torch.bfloat16)
+    with pytest.raises(AssertionError, match="in torch.bfloat16 that is rounding"):
+        assert_packed_equals_unpacked(model, store, tolerance=1e-7)
+    assert assert_packed_equals_unpacked(model.float(), store) < 1e-4
+
+
+def test_weights_that_are_no_numbers_are_told_as_such(store):
+    model = tiny("llama")
+    model.lm_head.weight.data.fill_(math.nan)
+    with pytest.raises(AssertionError, match="are no finite numbers .* look at the weights"):
+        assert_packed_equals_unpacked(model, store)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tolerance": math.nan},
+        {"tolerance": -1.0},
+        {"tolerance": math.inf},
+        {"documents": 0},
+        {"seq_len": 0},
+    ],
+)
+def test_numbers_that_are_none_are_refused(store, wrong):
+    (name,) = wrong
+    with pytest.raises(SettingsError, match=f"{name}: "):
+        assert_packed_equals_unpacked(tiny("llama"), store, **wrong)

@@ -59,8 +59,11 @@ class Runs:
 
     @property
     def agree(self) -> bool:
-        """Whether none differs by more than the tolerance; so too where none was given."""
-        return all(one.first_apart is None for one in self.runs)
+        """Whether none differs by more than the tolerance, or could not be compared; so too where none was given."""
+        compared = self.tolerance is not None
+        return not any(
+            one.first_apart is not None or (compared and not one.common) for one in self.runs
+        )
 
 
 def beside(curves: Sequence[Curve], by: By = "step", tolerance: float | None = None) -> Runs:

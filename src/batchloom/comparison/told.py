@@ -119,9 +119,14 @@ def sentences_of(found: Found) -> list[str]:
     """What differs, failed or is missing, a sentence or more each; and what is behind the numbers."""
     if isinstance(found, Runs):
         first = found.runs[0].curve.name
+        compared = found.tolerance is not None
+        strangers = [one.curve.name for one in found.runs if compared and not one.common]
         return [
+            f"{name}: it has no step in common with {first}, so nothing was compared."
+            for name in strangers
+        ] + [
             f"{one.curve.name}: its loss at step {one.first_apart:,} is more than {found.tolerance:g} (relative) from "
-            f"that of {first}."
+            f"that of {first} ({counted(one.common, 'step')} in common)."
             for one in found.runs
             if one.first_apart is not None
         ]

@@ -18,6 +18,8 @@ LEAST_CHANGE = 0.01
 _LEAST_FALL = 0.05
 # Width of the interval of the slope, in standard deviations of Kendall's statistic.
 _SURE = 3.0
+# Of the end: so many points, whose median is so many deviations above the half's, are no noise.
+_END, _FAR = 5, 6.0
 # All pairs of points are looked at; more points than this are put together first.
 _MOST_POINTS = 256
 # A loss whose exponential is no number of ids.
@@ -62,8 +64,9 @@ def judge(xs: Sequence[float], losses: Sequence[float], unit: str = "step") -> V
     Kendall's statistic, of three standard deviations: no shape of the noise is assumed, only that it is independent
     from point to point. Above 256 points in the half, blocks of neighbours are put together as their medians. A curve
     is ``converging`` where the whole interval is below 0 and the change over the half is 1 % of its level or more;
-    ``diverging`` where it is above 0 by as much, or a loss is no finite number; else ``flat``. Fewer than 20 points
-    are ``too short``.
+    ``diverging`` where it is above 0 by as much, where a loss is no finite number, or where the last five points are
+    far above the rest: a median more than six deviations (1.48 times the median distance from the half's median) and
+    1 % of the level above it, which no slope shows; else ``flat``. Fewer than 20 points are ``too short``.
 
     Args:
         xs: of each point its step, or the tokens seen; ascending.
@@ -85,6 +88,14 @@ def judge(xs: Sequence[float], losses: Sequence[float], unit: str = "step") -> V
         return Verdict("too short", reason, len(y), since, level, fell)
     slope, low, high = slope_of(*_thinned(x[half:], y[half:]))
     change, least = slope * float(x[-1] - x[half]), LEAST_CHANGE * abs(level)
+    numbers = (len(y), since, level, fell, slope, low, high, change, least)
+    end, spread = float(np.median(y[-_END:])), 1.4826 * float(np.median(abs(y[half:] - level)))
+    if end - level > max(_FAR * spread, least):
+        reason = (
+            f"its last {_END} points are at {end:.4f}, and the second half (from {unit} {since:,.0f}) at {level:.4f} "
+            f"(deviation {spread:.4f})"
+        )
+        return Verdict("diverging", reason, *numbers)
     kind: Kind = "flat"
     if high < 0 and -change >= least:
         kind = "converging"
@@ -102,7 +113,7 @@ def judge(xs: Sequence[float], losses: Sequence[float], unit: str = "step") -> V
     )
     if kind == "flat" and 0 < level < _MOST_LEVEL and abs(fell) < _LEAST_FALL * level:
         reason += f"; an even guess among {math.exp(level):,.0f} ids has this loss"
-    return Verdict(kind, reason, len(y), since, level, fell, slope, low, high, change, least)
+    return Verdict(kind, reason, *numbers)
 
 
 def _thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:

@@ -6,6 +6,7 @@ not depend on the scale of its weights. Where documents do leak, tokens of one n
 to see whose.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from batchloom.batches.assemble import IGNORE
 from batchloom.batches.isolation import leaks, takes, token_losses, unknown_id
 from batchloom.batches.loader import Loader
+from batchloom.core.spec import raise_problems, shown, whole
 from batchloom.plan.rows import Rows
 from batchloom.store.reader import Store
 
@@ -88,13 +90,22 @@ def assert_packed_equals_unpacked(
         The largest distance of a document, in nats a token.
 
     Raises:
+        SettingsError: a tolerance or number that is none.
         AssertionError: documents leak (says which, from which neighbour, how far and what is likely wrong), or
             nothing can be compared: the same batch has other scores each time, ids or positions are beyond the
             model's, or what it gives is no such scores.
     """
+    if seq_len is None:
+        seq_len = _fitting(store, model)
+    problems = []
+    if not 0 < tolerance < math.inf:
+        problems.append(f"tolerance: {shown(tolerance)} is no number of nats above 0")
+    if (whole(documents) or 0) < 1:
+        problems.append(f"documents: {shown(documents)} is no whole number from 1 on")
+    raise_problems(problems)
     loader = Loader(
         store,
-        seq_len=seq_len or _fitting(store, model),
+        seq_len=seq_len,
         global_batch_size=_ROWS,
         epochs=1,
         form=form,
@@ -235,6 +246,11 @@ def _compare(logits: Logits, loader: Loader, store: Store, tolerance: float, mos
             f"({mixed:.1e} nats a token). What comes before a token has no say in its scores: as where layers begin at "
             "zero (give trained weights, or random ones), or a model looks along another axis than that of the tokens."
         )
+    if not math.isfinite(away + mixed):
+        raise AssertionError(
+            f"The losses of {worst[0].span} are no finite numbers ({worst[0].packed:g} nats from those alone), so "
+            "nothing can be compared: look at the weights."
+        )
     wrong = sum(not one.packed <= tolerance for one in found)
     if wrong or leaks(away, mixed, half=None, noise=_ROUNDING * tolerance):
         beyond = f"{wrong} of {len(found)} documents are beyond the tolerance of {tolerance:g}"
@@ -330,13 +346,20 @@ def _explained(logits: Logits, worst: _Compared, packed: _Packed) -> str:
         f"from that of the document alone ({worst.mixed:.2g} where nothing keeps documents apart)."
     )
     neighbour, change = _whose(logits, packed, span)
+    scores = logits(_model_inputs(packed.batch))
+    if neighbour is None and scores.dtype in (torch.bfloat16, torch.float16):
+        return (
+            f"The loss of {span} in row {span.row} is {worst.packed:.2g} nats a token from that of the document alone, "
+            f"and no neighbour's tokens change it: of scores in {scores.dtype} that is rounding. Compare the model in "
+            "float32 (model.float()), or give a tolerance that half precision can keep."
+        )
     seen = "No neighbour's tokens change it, so its place in the row does."
     if neighbour is not None and change > _UNSEEN:
         side = "before" if neighbour.place < span.place else "behind"
         seen = f"Other tokens in {neighbour}, {side} it in the row, change it by {change:.2g} nats a token."
     inputs = _model_inputs(packed.batch)
     other = {**inputs, "position_ids": torch.zeros_like(inputs["position_ids"])}
-    if bool(((logits(inputs) - logits(other)).abs() <= _UNSEEN).all()):
+    if bool(((scores - logits(other)).abs() <= _UNSEEN).all()):
         cause = (
             "The model does not read position_ids (other ones give the same scores): hand them on to its attention, or "
             "train with packing='none'."
