@@ -32,6 +32,13 @@ def test_a_run_of_batchloom_train(tmp_path):
     assert other.synthetic is True
 
 
+@pytest.mark.parametrize("size", range(20))
+def test_a_last_line_may_be_unfinished_anywhere(tmp_path, size):
+    file = tmp_path / "x"
+    file.write_text('{"step": 1, "loss": 2}\n' + '{"step": 2, "loss": 1}'[:size])
+    assert read_run(str(file)).steps == (1,)
+
+
 def test_json_lines_of_anybody(tmp_path):
     rows = [{"step": 10, "loss": 3.5}, {"step": 20, "eval_loss": 3.0}, {"step": 20, "loss": 3.25}]
     # What went on from step 15 once more, and a line that was never finished.

@@ -157,7 +157,7 @@ def _lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
         try:
             row = _json(line)
         except ValueError as error:
-            if line.strip() == "{":
+            if number == 1 and line.strip() == "{":
                 raise InputError(
                     f"{file} is one object over many lines that cannot be read to its end: it was cut off, or is "
                     "damaged. Give that of an earlier checkpoint, or copy the file anew."
