@@ -48,6 +48,13 @@ def test_several_loggers_get_the_same_and_lines_survive_a_kill(tmp_path):
     assert [json.loads(lines[n]) for n in (0, 2)] == [{"step": n, **FIGURES} for n in (1, 3)]
 
 
+def test_lines_are_json_whatever_a_figure_is(tmp_path):
+    told = {"loss": float("nan"), "rate": float("inf"), "step": 99.0, "share": 0.5}
+    to_jsonl(tmp_path / "a")(told, 7)
+    line = json.loads((tmp_path / "a").read_text(), parse_constant=pytest.fail)
+    assert line == {"step": 7, "loss": None, "rate": None, "share": 0.5}
+
+
 def test_a_file_that_cannot_be_written(tmp_path):
     with pytest.raises(OutputError, match="Is a directory. Make room or name another file"):
         to_jsonl(tmp_path)(FIGURES, 1)

@@ -343,6 +343,25 @@ def test_what_a_form_cannot_take_is_refused(folders):
     assert forms.megatron(sliced)["loss_mask"].shape == (4, 16)
     with pytest.raises(SettingsError, match="give Loader\\(output='torch'\\)"):
         masks.block_mask(loader_of(store)[0])
+    plain = dict(loader_of(store, output="torch")[0])
+    for form in (masks.dense_mask, masks.block_mask):
+        with pytest.raises(PlanError, match=f"rebuilt.*which {form.__name__} needs: make the form"):
+            form(plain)
+
+
+def test_masks_of_parts(folders):
+    torch = pytest.importorskip("torch")
+    batch = loader_of(write_store(folders(), [[n] * n for n in range(3, 30)]), output="torch")[0]
+    with pytest.raises(PlanError, match="split first, then block_mask each part"):
+        masks.block_mask(batch).split(2)
+    whole = masks.dense_mask(batch)["attention_mask"]
+    for part, dense in zip(batch.split(2), masks.dense_mask(batch).split(2), strict=True):
+        seen = masks.block_mask(part)["attention_mask"]
+        size, seq_len = part["input_ids"].shape
+        rows, places = torch.arange(size)[:, None, None], torch.arange(seq_len)
+        told = seen.mask_mod(rows, 0, places[:, None], places)
+        assert torch.equal(told, dense["attention_mask"][:, 0])
+    assert torch.equal(dense["attention_mask"], whole[2:])
 
 
 def test_forms_of_forms(folders):

@@ -136,6 +136,67 @@ def test_numbers_that_are_none(store, options, said):
         Meter(make(store), **options)
     with pytest.raises(SettingsError, match="per_pair: -1 is no number from 0 on"):
         Cost(per_token=1, per_pair=-1)
+    for number in ("x", 10**400, -1, True, float("nan")):
+        with pytest.raises(SettingsError, match="parameters: .* is no number from 0 on"):
+            transformer_cost(parameters=number)
+
+
+@pytest.mark.parametrize("step", [True, 1.0, -1, "3", None])
+def test_a_step_is_a_batch_or_a_whole_number(store, step):
+    meter = Meter(make(store))
+    with pytest.raises(SettingsError, match="step: .* is no whole number from 0 on; give that of"):
+        meter.step(step)
+    meter.step(np.int64(2))
+    assert meter.figures()["data/step"] == 3
+
+
+def test_what_cannot_be_trained_is_refused(store):
+    meter = Meter(make(store))
+    for number in (float("nan"), -5, float("inf"), "x", True):
+        with pytest.raises(SettingsError, match="trained: .* is no number of tokens from 0 on"):
+            meter.step(0, trained=number)
+    meter.step(0, trained=1e12)
+    with pytest.raises(SettingsError, match="trained: 1,000,000,000,000 were told of step 0"):
+        meter.figures()
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_micro_batches_of_a_step_are_one_step(tmp_path, store, looked):
+    docs = documents(3)
+    masked = write_store(
+        tmp_path, docs, trained=[[n % 3 == 0 for n in range(len(d))] for d in docs]
+    )
+    for data in (store, masked):
+        loader = make(data, world_size=1)
+        whole, parts = Meter(loader), Meter(loader)
+        trained = Meter(loader)
+        for batch in map(loader.batch, range(3)):
+            whole.step(batch)
+            for part in batch.split(3):
+                parts.step(part)
+                trained.step(batch.step, trained=int((part["labels"] >= 0).sum()))
+        first, second, third = (one.figures() for one in (whole, parts, trained))
+        assert (second["perf/steps"], second["perf/tokens"]) == (3, first["perf/tokens"])
+        shares = [one for one in first if one.endswith("trained_share")]
+        assert [first[one] for one in shares] == [second[one] for one in shares]
+        assert third["perf/trained_share"] == pytest.approx(first[shares[0]])
+        if looked:
+            # What more is told of a step whose figures were given is none.
+            parts.step(2)
+            assert "perf/tokens" not in parts.figures()
+
+
+@pytest.mark.parametrize("align", [1, 4])
+def test_a_rank_without_a_span_computes_padding(tmp_path, align):
+    store = write_store(tmp_path, [[1] * 60] * 7)
+    sizes = {"form": "varlen", "uneven": "pad", "align": align, "world_size": 4, "steps": None}
+    ranks = [make(store, rank, epochs=1, global_batch_size=4, **sizes) for rank in range(4)]
+    steps = len(ranks[0])
+    batches = [loader.batch(step) for loader in ranks for step in range(steps)]
+    assert any((batch["labels"] < 0).all() for batch in batches)
+    places = sum(batch["input_ids"].size for batch in batches)
+    share = done(ranks[0], steps).figures()["perf/padding_share"]
+    assert share == pytest.approx(1 - 7 * 60 / places)
 
 
 def test_masks_are_counted_in_this_ranks_labels_or_given(tmp_path):

@@ -372,10 +372,20 @@ def test_an_edit_past_the_end_would_let_none_come_before_it(tmp_path):
     loader.edit(Edit(step=10, skip=1))
 
 
+def test_a_state_is_of_a_whole_number_of_any_kind(tmp_path):
+    store = write_store(tmp_path / "s", [[7] * 9] * 60)
+    loader = Loader(store, seq_len=16, global_batch_size=2, steps=10, rank=0, world_size=1)
+    state = loader.state_at(np.int64(2))
+    assert json.loads(json.dumps(state)) == loader.state_at(2)
+    for asked in (loader.state_at, loader.share_at):
+        with pytest.raises(SettingsError, match="step: 1000.* that a run has"):
+            asked(10**20)
+
+
 @pytest.mark.parametrize("step", [-1, 1.5, "1", True, None])
 def test_a_step_is_a_whole_number_from_0_on(tmp_path, step):
     store = write_store(tmp_path / "s", [[7] * 9] * 60)
     loader = Loader(store, seq_len=16, global_batch_size=2, steps=10, rank=0, world_size=1)
-    for asked in (loader.batch, loader.tokens, loader.imbalance):
+    for asked in (loader.batch, loader.tokens, loader.imbalance, loader.share_at, loader.state_at):
         with pytest.raises(SettingsError, match="step: .* is no whole number from 0 on"):
             asked(step)

@@ -253,7 +253,9 @@ def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_stop_in_the_middle_of_the_work(tmp_path, number, code):
     """A pipe as progress's first line: the work has begun when it says so."""
     with (tmp_path / "a.txt").open("w") as file:

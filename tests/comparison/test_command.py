@@ -69,7 +69,10 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
     dies = tmp_path / "dies.py"
     dies.write_text("def train(model, job):\n    raise OSError('no such disk')\n")
     out = tmp_path / "out"
-    words = ["--frameworks", f"pytorch,{leaky},{dies}", "--processes", "2", "--out", str(out)]
+    leaves = tmp_path / "leaves.py"
+    leaves.write_text("import os\n\n\ndef train(model, job):\n    os._exit(0)\n")
+    words = ["--frameworks", f"pytorch,{leaky},{dies},{leaves}", "--processes", "2"]
+    words += ["--out", str(out)]
     assert run(["compare", store, *SIZES, *words]) == 1
     said = capsys.readouterr().out
     assert "6 of 12 batches are not the plan's. The first is step 3 on rank 0" in said
@@ -77,7 +80,9 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
     assert "losses differ from step" in said
     assert "dies.py FAILED" in said
     assert "OSError: no such disk" in said
-    assert "2 of 3 frameworks not as the plan and the others" in said
+    assert "leaves.py FAILED" in said
+    assert "ended without a word of what was trained on rank 0, 1" in " ".join(said.split())
+    assert "3 of 4 frameworks not as the plan and the others" in said
     told, page = files_of(out)
     assert (told["format"], told["version"], told["kind"]) == (
         "batchloom-compare",
@@ -85,7 +90,7 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
         "frameworks",
     )
     assert (told["source"], told["agree"], told["reference"]) == ("real", False, "pytorch")
-    sound, broken, dead = told["outcomes"]
+    sound, broken, dead, gone = told["outcomes"]
     assert sound["digest"] == told["digest"] != broken["digest"]
     assert [len(one) for one in sound["hashes"]] == [6, 6]
     # The same rows before the fault, and other positions from it on.
@@ -94,7 +99,7 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
     assert 3 <= broken["loss_difference"]["step"] < 6
     assert broken["speed"] is None
     assert broken["difference"]["planned"][0]["spans"][0]["origin"]["source"] == "given"
-    assert dead["state"] == "failed"
+    assert (dead["state"], gone["state"]) == ("failed", "failed")
     # What the steps behind the first held, over the time they took; and a process with torch is not small.
     assert sound["speed"]["warm_up"] == 1
     assert 0 < sound["speed"]["data_wait"] < 1
@@ -131,7 +136,16 @@ def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeyp
         (["STORE", "--frameworks", "gone.py"], "there is no file gone.py"),
         (["STORE", "--global-batch-size", "6", "--processes", "2"], "multiple of 4, such as 8"),
         (["STORE", "--steps", "0"], "steps: 0 is not a whole"),
-        (["STORE", "--tolerance", "-1"], "--tolerance: -1.0 is not above 0"),
+        (["STORE", "--frameworks", "../x"], "'../x' is none of pytorch"),
+        (["STORE", "--frameworks", "."], "'.' is none of pytorch"),
+        (["STORE", "--frameworks", ""], "--frameworks: '' names none; leave it out for all"),
+        (["STORE", "--frameworks", " ,"], "--frameworks: ' ,' names none"),
+        (["STORE", "--tolerance", "-1"], "--tolerance: -1.0 is no number above 0"),
+        (["STORE", "--tolerance", "inf"], "--tolerance: inf is no number above 0"),
+        (["STORE", "--seconds", "nan"], "--seconds: nan is no number above 0"),
+        (["--runs", "a", "--tolerance", "nan"], "--tolerance: nan is no number above 0"),
+        (["--runs", "a", "--tolerance", "inf"], "--tolerance: inf is no number above 0"),
+        (["--runs", "a", "--tolerance", "-1"], "--tolerance: -1.0 is no number above 0"),
         (["STORE", "other"], "store: one is compared on, and 2 are given"),
         (["STORE", "--by", "tokens"], "--by: is of --runs"),
         (["--runs"], "runs: missing; give the logs"),
@@ -145,6 +159,13 @@ def test_misuse_is_refused_before_anything_runs(store, words, said, tmp_path, ca
     assert run(["compare", *words, "--out", str(out)]) == 2
     assert said in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_an_empty_name_is_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["compare", "--runs", "a", "--out", ""]) == 2
+    assert "--out: '' is no folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_data_that_is_missing_is_never_substituted(tmp_path, capsys):

@@ -2,14 +2,16 @@
 
 import json
 import math
+import re
 
+import numpy as np
 import pytest
 
 from batchloom.cli.main import run
 from batchloom.comparison.against import beside, near
 from batchloom.comparison.runs import read_run
-from batchloom.comparison.told import rows_of, sentences_of
-from batchloom.core.errors import InputError, InputMissingError
+from batchloom.comparison.told import plain_of, rows_of, sentences_of
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.testing.stores import write_store
 
 
@@ -30,15 +32,81 @@ def test_a_run_of_batchloom_train(tmp_path):
     assert other.synthetic is True
 
 
+@pytest.mark.parametrize("size", range(20))
+def test_a_last_line_may_be_unfinished_anywhere(tmp_path, size):
+    file = tmp_path / "x"
+    file.write_text('{"step": 1, "loss": 2}\n' + '{"step": 2, "loss": 1}'[:size])
+    assert read_run(str(file)).steps == (1,)
+
+
 def test_json_lines_of_anybody(tmp_path):
     rows = [{"step": 10, "loss": 3.5}, {"step": 20, "eval_loss": 3.0}, {"step": 20, "loss": 3.25}]
-    # What went on from step 10 once more, and a line that was never finished.
-    file = jsonl(tmp_path / "x.log", [*rows, {"step": 20, "loss": 3.125}])
-    with open(file, "a") as more:
+    # What went on from step 15 once more, and a line that was never finished.
+    again = [{"step": 30, "loss": 3.0}, {"step": 20, "loss": 3.125, "text": "\u2028a\u0085"}]
+    file = jsonl(tmp_path / "x.log", rows)
+    with open(file, "a", encoding="utf-8") as more:
+        more.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in again))
         more.write('{"step": 30, "lo')
     curve = read_run(file)
-    assert (curve.kind, curve.steps, curve.losses) == ("jsonl", (10, 20), (3.5, 3.125))
+    assert (curve.kind, curve.steps, curve.losses) == ("jsonl", (10, 20, 30), (3.5, 3.125, 3.0))
     assert (curve.tokens, curve.synthetic) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["split", "mode", "phase", "kind"])
+@pytest.mark.parametrize("said", ["eval", "Evaluation", "val", "valid", "validation", "test"])
+def test_losses_of_an_evaluation_are_none_of_the_training(tmp_path, name, said):
+    trained = [{"step": n, "train_loss": 5.0 - n, name: "train"} for n in (1, 2)]
+    other = [{"step": n, "loss": 9.0, name: said} for n in (1, 2, 3)]
+    curve = read_run(jsonl(tmp_path / "x", [*trained, *other]))
+    assert (curve.steps, curve.losses) == ((1, 2), (4.0, 3.0))
+
+
+def test_the_name_that_most_rows_have_is_the_loss_and_null_is_no_number(tmp_path):
+    rows = [{"step": n, "train_loss": 4.0, "other": n} for n in (1, 2)]
+    curve = read_run(jsonl(tmp_path / "x", [{"step": 2, "loss": 8.0}, *rows]))
+    assert curve.losses == (4.0, 4.0)
+    rows = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 1.0}]
+    dense = {"step": 1, "loss": None, "val_loss": 2.0}
+    curve = read_run(jsonl(tmp_path / "x", [*rows, dense]))
+    assert curve.losses == (2.0, pytest.approx(math.nan, nan_ok=True), 1.0)
+    assert beside([curve]).runs[0].verdict.kind == "diverging"
+
+
+def tensorboard(folder, told, **options):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder), **options) as writer:
+        for tag, step, value in told:
+            writer.add_scalar(tag, value, step)
+
+
+@pytest.mark.parametrize(("figure", "made_up"), [(1.0, True), (0.0, False), (None, None)])
+def test_a_run_says_by_the_meters_figure_that_its_data_was_made_up(tmp_path, figure, made_up):
+    pytest.importorskip("tensorboard")
+    told = {} if figure is None else {"data/synthetic": figure}
+    jsonl(tmp_path / "a.jsonl", [{"step": n, "loss": 2.0, **told} for n in range(3)])
+    names, cells = ",".join(told), ",".join(map(str, told.values()))
+    (tmp_path / "a.csv").write_text(f"step,loss,{names}\n1,2.0,{cells}\n")
+    tensorboard(tmp_path / "tb", [("loss", 1, 2.0), *((tag, 1, told[tag]) for tag in told)])
+    curves = [read_run(str(tmp_path / name)) for name in ("a.jsonl", "a.csv", "tb")]
+    assert [one.synthetic for one in curves] == [made_up] * 3
+
+
+def test_runs_are_of_real_data_where_all_say_so(tmp_path):
+    real, made_up, silent = (
+        read_run(jsonl(tmp_path / name, [{"step": 1, "loss": 2.0, **told}]))
+        for name, told in (
+            ("real", {"data/synthetic": 0.0}),
+            ("made_up", {"data/synthetic": 1.0}),
+            ("silent", {}),
+        )
+    )
+
+    def source(*curves):
+        return plain_of(beside(curves))["source"]
+
+    assert (source(real, real), source(real, silent)) == ("real", "unknown")
+    assert source(real, silent, made_up) == "synthetic"
 
 
 def test_the_state_of_the_hugging_face_trainer(tmp_path):
@@ -83,7 +151,8 @@ def test_steps_that_lightning_counts_from_0_are_counted_as_others_count_them(tmp
             loss = self.weight.sum() * 0 + batch.sum()
             self.log("train_loss", loss)
             # By a count of his own, and no epoch beside it.
-            self.loggers[0].log_metrics({"train/loss": 0.5}, step=number + 10)
+            if number < 2:
+                self.loggers[0].log_metrics({"train/loss": 0.5}, step=number + 10)
             return loss
 
         def configure_optimizers(self):
@@ -110,7 +179,7 @@ def test_steps_that_lightning_counts_from_0_are_counted_as_others_count_them(tmp
     # What was logged by hand has the count that it was given.
     own = tmp_path / "csv" / "version_0" / "metrics.csv"
     own.write_text(own.read_text().replace("train_loss", "other"))
-    assert read_run(str(own)).steps == tuple(range(10, 16))
+    assert read_run(str(own)).steps == (10, 11)
     elsewhere = tmp_path / "steps.csv"
     elsewhere.write_text("epoch,step,loss\n0,0,3.0\n0,1,2.0\n")
     assert (read_run(str(elsewhere)).kind, read_run(str(elsewhere)).steps) == ("csv", (0, 1))
@@ -129,6 +198,52 @@ def test_events_of_tensorboard(tmp_path):
         assert (curve.kind, curve.steps, curve.losses) == ("tensorboard", (1, 2), (2.5, 1.25))
 
 
+def test_a_run_that_went_on_has_several_event_files(tmp_path):
+    pytest.importorskip("tensorboard")
+    tensorboard(tmp_path, [("loss", step, 9.0) for step in range(8)], filename_suffix=".a")
+    # From step 4 on anew, and it ended before the first one had.
+    later = [("loss", step, 1.0) for step in (4, 5)]
+    tensorboard(tmp_path, later, purge_step=4, filename_suffix=".b")
+    first, last = sorted(tmp_path.iterdir())
+    curve = read_run(str(tmp_path))
+    assert (curve.steps, curve.losses) == (tuple(range(6)), (9.0,) * 4 + (1.0,) * 2)
+    assert read_run(str(first)).steps == tuple(range(8))
+    assert read_run(str(last)).steps == (4, 5)
+
+
+def test_damaged_events_are_told_and_an_unfinished_end_is_none(tmp_path):
+    pytest.importorskip("tensorboard")
+    tensorboard(tmp_path / "tb", [("loss", step, 2.0) for step in range(1, 20)])
+    (file,) = (tmp_path / "tb").iterdir()
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-3])
+    assert read_run(str(file)).steps == tuple(range(1, 19))
+    for at in range(len(sound) // 2, len(sound) // 2 + 60):
+        file.write_bytes(sound[:at] + bytes([sound[at] ^ 0x40]) + sound[at + 1 :])
+        with pytest.raises(InputError, match="is damaged at byte .*Copy the file anew"):
+            read_run(str(file))
+
+
+def test_tensors_of_any_number_are_read_and_words_refused(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.util.tensor_util import make_tensor_proto
+    from torch.utils.tensorboard import SummaryWriter
+
+    def written(name, value):
+        with SummaryWriter(str(tmp_path / name)) as writer:
+            told = Summary(value=[Summary.Value(tag="loss", tensor=make_tensor_proto(value))])
+            writer.file_writer.event_writer.add_event(Event(step=3, summary=told))
+        return str(tmp_path / name)
+
+    for dtype in (np.float64, np.float32, np.float16, np.int64):
+        assert read_run(written(dtype.__name__, dtype(2))).losses == (2.0,)
+    for number, value in enumerate(("abc", [1.0, 2.0])):
+        with pytest.raises(InputError, match="for loss, no number"):
+            read_run(written(str(number), value))
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -141,6 +256,18 @@ def test_events_of_tensorboard(tmp_path):
         (b"\x89PNG\r\n\x1a\n\xff", "it is no text"),
         (b'{"step": 1, "loss": "low"}\n{"step": 2, "loss": 1}\n', "has 'low' for loss, no number"),
         (b'{"step": 1,\n{"step": 2, "loss": 1}\n', "line 1 is no JSON"),
+        (b'{"step": 1, "loss": true}\n', "has True for loss, no number"),
+        (b'{"step": 1, "loss": 1' + b"0" * 400 + b"}\n", "bits for loss, no number"),
+        (b'{"step": 1, "loss": 1' + b"0" * 5000 + b"}\n\n", "line 1 is no JSON: Exceeds the limit"),
+        (b'{"step": 1, "loss": 1}\n' + b'{"a":[' * 20000 + b"\n", "line 2 is no JSON: too many"),
+        (b'{"log_history": null}', "has None for log_history, no list"),
+        (b'{"log_history": {"a": 1}}', "for log_history, no list"),
+        (b'{\n  "log_history": [\n    {"step": 1, "loss', "one object over many lines that cannot"),
+        (b"step,loss,text\n1,2," + b"x" * 200000 + b"\n", "field larger than field limit"),
+        (b'{"step": 0.25, "loss": 1}\n', "has 0.25 for step, no whole number"),
+        (b"global_step,loss\nnan,1\n", "has 'nan' for global_step, no whole number"),
+        (b'{"step": 1e300, "loss": 1}\n', "has 1e+300 for step, no whole number"),
+        (b'{"step": 7, "loss": 1}\n{"step": 7, "loss": 9}\n', "two losses for step 7, 1.0 and 9.0"),
     ],
 )
 def test_what_is_no_log_is_told_what_was_expected(tmp_path, content, said):
@@ -149,7 +276,11 @@ def test_what_is_no_log_is_told_what_was_expected(tmp_path, content, said):
     with pytest.raises(InputError) as error:
         read_run(str(file))
     assert said in str(error.value)
-    assert "no number" in said or "no JSON" in said or "Expected: a folder or" in str(error.value)
+    # A remedy, each.
+    told = (
+        r"Expected: a folder|Delete |Give that|into another file|Leave the other|write the number"
+    )
+    assert re.search(told, str(error.value))
 
 
 def test_there_is_none(tmp_path):
@@ -175,6 +306,15 @@ def test_runs_stand_beside_each_other_by_step_or_tokens(tmp_path):
     assert [one.at_common for one in by_step.runs] == [3.0, 3.5]
     assert [one.at_common for one in by_tokens.runs] == [3.0, 2.75]
     assert by_step.agree
+    early = made(tmp_path, "d", [1.0, 0.5])
+    with pytest.raises(SettingsError, match="d does not say how many tokens it has seen"):
+        beside([short, early], "tokens")
+    for tokens, at in (((5, 3), "3 tokens at step 2, after 5"), ((5, math.nan), "nan tokens at s")):
+        told = [{"step": n, "loss": 1.0, "tokens_seen": seen} for n, seen in enumerate(tokens, 1)]
+        odd = read_run(jsonl(tmp_path / "e", told))
+        with pytest.raises(SettingsError, match=f"e says {at}"):
+            beside([short, odd], "tokens")
+        assert beside([short, odd]).until == 2
     late = beside([short, made(tmp_path, "c", [1.0, 0.5], first=7)])
     assert (late.runs[1].at_common, late.runs[1].common) == (None, 0)
     assert [row[3] for row in rows_of(late)] == ["3.0000", "begins later"]

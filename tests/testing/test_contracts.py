@@ -11,6 +11,7 @@ import pytest
 
 import batchloom
 from batchloom.batches.augment import Augment
+from batchloom.core.errors import SettingsError
 from batchloom.plan.mixture import Mixture
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import list_sources
@@ -119,10 +120,31 @@ class Broken:
                 batch["input_ids"][0] = batch["input_ids"][0][::-1]
             if self.fault == "other labels" and self.world_size > 1:
                 batch["labels"][0, 1:4] = -100
+            self.spoil(batch)
             if self.fault == "shape" and self.rank:
                 batch = {name: array[1:] for name, array in batch.items()}
             self.step += 1
             yield batch
+
+    def spoil(self, batch):
+        """What is wrong with labels in every world alike."""
+        labels, ids, places = (batch[name] for name in ("labels", "input_ids", "position_ids"))
+        first = places == 0
+        if self.fault == "every id":
+            labels[:] = ids
+        if self.fault == "no first":
+            labels[first] = ids[first]
+        if self.fault == "padding":
+            padding = (labels == -100) & ~first
+            labels[padding] = ids[padding]
+        if self.fault == "nothing":
+            labels[:] = -100
+        if self.fault == "constant":
+            labels[~first] = 7
+        if self.fault == "one label":
+            labels[:, 5] = -100
+        if self.fault == "mask":
+            labels[~first] = ids[~first]
 
     def state_dict(self):
         step = self.step - (self.fault == "one late" and self.step > 0)
@@ -147,6 +169,12 @@ class Broken:
         ("skips", r"From the state of step 3"),
         ("no JSON", r"The state of step 0 is no plain JSON"),
         ("lost document", r"tokens are missing and .* there as a whole: \["),
+        ("every id", r"Labels are neither the ids .* nor the next ids"),
+        ("no first", r"Labels are neither the ids .* nor the next ids"),
+        ("padding", r"[1-9]\d* tokens have a label and are padding or masked"),
+        ("nothing", r"0 tokens have a label .*, and \d,\d+ that are trained have none"),
+        ("constant", r"Labels are neither the ids .* have labels \[-100, 7, 7"),
+        ("one label", r"0 tokens have a label .*, and \d+ that are trained have none"),
         ("moved token", r"pairs of tokens stand side by side that do not in any document"),
     ],
 )
@@ -154,6 +182,26 @@ def test_broken_loaders(store, fault, said):
     check_loader(partial(Broken, store), documents=store)
     with pytest.raises(AssertionError, match=said):
         check_loader(partial(Broken, store, fault=fault), documents=store)
+
+
+def test_labels_are_those_of_the_masks(tmp_path):
+    rng = np.random.default_rng(1)
+    documents = [rng.integers(0, 250, rng.integers(1, 60)).tolist() for _ in range(150)]
+    trained = [(rng.random(len(one)) < 0.4).tolist() for one in documents]
+    store = write_store(tmp_path / "s", documents, trained=trained)
+    for options in ({}, {"labels": "shifted", "form": "varlen", "align": 4}):
+        check_loader(loaders(store, **options), documents=store)
+    for fault in ("mask", "nothing"):
+        with pytest.raises(AssertionError, match="tokens have a label and are padding or masked"):
+            check_loader(partial(Broken, store, fault=fault), documents=store)
+
+
+def test_what_is_nothing_is_no_loader_that_holds(store):
+    with pytest.raises(AssertionError, match="gives no batch: nothing can be checked"):
+        check_loader(lambda **_: iter(()))
+    for worlds in ((), (0,), (1, -1), (1.0,)):
+        with pytest.raises(SettingsError, match="worlds: .* are no numbers of ranks"):
+            check_loader(loaders(store), worlds=worlds)
 
 
 def test_a_loader_that_cannot_go_on(store):

@@ -215,6 +215,49 @@ def test_what_a_worker_cannot_be_is_said(settings, problem):
         WorkerConfig(**{"worker_id": "w", "dataset_type": "dummy", **settings})
 
 
+def test_what_is_wrong_is_said_of_the_options(capsys):
+    words = ["worker", "--dataset-name", "wiki=1", "--num-steps", "0"]
+    assert command([*words, "--dataset-type", "dummy", "--tokenizer", "gpt2"]) == 2
+    said = capsys.readouterr().err
+    assert "--tokenizer: 'gpt2' goes with huggingface only" in said
+    assert "--num-steps: 0 is not" in said
+    assert "Real data is of another --dataset-type, huggingface or store" in said
+    assert command(words) == 2
+    assert "--dataset-type: missing; give one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_whose_peers_never_come_is_ended(tmp_path, number):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    words = ["worker", "--dataset-type", "dummy", "--device", "cpu", "--out", str(tmp_path / "run")]
+    alone = subprocess.Popen(
+        [sys.executable, "-m", "batchloom", *words],
+        env={**ENVIRONMENT, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with alone:
+        try:
+            line = alone.stdout.readline()
+            assert line == f"rank 0 of 2 waits for the others at 127.0.0.1:{port}\n"
+            # It listens once it waits in native code.
+            ends = time.monotonic() + PATIENCE
+            while not listens(int(port)) and time.monotonic() < ends:
+                time.sleep(0.05)
+            alone.send_signal(number)
+            assert alone.wait(PATIENCE) == -number
+        finally:
+            alone.kill()
+
+
+def listens(port):
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_a_run_goes_on_and_another_is_refused(tmp_path, capsys):
     asked = ["worker", "--dataset-type", "dummy", "--dataset-name", "vocab=300", "--device", "cpu"]
     asked += ["--batch-size", "2", "--out", str(tmp_path / "run"), "--worker-id", "w1"]

@@ -6,6 +6,7 @@ send(meter.figures(), step)
 
 import json
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +51,7 @@ def to_wandb(run: DictLogger) -> Send:
 def to_jsonl(path: str | Path) -> Send:
     """A line ``{"step": ..., figure: ...}`` at the end of a file, which is whole once it is sent.
 
+    Figures that are no finite number are null, since JSON has none; one by the name ``step`` is left out.
     What a killed process left of a line stays alone on its line: the next begins behind a line break.
 
     Raises:
@@ -58,7 +60,12 @@ def to_jsonl(path: str | Path) -> Send:
     file = Path(path)
 
     def send(figures: Mapping[str, float], step: int) -> None:
-        line = json.dumps({"step": step, **figures}, allow_nan=False).encode() + b"\n"
+        told = {
+            name: None if isinstance(value, float) and not isfinite(value) else value
+            for name, value in figures.items()
+            if name != "step"
+        }
+        line = json.dumps({"step": step, **told}, allow_nan=False).encode() + b"\n"
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a+b") as out:

@@ -48,10 +48,15 @@ class Batch(dict[str, Any]):
         take no empty input. Nothing waits for a GPU: where rows end is known here.
 
         Raises:
-            PlanError: a size that does not divide the rows (names those that do), or a varlen batch
-                that was rebuilt and no longer knows its rows.
+            PlanError: a size that does not divide the rows (names those that do), a varlen batch
+                that was rebuilt and no longer knows its rows, or a mask that cannot be cut.
         """
         cuts = self.cuts
+        # Slices of flex_attention's mask keep its function, which counts the rows of all.
+        if hasattr(self.get("attention_mask"), "mask_mod"):
+            raise PlanError(
+                "The BlockMask of a batch cannot be cut: split first, then block_mask each part."
+            )
         if "cu_seq_lens_q" not in self:
             rows = len(next(iter(self.values())))
             return [

@@ -55,6 +55,9 @@ def step_facts(loader: Loader, step: int) -> StepFacts:
     places = ranks * share.rows * spec.seq_len
     if how.form == "varlen":
         places = copies * int(aligned(rows.lengths, spec.align).sum())
+        # A rank without a span computes padding: models take no empty input.
+        spans = np.bincount(owners.repeat(np.diff(rows.pointers)), minlength=ranks // copies)
+        places += copies * spec.align * int((spans == 0).sum())
     return StepFacts(
         tokens=_by_rank(rows, served, owners, ranks, copies),
         sources=copies * _sums(rows.sources, served, len(plan.stores)),

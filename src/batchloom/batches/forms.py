@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchloom.batches.assemble import IGNORE, Batch, BatchCuts
 from batchloom.batches.device import to_torch
-from batchloom.batches.masks import seen_by, whole_rows
+from batchloom.batches.masks import rebuilt, seen_by, whole_rows
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.spec import shown, whole
 from batchloom.plan.rows import aligned
@@ -179,10 +179,7 @@ def _known(batch: Batch, form: str) -> BatchCuts:
     """
     cuts = getattr(batch, "cuts", None)
     if cuts is None:
-        raise PlanError(
-            f"A batch that was rebuilt from its arrays does not know its spans, which {form} needs: make the form of "
-            "what the Loader gives (or of a part that split gave), and move that."
-        )
+        raise rebuilt(form)
     found: BatchCuts = cuts
     return found
 

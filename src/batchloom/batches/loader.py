@@ -42,13 +42,14 @@ from batchloom.batches.share import (
     refuse_undealt,
     share_of,
     trained_tokens,
+    whole_step,
 )
 from batchloom.batches.shelf import Shelf
 from batchloom.batches.spec import BatchSpec, Form, Labels, Output
 from batchloom.batches.streamed import Streamed, Streaming, no_step, streaming
 from batchloom.batches.tables import IN_PLACE, count_beside, load_tables, wait_for_tables
 from batchloom.batches.world import find_world
-from batchloom.core.errors import PlanError, SettingsError, StateError
+from batchloom.core.errors import PlanError, StateError
 from batchloom.core.spec import shown, whole
 from batchloom.plan.check import refuse_past_end
 from batchloom.plan.deal import Imbalance
@@ -418,8 +419,7 @@ class Loader:
 
     def _spec_at(self, step: int) -> PlanSpec:
         """The settings that hold at a step."""
-        if (number := whole(step)) is None or number < 0:
-            raise SettingsError([f"step: {shown(step)} is no whole number from 0 on"])
+        step = whole_step(step)
         return self.plan.spec if self._stream is not None else self.plan.spec_at(step)
 
     def share_at(self, step: int) -> Share:
@@ -527,8 +527,7 @@ class Loader:
         """The state before a step, for trainers that count steps and fetch ahead; raises as ``batch`` does."""
         if self._stream is not None:
             raise no_step(shown(step))
-        self._spec_at(step)
-        state = self.plan.state(self.plan.positions_of(step)[0])
+        state = self.plan.state(self.plan.positions_of(whole_step(step))[0])
         return with_augment(state, self.augmentation)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ def dense_mask(batch: Batch, *, additive: str | None = None) -> Batch:
 
     Raises:
         SettingsError: no such type.
-        PlanError: the batch is the slice of a context-parallel rank.
+        PlanError: the batch is the slice of a context-parallel rank, or a plain dict of its arrays.
     """
     mask = seen_by(_positions(batch, "dense_mask"))
     if additive is not None:
@@ -41,6 +41,8 @@ def dense_mask(batch: Batch, *, additive: str | None = None) -> Batch:
 def block_mask(batch: Batch) -> Batch:
     """The batch with the same mask for flex_attention, which leaves out blocks nobody sees.
 
+    It is of all rows together: ``split`` comes before it.
+
     Args:
         batch: of the rows form, R rows of S tokens, as tensors.
 
@@ -50,7 +52,7 @@ def block_mask(batch: Batch) -> Batch:
 
     Raises:
         SettingsError: numpy arrays.
-        PlanError: the batch is the slice of a context-parallel rank.
+        PlanError: the batch is the slice of a context-parallel rank, or a plain dict of its arrays.
     """
     positions = batch["position_ids"]
     if isinstance(positions, np.ndarray):
@@ -81,11 +83,21 @@ def _positions(batch: Batch, form: str) -> Any:
     """The ``position_ids`` of whole rows.
 
     Raises:
-        PlanError: the batch is a context-parallel rank's slice, in which spans need not begin.
+        PlanError: the batch is a context-parallel rank's slice, in which spans need not begin, or no batch that says.
     """
+    if not isinstance(batch, Batch):
+        raise rebuilt(form)
     if batch.cuts is not None and batch.cuts.sliced:
         raise whole_rows(form)
     return batch["position_ids"]
+
+
+def rebuilt(form: str) -> PlanError:
+    """What is said of a batch that does not know its spans."""
+    return PlanError(
+        f"A batch that was rebuilt from its arrays does not know its spans, which {form} needs: make the form of what "
+        "the Loader gives (or of a part that split gave), and move that."
+    )
 
 
 def whole_rows(form: str) -> PlanError:

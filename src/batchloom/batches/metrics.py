@@ -5,9 +5,10 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from math import isfinite
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -16,8 +17,8 @@ from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.board import Board, shared_store
 from batchloom.batches.facts import StepFacts, step_facts
 from batchloom.batches.loader import Loader
-from batchloom.core.errors import PlanError
-from batchloom.core.spec import raise_problems, shown, whole
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.core.spec import is_amount, raise_problems, shown, whole
 
 # Of a long while without a look, the last steps are told of: so many sequences at most, and steps.
 _MOST_ROWS = 1 << 16
@@ -43,7 +44,7 @@ class Cost:
             [
                 f"{name}: {shown(n)} is no number from 0 on"
                 for name, n in values.items()
-                if not _positive(n, 0)
+                if not is_amount(n, zero=True)
             ]
         )
 
@@ -58,7 +59,18 @@ def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> Cos
         parameters: N; of a mixture of experts those that a token passes.
         layers: L; 0 leaves attention out.
         width: H * Q, attention heads times the width of one.
+
+    Raises:
+        SettingsError: numbers that are none.
     """
+    given = {"parameters": parameters, "layers": layers, "width": width}
+    raise_problems(
+        [
+            f"{name}: {shown(n)} is no number from 0 on"
+            for name, n in given.items()
+            if not is_amount(n, zero=True)
+        ]
+    )
     return Cost(per_token=6.0 * parameters, per_pair=12.0 * layers * width)
 
 
@@ -106,7 +118,7 @@ class Meter:
         exchange: bool = True,
     ) -> None:
         problems = []
-        if peak_flops is not None and not _positive(peak_flops):
+        if peak_flops is not None and not is_amount(peak_flops):
             problems.append(f"peak_flops: {shown(peak_flops)} is no number above 0")
         if peak_flops is not None and cost is None:
             problems.append("cost: missing; a share of peak_flops is of transformer_cost(...)")
@@ -152,28 +164,34 @@ class Meter:
     def step(self, batch: Batch | int, *, trained: float | None = None) -> None:
         """Note that an optimizer step is done.
 
+        What is told of one step several times in a row, as of its micro-batches, is one step: time and ``trained`` are
+        summed.
+
         Args:
             batch: of the step, or its number.
             trained: tokens with a loss over all ranks, where the training has summed them anyway.
 
         Raises:
             PlanError: a batch that was rebuilt from its arrays and does not know its step.
+            SettingsError: a number of a step or of tokens that is none.
         """
-        step = batch if isinstance(batch, int) else batch.step
-        if step < 0:
-            raise PlanError(
-                "A batch that was rebuilt from its arrays does not know its step: give the number of the one that the "
-                "loader gave (meter.step(number))."
-            )
+        step = _step_of(batch)
+        if trained is not None and not is_amount(trained, zero=True):
+            raise SettingsError([f"trained: {shown(trained)} is no number of tokens from 0 on"])
+        again, self._count = step == self._last, self._count + 1
+        if again and not self._seen:
+            # Its figures were given; what more it took is the next one's time.
+            return
         seconds, waited = time.perf_counter() - self._began, self._waited
         tokens = self._loader.tokens(step) if self._loader.streamed else None
         kept = None
-        if trained is None and not isinstance(batch, int) and self._needs_labels:
+        if trained is None and isinstance(batch, Mapping) and self._needs_labels:
             # Of a tensor this is one, too: a device is not waited for.
             kept = (batch["labels"] != IGNORE).sum()
-        self._seen.append(_Seen(step, seconds, waited, tokens, trained, kept))
-        self._last, self._count = step, self._count + 1
-        self._tell(seconds, waited or 0.0)
+        seen = _Seen(step, seconds, waited, tokens, trained, kept)
+        self._seen.append(_joined(self._seen.pop(), seen) if again else seen)
+        self._last = step
+        self._tell(seconds, waited or 0.0, steps=0 if again else 1)
         self.begin()
 
     @property
@@ -187,6 +205,9 @@ class Meter:
         """The figures of the steps since the last look, at most the latest 1,024 of 65,536 sequences in all.
 
         Of a stream nobody knows the other ranks' rows: what is ``perf/`` else is of this rank alone and ``rank/``.
+
+        Raises:
+            SettingsError: more trained tokens were told of a step than it has.
         """
         loader = self._loader
         found = {"data/synthetic": float("source=synthetic" in loader.origin)}
@@ -224,6 +245,7 @@ class Meter:
     def _of_all(self, seen: list[_Seen]) -> dict[str, float]:
         """Of the steps over all ranks, from their lengths."""
         facts = [step_facts(self._loader, one.step) for one in seen]
+        _refuse_too_many(seen, facts)
         ranks = np.stack([one.tokens for one in facts])
         tokens = int(ranks.sum())
         flops = 0.0
@@ -288,12 +310,13 @@ class Meter:
             **_kept(seen, tokens // self._context),
         }
 
-    def _tell(self, seconds: float, waited: float) -> None:
+    def _tell(self, seconds: float, waited: float, *, steps: int) -> None:
         """Leave this rank's clock for the others, now and then."""
-        steps, total, waits = self._untold
-        self._untold = (steps + 1, total + seconds, waits + waited)
+        before, total, waits = self._untold
+        self._untold = (before + steps, total + seconds, waits + waited)
         now = time.monotonic()
-        if not self._exchange or now - self._told < _SECONDS_BETWEEN_NOTES:
+        early = now - self._told < _SECONDS_BETWEEN_NOTES or not self._untold[0]
+        if early or not self._exchange:
             return
         if self._board is None:
             spec = self._loader.spec
@@ -324,6 +347,53 @@ class Meter:
         }
 
 
+def _step_of(batch: Batch | int) -> int:
+    """The step of a batch, or the number that was given."""
+    if not isinstance(batch, Mapping):
+        if (number := whole(batch)) is None or number < 0:
+            raise SettingsError(
+                [
+                    f"step: {shown(batch)} is no whole number from 0 on; give that of a step, or its batch"
+                ]
+            )
+        return number
+    # Frameworks make a plain dict of it, too.
+    step: int = getattr(batch, "step", -1)
+    if step < 0:
+        raise PlanError(
+            "A batch that was rebuilt from its arrays does not know its step: give the number of the one that the "
+            "loader gave (meter.step(number))."
+        )
+    return step
+
+
+def _refuse_too_many(seen: list[_Seen], facts: list[StepFacts]) -> None:
+    """Refuse more trained tokens than a step has."""
+    for one, fact in zip(seen, facts, strict=True):
+        most = int(fact.tokens.sum())
+        if one.trained is not None and one.trained > most:
+            told = f"{one.trained:,.0f} were told of step {one.step}, which has {most:,} tokens"
+            raise SettingsError([f"trained: {told} over all ranks; tell each of them once"])
+
+
+def _joined(first: _Seen, more: _Seen) -> _Seen:
+    """Two notes of one step as one."""
+    return _Seen(
+        first.step,
+        first.seconds + more.seconds,
+        _sum(first.waited, more.waited),
+        more.tokens,
+        _sum(first.trained, more.trained),
+        _sum(first.kept, more.kept),
+    )
+
+
+def _sum(*told: Any) -> Any:
+    """The sum of what is told; None where nothing is."""
+    known = [one for one in told if one is not None]
+    return reduce(add, known) if known else None
+
+
 def _clock(seen: list[_Seen], whose: str, tokens: int, devices: int) -> dict[str, float]:
     """Time and speed of steps, and the share of it that was waited for data."""
     seconds = sum(one.seconds for one in seen)
@@ -345,10 +415,3 @@ def _kept(seen: list[_Seen], tokens: int) -> dict[str, float]:
     if any(one.kept is None for one in seen):
         return {}
     return {"rank/trained_share": sum(int(one.kept) for one in seen) / max(tokens, 1)}
-
-
-def _positive(value: object, least: float | None = None) -> bool:
-    """Whether it is a finite number above 0, or from ``least`` on."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        return False
-    return value > 0 if least is None else value >= least

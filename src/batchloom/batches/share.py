@@ -11,7 +11,8 @@ from batchloom.batches.assemble import BatchCuts, Reader, assemble_rows, assembl
 from batchloom.batches.augment import Augmentation
 from batchloom.batches.augmented import augment_batch
 from batchloom.batches.spec import BatchSpec
-from batchloom.core.errors import PlanError
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.core.spec import shown, whole
 from batchloom.plan.deal import Imbalance, balanced, imbalance, row_costs, stretches
 from batchloom.plan.plan import Plan
 from batchloom.plan.ranks import Place, check_world, rank_positions, rows_of_rank, slice_indices
@@ -20,6 +21,8 @@ from batchloom.plan.spec import PlanSpec
 
 # Where spans begin in a batch is counted in 32 bits (cu_seq_lens).
 _MOST_TOKENS = (1 << 31) - 1
+# Its position is one of 64 bits, whatever the size of a step.
+_MOST_STEP = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,18 @@ def share_of(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False) -> Sh
     _check_slices(plan, spec)
     passes = rows // (spec.micro_batch_size or rows)
     return Share(replace(place, rank=0) if replicated else place, rows, passes)
+
+
+def whole_step(step: object) -> int:
+    """The number of a step as a plain int.
+
+    Raises:
+        SettingsError: it is none, or of no run.
+    """
+    number = whole(step)
+    if number is None or not 0 <= number <= _MOST_STEP:
+        raise SettingsError([f"step: {shown(step)} is no whole number from 0 on that a run has"])
+    return number
 
 
 def share_of_run(loader: Dealt, first: int = 0) -> Share:

@@ -12,6 +12,7 @@ from batchloom.comparison.against import beside
 from batchloom.comparison.frameworks import require_packages
 from batchloom.comparison.runs import read_run
 from batchloom.core.errors import SettingsError
+from batchloom.core.spec import is_amount, raise_problems
 from batchloom.core.values import visible
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ def compare(
     ] = False,
     by: Annotated[str | None, typer.Option(help="Of --runs: step (the default) or tokens.")] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder of compare.json, compare.png and compare.html.")
-    ] = Path("comparison"),
+        str, typer.Option(help="Folder of compare.json, compare.png and compare.html.")
+    ] = "comparison",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Run one small model through every framework on the same store, and compare batches, losses and speed.
@@ -92,10 +93,15 @@ def compare(
     given: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
     if frameworks is not None:
         given["frameworks"] = tuple(name.strip() for name in frameworks.split(",") if name.strip())
+        if not given["frameworks"]:
+            raise SettingsError([f"frameworks: {frameworks!r} names none; leave it out for all"])
     if synthetic:
         given["synthetic"] = True
+    if not out:
+        # A Path of it would be the current folder.
+        raise SettingsError(["out: '' is no folder; give one, such as comparison"])
     found = _runs(places or [], given, by) if runs else _frameworks(places or [], given, by)
-    return _tell(found, out, as_json=as_json)
+    return _tell(found, Path(out), as_json=as_json)
 
 
 def _frameworks(places: list[str], given: dict[str, Any], by: str | None) -> "Found":
@@ -121,8 +127,9 @@ def _runs(places: list[str], given: dict[str, Any], by: str | None) -> "Found":
         problems.append("runs: missing; give the logs or the folders of finished runs")
     if by not in (None, "step", "tokens"):
         problems.append(f"by: {by!r} is neither step nor tokens")
-    if problems:
-        raise SettingsError(problems)
+    if "tolerance" in given and not is_amount(given["tolerance"]):
+        problems.append(f"tolerance: {given['tolerance']} is no number above 0")
+    raise_problems(problems)
     require_packages()
     curves = [read_run(place) for place in places]
     return beside(curves, "tokens" if by == "tokens" else "step", given.get("tolerance"))

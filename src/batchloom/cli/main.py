@@ -18,10 +18,12 @@ _MORE_MEMORY = {
     "prepare": "Give it 1 GiB or more, or a tokenizer of a smaller vocabulary.",
     "train": "Give the job more, or smaller sizes (--batch-size, --seq-len).",
 }
+# These may wait for other ranks in native code, which no exception reaches.
+_RANKS = (["train"], ["worker"])
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 misused, 130 or 143 stopped."""
+    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 misused, 129, 130 or 143 stopped."""
     # Where the shell has Ctrl-C ignored (nohup, &), it stays so.
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeded:
@@ -45,9 +47,10 @@ def main() -> None:
     try:
         if heeded:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        # A rank of a training may wait for others in native code, which no exception reaches.
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and sys.argv[1:2] != ["train"]:
-            signal.signal(signal.SIGTERM, end)
+        # A terminal that is closed ends a job, too, unless it was told to stay (nohup).
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL and sys.argv[1:2] not in _RANKS:
+                signal.signal(number, end)
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         # Between the lines of `run`, or a second one while it answers the first.

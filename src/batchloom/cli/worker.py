@@ -1,10 +1,12 @@
 """``batchloom worker``."""
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -13,8 +15,15 @@ import typer
 
 from batchloom.cli import order
 from batchloom.cli.train import say
+from batchloom.core.errors import SettingsError
 from batchloom.train import require_packages
 from batchloom.train.worker_config import DATASET_TYPES, MODEL_SIZES, Leave, WorkerConfig
+
+# Settings whose option has a name of its own; those of one word are words of sentences, too.
+_OPTIONS = {"tokenizer_name": "--tokenizer"}
+_SETTING = re.compile(
+    "|".join(rf"\b{one.name}\b" for one in fields(WorkerConfig) if "_" in one.name)
+)
 
 
 def worker(
@@ -60,20 +69,21 @@ def worker(
     Behind torchrun (--nnodes 1:8) or in a worker of Ray Train it finds the others; else it is alone.
     """
     require_packages()
-    config = WorkerConfig(
-        worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}",
-        dataset_type=dataset_type or "",
-        dataset_name=dataset_name,
-        tokenizer_name=tokenizer,
-        batch_size=batch_size,
-        seq_len=seq_len,
-        overlong=overlong,  # type: ignore[arg-type]
-        num_steps=num_steps,
-        model_size=model_size,
-        out=out,
-        save_interval=save_interval,
-        device=device,
-    )
+    with _named_as_options():
+        config = WorkerConfig(
+            worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}",
+            dataset_type=dataset_type or "",
+            dataset_name=dataset_name,
+            tokenizer_name=tokenizer,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            overlong=overlong,  # type: ignore[arg-type]
+            num_steps=num_steps,
+            model_size=model_size,
+            out=out,
+            save_interval=save_interval,
+            device=device,
+        )
     # torch takes seconds
     from batchloom.train.worker import run_worker  # noqa: PLC0415
 
@@ -83,6 +93,19 @@ def worker(
     if not report.finished:
         # Also where another worker was asked: torchrun begins anew, with those that stay.
         raise typer.Exit(128 + (asked[0] if asked else signal.SIGTERM))
+
+
+@contextmanager
+def _named_as_options() -> Iterator[None]:
+    """Have what is wrong with settings name the options of the command line."""
+
+    def option(found: re.Match[str]) -> str:
+        return _OPTIONS.get(found[0], f"--{found[0].replace('_', '-')}")
+
+    try:
+        yield
+    except SettingsError as error:
+        raise SettingsError([_SETTING.sub(option, problem) for problem in error.problems]) from None
 
 
 @contextmanager

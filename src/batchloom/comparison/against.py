@@ -8,7 +8,7 @@ import numpy as np
 
 from batchloom.comparison.runs import Curve
 from batchloom.comparison.verdict import Verdict, judge
-from batchloom.core.errors import SettingsError
+from batchloom.core.spec import raise_problems
 
 By = Literal["step", "tokens"]
 # Of the end of a curve, so that one step's noise decides nothing.
@@ -70,13 +70,10 @@ def beside(curves: Sequence[Curve], by: By = "step", tolerance: float | None = N
     """Compare runs.
 
     Raises:
-        SettingsError: by tokens, and a run does not say how many it has seen.
+        SettingsError: by tokens, and a run does not say how many it has seen, or says what cannot be.
     """
-    silent = [one.name for one in curves if one.tokens is None]
-    if by == "tokens" and silent:
-        raise SettingsError(
-            [f"by: {', '.join(silent)} does not say how many tokens it has seen; compare by step"]
-        )
+    if by == "tokens":
+        raise_problems([problem for one in curves if (problem := _token_problem(one))])
     until = min(xs_of(one, by)[-1] for one in curves)
     first, found = curves[0], []
     for one in curves:
@@ -91,6 +88,19 @@ def beside(curves: Sequence[Curve], by: By = "step", tolerance: float | None = N
         verdict = judge(xs_of(one, by), one.losses, "token" if by == "tokens" else "step")
         found.append(Beside(one, verdict, at_common, apart, len(both)))
     return Runs(by, until, tolerance, tuple(found))
+
+
+def _token_problem(curve: Curve) -> str:
+    """Why a run cannot stand by its tokens; empty where it can."""
+    if curve.tokens is None:
+        return f"by: {curve.name} does not say how many tokens it has seen; compare by step"
+    before = 0.0
+    for step, tokens in zip(curve.steps, curve.tokens, strict=True):
+        # Not a number is never above.
+        if not before <= tokens < np.inf:
+            return f"by: {curve.name} says {tokens:,.0f} tokens at step {step:,}, after {before:,.0f}; compare by step"
+        before = tokens
+    return ""
 
 
 def xs_of(curve: Curve, by: By) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from batchloom.comparison.difference import AHEAD, Difference, Wanted, differing
 from batchloom.comparison.frameworks import FRAMEWORKS, Framework, by_name, missing
 from batchloom.comparison.launch import Record, run_example
 from batchloom.core.errors import InputError, SettingsError, TrainError
-from batchloom.core.spec import raise_problems, set_wholes
+from batchloom.core.spec import is_amount, raise_problems, set_wholes, shown
 from batchloom.core.values import counted
 
 # Made-up data where nothing else is asked for: enough of it for any comparison, in memory.
@@ -67,8 +67,8 @@ class CompareSpec:
     def __post_init__(self) -> None:
         problems = set_wholes(self, _BOUNDS)
         for name in ("tolerance", "seconds"):
-            if not getattr(self, name) > 0:
-                problems.append(f"{name}: {getattr(self, name)} is not above 0")
+            if not is_amount(getattr(self, name)):
+                problems.append(f"{name}: {shown(getattr(self, name))} is no number above 0")
         if not problems:
             problems += self._contradictions()
         raise_problems(problems)

@@ -83,7 +83,7 @@ def by_name(name: str) -> Framework:
         if not Path(name).is_file():
             raise SettingsError([f"frameworks: there is no file {name}"])
         return Framework(name, str(Path(name).resolve()), _ALL)
-    if "." in name:
+    if "." in name and all(part.isidentifier() for part in name.split(".")):
         return Framework(name, name, _ALL)
     known = [one.name for one in FRAMEWORKS]
     problem = (

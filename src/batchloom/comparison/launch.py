@@ -63,6 +63,12 @@ def run_example(
     code, said = _finish(command, name, seconds)
     if code:
         raise TrainError(f"{name} ended with {code}. {_fault(record) or f'It said last: {said}'}")
+    silent = [str(n) for n in range(processes) if not (record / f"rank_{n}.json").exists()]
+    if silent:
+        raise TrainError(
+            f"{name} ended without a word of what was trained on rank {', '.join(silent)}: the process was left "
+            f"(os._exit) before train(model, job) had returned. It said last: {said}"
+        )
     return read_record(record)
 
 

@@ -36,8 +36,8 @@ def plain_of(found: Found) -> dict[str, Any]:
     }
     if isinstance(found, Runs):
         # A run may not say what it was on.
-        silent = all(one.curve.synthetic is None for one in found.runs)
-        about["source"] = "unknown" if silent else about["source"]
+        silent = any(one.curve.synthetic is None for one in found.runs)
+        about["source"] = "unknown" if silent and not found.synthetic else about["source"]
     plain: dict[str, Any] = _finite({**about, **asdict(found)})
     return plain
 

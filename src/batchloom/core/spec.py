@@ -6,6 +6,7 @@ name nobody knows, the nearest one that exists.
 
 import dataclasses
 import difflib
+import math
 import operator
 import types
 import typing
@@ -53,6 +54,17 @@ def whole(value: object) -> int | None:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def is_amount(value: object, *, zero: bool = False) -> bool:
+    """Whether a value is a finite number above 0, or from 0 on."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:
+        return False
+    return finite and (value >= 0 if zero else value > 0)
 
 
 def shown(value: object) -> str:

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from batchloom.batches.assemble import IGNORE
+from batchloom.core.errors import SettingsError
+from batchloom.core.spec import shown, whole
 from batchloom.store.reader import Store
-from batchloom.testing.coverage import check_coverage
+from batchloom.testing.coverage import check_coverage, check_labels
 
 Batch = Mapping[str, Any]
 _NAMES = ("input_ids", "labels", "position_ids")
@@ -47,21 +49,27 @@ def check_loader(
 
     All ranks have the same number of steps, and batches of one shape; a step holds the same rows over any number of
     ranks; a state of any step, through JSON and on any number of ranks, goes on with exactly the rest (what has no
-    state gives any step by ``loader[step]``); every token of every document comes once an epoch.
+    state gives any step by ``loader[step]``); every token of every document comes once an epoch; labels are the ids, or
+    the next ids, of what the documents' masks have trained, and -100 elsewhere.
 
     Args:
         make: gives a loader of the same run, fresh each time, for a rank and world size.
-        documents: what the run passes through; None for a run that is no number of epochs: then coverage is not
-            looked at.
+        documents: what the run passes through; None for a run that is no number of epochs: then coverage and labels
+            are not looked at.
         epochs: how often it passes.
         left_out: tokens that were announced as left out, of all epochs.
         worlds: numbers of ranks; one alone where a state belongs to its ranks, as that of a stream does.
 
     Raises:
         AssertionError: says what is broken, at which step, on how many ranks.
+        SettingsError: numbers of ranks that are none.
     """
+    if not worlds or any((whole(world) or 0) < 1 for world in worlds):
+        raise SettingsError([f"worlds: {shown(worlds)} are no numbers of ranks, each from 1 on"])
     runs = {world: _run(make, world) for world in worlds}
     first = runs[worlds[0]]
+    if not first[0]:
+        raise AssertionError("The loader gives no batch: nothing can be checked.")
     for world, ranks in runs.items():
         for step, (wanted, found) in enumerate(zip(_steps(first), _steps(ranks), strict=False)):
             _same_rows(wanted, found, f"Step {step} over {world} ranks", f"over {worlds[0]}")
@@ -74,7 +82,9 @@ def check_loader(
     else:
         _check_steps(make, first)
     if documents is not None:
-        check_coverage((b for rank in first for b in rank), documents, epochs, left_out)
+        batches = [batch for rank in first for batch in rank]
+        check_coverage(batches, documents, epochs, left_out)
+        check_labels(batches, documents, epochs, left_out)
 
 
 def _run(make: MakesLoader, world: int) -> list[list[Batch]]:

@@ -7,15 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.assemble import IGNORE
 from batchloom.store.reader import Store
 
 Ints = NDArray[np.int64]
 _SHOWN = 3
 
 
-def spans_of(batch: Mapping[str, Any]) -> list[Ints]:
-    """The ids of each span of a batch, padding too: cut where positions restart, or at ``cu_seq_lens_q``."""
-    ids = np.asarray(batch["input_ids"])
+def spans_of(batch: Mapping[str, Any], name: str = "input_ids") -> list[Ints]:
+    """The ids of each span of a batch, padding too: cut where positions restart, or at ``cu_seq_lens_q``.
+
+    Args:
+        batch: rows or varlen.
+        name: of the array that is cut, ``labels`` in place of the ids.
+    """
+    ids = np.asarray(batch[name])
     if "cu_seq_lens_q" in batch:
         return np.split(ids[0], np.asarray(batch["cu_seq_lens_q"])[1:-1])
     places = np.asarray(batch["position_ids"])
@@ -60,6 +66,96 @@ def check_coverage(
         )
 
 
+def check_labels(
+    batches: Iterable[Mapping[str, Any]], store: Store, epochs: int, left_out: int
+) -> None:
+    """Assert that labels train the tokens that the store's masks have trained, each by the one before it.
+
+    A label is its token's id (aligned) or the next one's (shifted), the same in the whole run, and -100 at the first
+    token of a span (or the last), on padding, and where a mask says so. Counted are pairs of a trained token and the
+    one before.
+
+    Args:
+        batches: of all ranks, in any order.
+        store: the documents.
+        epochs: how often they come.
+        left_out: tokens that were announced as left out, over all epochs.
+    """
+    spans = [
+        (ids.astype(np.int64), labels.astype(np.int64))
+        for batch in batches
+        for ids, labels in zip(spans_of(batch), spans_of(batch, "labels"), strict=True)
+    ]
+    aligned, shifted = (_trained_pairs(spans, shift) for shift in (0, 1))
+    found = shifted if aligned is None else aligned
+    if found is None:
+        wrong = ([one for one in spans if _trained_pairs([one], n) is None] for n in (0, 1))
+        ids, labels = min(wrong, key=len)[0]
+        raise AssertionError(
+            "Labels are neither the ids (aligned, -100 at a span's first token) nor the next ids (shifted, -100 at its "
+            f"last): ids {ids[:8].tolist()}... have labels {labels[:8].tolist()}..."
+        )
+    documents = [store[n].ids.astype(np.int64) for n in range(len(store))]
+    every = np.tile(_pairs_of_masks(documents, store), epochs)
+    pad = store.end_id
+    bare, others = (
+        [pairs[_holds(pairs, pad) == padded] for pairs in (every, found)]
+        for padded in (True, False)
+    )
+    (ends, strange), (untrained, more) = _differ(*bare), _differ(*others)
+    ids_of_spans = [ids for ids, _ in spans]
+    cuts = max(0, _not_all(ids_of_spans, pad) - _not_all(documents, pad) * epochs) + left_out
+    # The first token behind a cut has none before it; that of an end token alone looks like padding.
+    most = cuts + len(spans) - _not_all(ids_of_spans, pad)
+    if strange or more or untrained > cuts or ends > most:
+        raise AssertionError(
+            f"In {epochs} epoch(s) of {store.place} {strange + more:,} tokens have a label and are padding or masked, "
+            f"and {ends + untrained:,} that are trained have none, of which cuts and what was left out explain "
+            f"{most:,} at most."
+        )
+
+
+def _pairs_of_masks(documents: Sequence[Ints], store: Store) -> Ints:
+    """Every token of documents that a store has trained, and the one before it."""
+    numbers, lengths = np.arange(len(documents)), np.array([*map(len, documents)], np.int64)
+    masks = store.mask(numbers, np.zeros_like(numbers), lengths)
+    pairs = [
+        _joined(ids[:-1], ids[1:])[mask[1:]] for ids, mask in zip(documents, masks, strict=True)
+    ]
+    return np.concatenate([*pairs, np.empty(0, np.int64)])
+
+
+def _holds(pairs: Ints, pad: int) -> NDArray[np.bool_]:
+    """Which pairs hold an end token."""
+    held: NDArray[np.bool_] = (pairs >> 32 == pad) | (pairs & 0xFFFFFFFF == pad)
+    return held
+
+
+def _not_all(spans: Sequence[Ints], pad: int) -> int:
+    """How many spans hold something else than end tokens."""
+    return sum(bool((ids != pad).any()) for ids in spans)
+
+
+def _trained_pairs(spans: Sequence[tuple[Ints, Ints]], shift: int) -> Ints | None:
+    """Every token with a label and the one before it; None where a label is not the one ``shift`` tokens ahead."""
+    pairs = [np.empty(0, np.int64)]
+    for ids, labels in spans:
+        # Of the second token on, aligned or shifted.
+        own = labels[1 - shift : len(labels) - shift]
+        rest = labels[:1] if shift == 0 else labels[-1:]
+        kept = own != IGNORE
+        if (rest != IGNORE).any() or (own != ids[1:])[kept].any():
+            return None
+        pairs.append(_joined(ids[:-1], ids[1:])[kept])
+    return np.concatenate(pairs)
+
+
+def _joined(first: Ints, second: Ints) -> Ints:
+    """Pairs of ids as numbers."""
+    pairs: Ints = (first << 32) + second
+    return pairs
+
+
 def _ids(spans: Sequence[Ints], pad: int) -> Ints:
     held: Ints = np.concatenate([*spans, np.empty(0, np.int64)])
     kept: Ints = held[held != pad]
@@ -70,8 +166,7 @@ def _pairs(spans: Sequence[Ints], pad: int) -> Ints:
     pairs = [np.stack([span[:-1], span[1:]]) for span in spans]
     first, second = np.concatenate([*pairs, np.empty((2, 0), np.int64)], axis=1)
     kept = (first != pad) & (second != pad)
-    joined: Ints = (first[kept] << 32) + second[kept]
-    return joined
+    return _joined(first[kept], second[kept])
 
 
 def _differ(wanted: Ints, found: Ints) -> tuple[int, int]:

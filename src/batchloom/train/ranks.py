@@ -1,6 +1,8 @@
 """Who this process is among the ranks of a run, and the little they say to each other."""
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,7 +172,9 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def joined_ranks(device: str, *, alone: bool = False) -> Iterator[Ranks]:
+def joined_ranks(
+    device: str, *, alone: bool = False, say: Callable[[str], None] | None = None
+) -> Iterator[Ranks]:
     """Join the ranks that torchrun started, or be rank 0 of 1; leave them at the end.
 
     Ranks that have joined already, as Ray Train and scripts of one's own do, stay together.
@@ -178,6 +182,7 @@ def joined_ranks(device: str, *, alone: bool = False) -> Iterator[Ranks]:
     Args:
         device: see :func:`choose_device`.
         alone: be rank 0 of 1 whatever the environment says.
+        say: told before others are waited for, where there are any.
 
     Raises:
         InputError: see :func:`choose_device`.
@@ -206,13 +211,16 @@ def joined_ranks(device: str, *, alone: bool = False) -> Iterator[Ranks]:
     chosen = choose_device(device, local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        with _ended_by_signals():
+            if say is not None and world_size > 1:
+                say(f"rank {rank} of {world_size} waits for the others at {place}")
+            dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     except (RuntimeError, ValueError) as error:
         raise TrainError(
-            f"Rank {rank} of {world_size} cannot reach the others at {os.environ['MASTER_ADDR']}:"
-            f"{os.environ['MASTER_PORT']} ({str(error).splitlines()[0]}). Start all ranks with "
-            "torchrun, and see that this address can be reached."
+            f"Rank {rank} of {world_size} cannot reach the others at {place} ({str(error).splitlines()[0]}). Start all "
+            "ranks with torchrun, and see that this address can be reached."
         ) from error
     try:
         ranks = Ranks(rank, world_size, local_rank, chosen)
@@ -222,6 +230,23 @@ def joined_ranks(device: str, *, alone: bool = False) -> Iterator[Ranks]:
             dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have Ctrl-C and a polite kill end the process at once: torch waits in native code, where no handler runs."""
+    asked = (signal.SIGINT, signal.SIGTERM)
+    here = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in asked if here}
+    # What is ignored stays so, and what native code handles is its own.
+    python = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in python:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in python.items():
+            signal.signal(number, handler)
 
 
 def _numbers(names: tuple[str, ...]) -> tuple[int, int, int]:

@@ -78,7 +78,7 @@ def run_worker(
     """
     require_packages()
     folder = RunFolder(config.out, prepares=config.dataset_type == HUGGINGFACE)
-    with joined_ranks(config.device, alone=alone) as ranks:
+    with joined_ranks(config.device, alone=alone, say=say) as ranks:
         _refuse_unlike(config, ranks)
         # One of them looks: another may be late, and see what the first has begun meanwhile.
         begun = bool(ranks.total(float(ranks.first and folder.begun))[0])

@@ -1,0 +1,89 @@
+"""Event files of TensorBoard as rows: what each step tells, in the order it was written."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from batchloom.core.errors import InputError, MissingDependencyError
+
+# What a damaged or a foreign record begins with: its length (8 bytes) and the checksum of that (4).
+_HEAD = struct.Struct("<QI")
+_SUM = struct.Struct("<I")
+
+
+def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
+    """The rows of event files of one run, file by file.
+
+    A row has ``step`` and the scalars that were written for it one after the other, by their tags; what is no number is
+    given as it is. Where a run says that it begins anew at a step, what was told from there on is left out.
+
+    Args:
+        files: in the order they were written.
+
+    Raises:
+        InputError: a file is damaged; an end that a killed process left unfinished is none.
+        MissingDependencyError: tensorboard is not installed.
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import (  # noqa: PLC0415 - it is optional
+            Event,
+            SessionLog,
+        )
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{files[0]} holds events of TensorBoard, and tensorboard is not installed: pip install tensorboard."
+        ) from error
+    parts: list[list[dict[str, Any]]] = []
+    for file in files:
+        rows: list[dict[str, Any]] = []
+        parts.append(rows)
+        for record in _records(file):
+            event = Event.FromString(record)
+            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+                for part in parts:
+                    part[:] = [row for row in part if row["step"] < event.step]
+            for value in event.summary.value:
+                kind = value.WhichOneof("value")
+                if kind in ("simple_value", "tensor"):
+                    told = value.simple_value if kind == "simple_value" else _plain(value.tensor)
+                    _add(rows, event.step, value.tag, told)
+    return parts
+
+
+def _add(rows: list[dict[str, Any]], step: int, tag: str, value: Any) -> None:
+    """Add a value to the last row, or to a new one where that is of another step or has such a value."""
+    if not rows or rows[-1]["step"] != step or tag in rows[-1]:
+        rows.append({"step": step})
+    # A tag of this name counts nothing.
+    rows[-1] |= {tag: value, "step": step}
+
+
+def _plain(tensor: Any) -> Any:
+    from tensorboard.util.tensor_util import make_ndarray  # noqa: PLC0415 - it is optional
+
+    array = make_ndarray(tensor)
+    return array.item() if array.size == 1 else array
+
+
+def _records(file: Path) -> Iterator[bytes]:
+    """The records of a file: each its length, the checksum of that, its bytes, and the checksum of these."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import (  # noqa: PLC0415 - it is optional
+        masked_crc32c,
+    )
+
+    data, at = file.read_bytes(), 0
+    while at + _HEAD.size <= len(data):
+        size, told = _HEAD.unpack_from(data, at)
+        begin = at + _HEAD.size
+        sound = masked_crc32c(data[at : at + 8]) == told
+        if sound and begin + size + _SUM.size > len(data):
+            return
+        record = data[begin : begin + size]
+        if not sound or masked_crc32c(record) != _SUM.unpack_from(data, begin + size)[0]:
+            raise InputError(
+                f"{file} is damaged at byte {at:,} of {len(data):,}: a checksum is not that of its bytes, and what "
+                "follows cannot be read. Copy the file anew from where it was written."
+            )
+        yield record
+        at = begin + size + _SUM.size
