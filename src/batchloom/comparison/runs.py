@@ -89,8 +89,9 @@ def read_run(path: str) -> Curve:
     head = file.read_bytes()[:4096]
     lightning = "lightning" if _of_lightning(file) else ""
     if _EVENTS in head[:200]:
-        # A run that went on has begun another file in its folder; their names begin with the time.
-        beside = sorted(file.parent.glob(_EVENT_FILES)) if Path(path).is_dir() else [file]
+        # A run that went on has begun another file in its folder; their names hold the time, and a count in a process.
+        found = sorted(file.parent.glob(_EVENT_FILES), key=lambda one: _counted(one.name))
+        beside = found if Path(path).is_dir() else [file]
         return _curve_of(path, lightning or "tensorboard", file, read_events(beside))
     try:
         text = file.read_text("utf-8-sig")
@@ -110,6 +111,11 @@ def read_run(path: str) -> Curve:
         made_up = any(str(row["origin"]).startswith(_SYNTHETIC) for row in ours)
         return _curve(path, "batchloom", _summed(file, ours), synthetic=made_up)
     return _curve_of(path, "jsonl", file, [rows])
+
+
+def _counted(name: str) -> list[str | int]:
+    """A name by which 10 comes after 9."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _file_of(path: Path) -> Path:
@@ -194,12 +200,9 @@ def _history(file: Path, told: Any) -> list[Row]:
 
 def _table(file: Path, text: str) -> list[Row]:
     """The rows of a CSV file, of each the cells that hold something."""
-    try:
-        rows = list(csv.DictReader(io.StringIO(text)))
-    except csv.Error as error:
-        raise InputError(
-            f"{file} is no table that can be read: {error}. Write the columns step and loss alone into another file."
-        ) from error
+    # A cell may be as long as the file: beside the loss may stand a text.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    rows = list(csv.DictReader(io.StringIO(text)))
     if not rows or _name(_STEPS, rows[0]) is None:
         first = text.lstrip()[:_SHOWN].splitlines()
         raise _other(file, f"no objects and no columns step and loss; it begins {first[:1]}")
