@@ -247,6 +247,15 @@ def test_what_asks_for_something_else_than_the_plan_is_refused(store, tmp_path):
         )
 
 
+def test_a_collator_that_would_train_padding_is_refused(store, tmp_path):
+    def labelled(rows):
+        batch = stacked(rows)
+        return {**batch, "labels": batch["input_ids"].clone()}
+
+    with pytest.raises(InputError, match="gives labels to .* places of step 0 .*padding would be"):
+        trainer(store, tmp_path, collator=labelled, packing=False, max_steps=1).train()
+
+
 def theirs(kind, folder, **settings):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -249,6 +249,11 @@ class FSDP2SFTTrainer:
         if self.data_collator is None:
             return self.loader.trained_tokens(step)
         here = sum(int((part["labels"][..., 1:] != IGNORE).sum()) for part in parts)
+        if here > (most := self.loader.tokens(step)):
+            raise InputError(
+                f"data_collator gives labels to {here:,} places of step {step} on rank {self.loader.spec.rank}, which "
+                f"has {most:,} tokens: padding would be trained. Give labels of -100 where the plan has them."
+            )
         return int(_summed(torch.tensor(here, device=self.device)))
 
     def _precision(self) -> AbstractContextManager[Any]:
