@@ -8,8 +8,9 @@ BIN := .venv/bin
 demo: .venv/.demo
 	$(BIN)/batchloom demo
 
+# Files side by side: most tests wait for processes that they start.
 test: .venv/.test lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.test
 	$(BIN)/ruff format --check .

@@ -15,7 +15,7 @@ LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
     ("name", "content"),
     [
         ("a.jsonl", LINES.encode()),
-        ("a.jsonl.gz", gzip.compress(LINES.encode())),
+        ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
         ("a.txt", LINES.encode()),
         ("no_ending", ("\ufeff" + LINES.replace("\n", "\r\n\n")).encode()),
         ("a.json", json.dumps(ROWS).encode()),

@@ -191,9 +191,11 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path):
         for row in range(8):
             found[batch.step, row] = tuple(batch[key][row].tolist() for key in sorted(batch))
         if batch.step in (10, 50):
+            # Python's own helper, which serves the tests that follow, is no worker.
             for child in psutil.Process().children():
-                os.kill(child.pid, signal.SIGKILL)
-                killed += 1
+                if "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
+                    os.kill(child.pid, signal.SIGKILL)
+                    killed += 1
             time.sleep(0.1)
     assert killed
     assert found == whole

@@ -149,7 +149,8 @@ def test_words_mean_tokenizers_and_dots_mean_paths(tmp_path, monkeypatch, small,
     "spec",
     ["./no/such", "/no/such", "no_such.json", "~/no_such_folder_here", "~nobody_here/x", "../x"],
 )
-def test_what_looks_like_a_path_never_reaches_the_hub(spec, no_network, monkeypatch):
+def test_what_looks_like_a_path_never_reaches_the_hub(spec, no_network, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(TokenizerError, match="there is no file"):
         resolve_tokenizer(spec)
