@@ -20,13 +20,15 @@ MAY = {
     "execution": {"core"},
     "dedup": {"core"},
     "chat": {"core"},
+    "media": {"core"},
     "tokens": {"core"},
     "store": {"core", "tokens"},
     "plan": {"core"},
     "preparation": {
-        *("core", "sources", "text", "chat", "tokens", "store", "plan", "execution", "dedup")
+        *("core", "sources", "text", "chat", "media", "tokens", "store", "plan", "execution"),
+        "dedup",
     },
-    "batches": {"core", "store", "plan"},
+    "batches": {"core", "store", "plan", "media"},
     "streams": {
         *("core", "sources", "chat", "tokens", "text", "store", "plan", "execution", "preparation")
     },
@@ -40,7 +42,7 @@ MAY = {
     "train": {"core", "batchloom", "batches", "adapters"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters"},
-    "comparison": {"core", "batchloom", "adapters", "examples", "questions"},
+    "comparison": {"core", "batchloom", "batches", "adapters", "examples", "questions"},
     "cli": {
         "core",
         "chat",

@@ -168,6 +168,10 @@ class StoreError(BatchloomError, ValueError):
     """A store (or a bare Megatron prefix) is damaged, hostile or of another format."""
 
 
+class MediumError(InputError):
+    """A medium of a stored document cannot be read, or is not what it was when the store was made."""
+
+
 class StoreMissingError(StoreError, FileNotFoundError):
     """There is no store where one was expected."""
 

@@ -262,6 +262,69 @@ def whole(url: str) -> Iterator[bytes]:
         answer.close()
 
 
+def fetch_whole(url: str, *, most: int, seconds: float) -> bytes:
+    """All of a file at a URL, asked again where that may help.
+
+    Args:
+        url: where it lies.
+        most: bytes it may have.
+        seconds: until it has come, all attempts together.
+
+    Raises:
+        FileNotFoundError: there is none.
+        InputError: it is larger, does not come in time, or cannot be had.
+    """
+    ends = time.monotonic() + seconds
+
+    def look() -> bytes:
+        left = ends - time.monotonic()
+        if left <= 0:
+            raise _too_slow(url, seconds)
+        fs, path = reach(url)
+        try:
+            if is_web(url):
+                return _web_whole(fs, url, most, left)
+            size = int(fs.info(path)["size"])
+            if size > most:
+                raise _too_large(url, size, most)
+            return fetch_from(fs, url, (0, size), size) if size else b""
+        except TimeoutError:
+            raise _too_slow(url, seconds) from None
+
+    return first_contact(url, look)
+
+
+def _web_whole(fs: Any, url: str, most: int, seconds: float) -> bytes:
+    """A file of the web, read to its end while it is not larger than allowed."""
+    from fsspec.asyn import sync  # noqa: PLC0415 - late
+
+    async def read() -> bytes:
+        session = await fs.set_session()
+        pieces, size = [], 0
+        headers = {"Accept-Encoding": "identity"}
+        async with session.get(fs.encode_url(url), headers=headers) as answer:
+            answer.raise_for_status()
+            async for piece in answer.content.iter_chunked(1 << 20):
+                size += len(piece)
+                if size > most:
+                    raise _too_large(url, max(size, answer.content_length or 0), most)
+                pieces.append(piece)
+        return b"".join(pieces)
+
+    found: bytes = sync(fs.loop, read, timeout=seconds)
+    return found
+
+
+def _too_large(url: str, size: int, most: int) -> InputError:
+    return InputError(f"{shown(url)} has {size:,} bytes or more, where {most:,} are allowed")
+
+
+def _too_slow(url: str, seconds: float) -> DownloadError:
+    return DownloadError(
+        f"{shown(url)} did not come within {seconds:g} s: its server hangs or is slow; try again, or fetch it first"
+    )
+
+
 def first_contact(url: str, look: Callable[[], T]) -> T:
     """Look at a place; what passes is tried again, what does not is told at once."""
     tries = 0

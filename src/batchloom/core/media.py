@@ -1,0 +1,81 @@
+"""Media as they travel with a document, from its source to the store."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["image", "audio", "video"]
+KINDS: tuple[Kind, ...] = ("image", "audio", "video")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """What decides how many tokens an image becomes.
+
+    Attributes:
+        width: in pixels, turned upright as its EXIF orientation says.
+        height: in pixels.
+        animated: whether the file holds several pictures, of which the first is read.
+    """
+
+    width: int
+    height: int
+    animated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFacts:
+    """What decides how many tokens a sound becomes.
+
+    Attributes:
+        samples: of each channel.
+        rate: samples a second.
+        channels: they are read as their mean.
+    """
+
+    samples: int
+    rate: int
+    channels: int = 1
+
+    def samples_at(self, rate: int) -> int:
+        """Samples after a change of rate: what lasts as long, rounded up."""
+        return -(-self.samples * rate // self.rate)
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self.samples / self.rate
+
+
+Facts = ImageFacts | AudioFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was found where a medium lies.
+
+    Attributes:
+        facts: what its header says.
+        digest: what tells it from others, 16 bytes (:func:`batchloom.media.content.edge_hash`).
+        size: bytes of its file.
+    """
+
+    facts: Facts
+    digest: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """An image, a sound or a video of a record.
+
+    Attributes:
+        kind: which of them.
+        place: its path or URL as the record has it; empty where the record holds its bytes.
+        data: its bytes where the record holds them, else None.
+        seen: what was found there; None before anybody has looked.
+    """
+
+    kind: Kind
+    place: str
+    data: bytes | None = None
+    seen: Seen | None = None

@@ -1,0 +1,88 @@
+"""The bytes of a medium, wherever they are, and what tells one from another without reading all of them."""
+
+import os
+from pathlib import Path
+from typing import Protocol, final
+
+import xxhash
+
+from batchloom.core.files import open_regular
+
+# Headers are at the beginning, marks of the end at the end.
+EDGE = 1 << 16
+
+
+class Content(Protocol):
+    """Bytes that are read in stretches."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Those from ``start`` to ``stop - 1``, as far as they are there; raises OSError."""
+        ...
+
+
+@final
+class Held:
+    """Bytes in memory."""
+
+    __slots__ = ("_data", "size")
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self.size = data, len(data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """See :class:`Content`."""
+        return self._data[start:stop]
+
+
+@final
+class OpenFile:
+    """A regular file of this machine; use as a context manager.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe or a device.
+    """
+
+    __slots__ = ("_file", "size")
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_regular(path)
+        self.size = os.fstat(self._file.fileno()).st_size
+
+    def __enter__(self) -> "OpenFile":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """See :class:`Content`."""
+        self._file.seek(start)
+        return self._file.read(stop - start)
+
+
+def edges(content: Content) -> tuple[bytes, bytes]:
+    """The first and the last 64 KiB; of what is shorter, all of it twice."""
+    head = content.read(0, EDGE)
+    if content.size <= EDGE:
+        return head, head
+    return head, content.read(content.size - EDGE, content.size)
+
+
+def edge_hash(size: int, head: bytes, tail: bytes) -> bytes:
+    """What tells a medium from another: XXH3-128 of its size (u64) and of its first and last 64 KiB, 16 bytes.
+
+    Args:
+        size: bytes of the whole.
+        head: as :func:`edges` gives it.
+        tail: as :func:`edges` gives it.
+    """
+    digest = xxhash.xxh3_128(size.to_bytes(8, "little"))
+    digest.update(head)
+    if size > EDGE:
+        digest.update(tail[-min(len(tail), size - EDGE) :])
+    return digest.digest()

@@ -1,0 +1,75 @@
+"""Looking at media at preparation: their headers, and what tells them from others."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import lru_cache
+from typing import final
+
+from batchloom.core.errors import UnusableRecordError
+from batchloom.core.media import Facts, Kind, Medium, Seen
+from batchloom.media.content import Content, edge_hash, edges
+from batchloom.media.images import look_at_image
+from batchloom.media.limits import MediaLimits
+from batchloom.media.places import Places
+from batchloom.media.sounds import look_at_sound
+
+# Of one medium in many records the header is read once; what fails is looked at again.
+_REMEMBERED = 4096
+
+
+@final
+class Looker:
+    """Looks at media of one source.
+
+    Args:
+        places: where they lie.
+        kinds: those that the processor takes.
+        held: whether their bytes are taken, too.
+    """
+
+    def __init__(self, places: Places, kinds: Collection[Kind], *, held: bool) -> None:
+        self._places, self._kinds, self._held = places, frozenset(kinds), held
+        self._named = lru_cache(_REMEMBERED)(self._look)
+
+    def __call__(self, media: list[Medium]) -> list[Medium]:
+        """The media of one record, each with what was found of it.
+
+        Raises:
+            UnusableRecordError: one of them cannot be used; says which.
+        """
+        return [self._seen(medium, number) for number, medium in enumerate(media, 1)]
+
+    def _seen(self, medium: Medium, number: int) -> Medium:
+        try:
+            self._refuse_other(medium.kind)
+            if self._held and medium.data is None:
+                medium = self._places.held(medium)
+            look = self._look if medium.data is not None else self._named
+            return replace(medium, seen=look(medium))
+        except UnusableRecordError as error:
+            place = medium.place or "in the record"
+            raise UnusableRecordError(f"{medium.kind} {number} ({place}) {error.reason}") from error
+
+    def _refuse_other(self, kind: Kind) -> None:
+        if kind not in self._kinds:
+            taken = " and ".join(sorted(self._kinds))
+            raise UnusableRecordError(f"is {kind}, and the processor takes {taken} alone")
+
+    def _look(self, medium: Medium) -> Seen:
+        with self._places.open(medium) as content:
+            facts = look_at(medium.kind, content, self._places.limits)
+            return Seen(facts, edge_hash(content.size, *edges(content)), content.size)
+
+
+def look_at(kind: Kind, content: Content, limits: MediaLimits) -> Facts:
+    """What the header of a medium says.
+
+    Raises:
+        UnusableRecordError: it is none of its kind, damaged, cut short, or too large.
+        MissingDependencyError: what reads such media is not installed.
+    """
+    if kind == "image":
+        return look_at_image(content, limits)
+    if kind == "audio":
+        return look_at_sound(content, limits)
+    raise UnusableRecordError("is a video, which is not read yet")

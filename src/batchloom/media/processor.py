@@ -1,0 +1,228 @@
+"""A processor of transformers as a value: the files that make it, and what it makes of media."""
+
+import contextlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, final
+
+import orjson
+
+from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError
+from batchloom.core.files import because, nearest_path, read_regular
+from batchloom.core.fingerprint import fingerprint
+from batchloom.core.media import KINDS, Kind
+from batchloom.media.agreement import disagreement
+from batchloom.media.asked import Asked
+from batchloom.media.families import Family
+from batchloom.media.known import Parts, known_family
+
+# All that makes a processor but its tokenizer, in the order in which transformers writes and reads them.
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+_NAMED = (
+    *("image_token", "audio_token", "video_token", "boi_token", "eoi_token"),
+    *("fake_image_token", "global_image_token"),
+)
+_MOST_BYTES = 16 << 20
+_REMEDY = "give the folder that a processor's save_pretrained wrote"
+# What transformers raises where it cannot make something of a folder.
+_UNMADE = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, RuntimeError)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProcessorFiles:
+    """What a processor is made of, as it can be written down and read back.
+
+    Attributes:
+        name: the class of transformers.
+        files: the content of each file, by name.
+    """
+
+    name: str
+    files: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the processor: 32 hex digits."""
+        parsed = {name: orjson.loads(text) for name, text in self.files.items()}
+        return fingerprint({"processor": self.name, "files": parsed})
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its own settings."""
+        found: dict[str, Any] = orjson.loads(self.files.get(PROCESSOR_FILES[0], "{}"))
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What a store keeps of it, as plain values."""
+        return {
+            "state_version": 1,
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "files": dict(self.files),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The files whose ``state()`` this is.
+
+        Raises:
+            InputError: it is no such state, of another version, or was changed.
+        """
+        files = state.get("files")
+        if state.get("state_version") != 1 or not isinstance(files, Mapping):
+            raise InputError("This is no state of a processor of version 1.")
+        found = cls(str(state.get("name")), {str(name): str(text) for name, text in files.items()})
+        if unknown := set(found.files) - set(PROCESSOR_FILES):
+            raise InputError(
+                f"The state of a processor holds a file {min(unknown)!r}, which none has."
+            )
+        if found.fingerprint != state.get("fingerprint"):
+            raise InputError(
+                "The state of the processor is not what its fingerprint says: it was changed."
+            )
+        return found
+
+    def write(self, folder: Path) -> None:
+        """Write the files, for transformers to read."""
+        for name, text in self.files.items():
+            (folder / name).write_text(text, "utf-8")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A processor that says what stands in a text for a medium.
+
+    Attributes:
+        files: what it is made of.
+        families: of each kind of media that it takes.
+        notes: what the user should know of it, in sentences.
+    """
+
+    files: ProcessorFiles
+    families: Mapping[Kind, Family]
+    notes: tuple[str, ...] = ()
+
+
+def read_processor_files(folder: Path) -> ProcessorFiles:
+    """The files of a processor in a folder.
+
+    Raises:
+        InputMissingError: there is no such folder.
+        InputError: it holds no processor, or files that are damaged.
+    """
+    if not folder.is_dir():
+        raise InputMissingError(
+            f"There is no folder {folder}{nearest_path(str(folder))}; {_REMEDY}."
+        )
+    files = {}
+    for known in PROCESSOR_FILES:
+        if (path := folder / known).is_file():
+            files[known] = _json_text(path)
+    if not files:
+        raise InputError(
+            f"{folder} holds no processor, neither {PROCESSOR_FILES[0]} nor {PROCESSOR_FILES[1]}; {_REMEDY}."
+        )
+    names = [orjson.loads(text).get("processor_class") for text in files.values()]
+    name: str | None = next((one for one in names if isinstance(one, str)), None)
+    if name is None:
+        raise InputError(
+            f"{folder} does not say of which class its processor is (processor_class); {_REMEDY}."
+        )
+    return ProcessorFiles(name, files)
+
+
+def _json_text(path: Path) -> str:
+    try:
+        text = read_regular(path, _MOST_BYTES).decode()
+        if isinstance(orjson.loads(text), dict):
+            return text
+        why = "it is no JSON object"
+    except OSError as error:
+        why = because(error)
+    except (UnicodeDecodeError, orjson.JSONDecodeError) as error:
+        why = f"it is no JSON ({error})"
+    raise InputError(f"{path} cannot be read: {why}; {_REMEDY}.")
+
+
+def open_processor(folder: Path, tokenizer: Path | None = None) -> Processor:
+    """A processor that lies in a folder, after comparing its arithmetic with the installed transformers.
+
+    No code of the folder is run, and nothing is fetched.
+
+    Args:
+        folder: what ``save_pretrained`` wrote.
+        tokenizer: the folder of its tokenizer, where that is another.
+
+    Raises:
+        InputError: no processor, one that cannot be made, or one that takes no media.
+        MissingDependencyError: transformers or Pillow is not installed.
+    """
+    files = read_processor_files(folder)
+    transformers = _transformers()
+    whole, why = _made(transformers.AutoProcessor, folder)
+    image, _ = _made(transformers.AutoImageProcessor, folder)
+    sound, _ = _made(transformers.AutoFeatureExtractor, folder)
+    named = _tokens(transformers, whole, (folder, tokenizer))
+    families, notes = {}, []
+    family = known_family(files.name, Parts(files.config, image, sound, named))
+    if family is not None and (differs := disagreement(family, whole, image)):
+        notes.append(f"{files.name} is run once for each size of a medium: {differs}")
+        family = None
+    if family is not None:
+        families[family.kind] = family
+    for kind in KINDS:
+        if kind != "video" and kind not in families and getattr(whole, f"{kind}_token", None):
+            families[kind] = Asked(whole, kind)
+    if not families:
+        why = why or "it takes neither"
+        raise InputError(
+            f"{folder} holds a {files.name}, which cannot be asked what it makes of images or audio: {why}"
+        )
+    return Processor(files, families, tuple(notes))
+
+
+def _transformers() -> Any:
+    try:
+        import transformers  # noqa: PLC0415 - late: only where there are media
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Processors need transformers: pip install 'batchloom[media]'."
+        ) from error
+    return transformers
+
+
+def make_part(auto: str, folder: Path) -> tuple[Any, str]:
+    """What a class such as ``AutoImageProcessor`` makes of a folder; None and why where it cannot.
+
+    Raises:
+        MissingDependencyError: transformers is not installed.
+    """
+    return _made(getattr(_transformers(), auto), folder)
+
+
+def _made(auto: Any, folder: Path) -> tuple[Any, str]:
+    """What transformers makes of a folder, None and why where it cannot."""
+    try:
+        # What it has to say of parts that are not there is no news here.
+        with contextlib.redirect_stderr(io.StringIO()):
+            return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False), ""
+    except _UNMADE as error:
+        return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
+
+def _tokens(transformers: Any, whole: Any, folders: tuple[Path | None, ...]) -> dict[str, str]:
+    """The tokens that a processor's tokenizer has names for."""
+    own = getattr(whole, "tokenizer", None)
+    for folder in () if own is not None else folders:
+        if folder is not None and own is None:
+            own, _ = _made(transformers.AutoTokenizer, folder)
+    return {name: token for name in _NAMED if isinstance(token := getattr(own, name, None), str)}

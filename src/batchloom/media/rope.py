@@ -1,0 +1,34 @@
+"""Positions of tokens in time, height and width (M-RoPE of Qwen2-VL, arXiv 2409.12191, section 2.1)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Grid = tuple[int, int, int]
+
+
+def mrope_positions(
+    length: int, media: Sequence[tuple[int, int, Grid]], merge: int
+) -> NDArray[np.int64]:
+    """The positions of a document's tokens, as transformers' ``get_rope_index`` gives them, int64 [3, length].
+
+    Text counts on alike in all three; a medium's tokens stand at the places of their patches, and what follows
+    begins behind the longest side of it.
+
+    Args:
+        length: tokens of the document.
+        media: (first token, tokens, patches in time, height and width) of each, in order.
+        merge: patches a side that are one token.
+    """
+    positions = np.empty((3, length), np.int64)
+    at = place = 0
+    for start, tokens, (time, rows, columns) in media:
+        positions[:, at:start] = np.arange(place, place + start - at)
+        place += start - at
+        shape = (time, rows // merge, columns // merge)
+        positions[:, start : start + tokens] = np.indices(shape).reshape(3, -1) + place
+        place += max(shape[1:])
+        at = start + tokens
+    positions[:, at:] = np.arange(place, place + length - at)
+    return positions

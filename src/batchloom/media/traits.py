@@ -1,0 +1,35 @@
+"""What models want beside the features of media, by the class of their processor."""
+
+from typing import NamedTuple
+
+
+class Traits(NamedTuple):
+    """How the batches of a model with media differ.
+
+    Attributes:
+        mrope: whether positions have a time, a height and a width (M-RoPE), behind those of the text.
+        by_row: whether features of the images of a row stand together, ``[rows, images, ...]``.
+        token_types: whether ``token_type_ids`` say which tokens are of images.
+        beside: what a processor makes for itself and gives to no model.
+    """
+
+    mrope: bool = False
+    by_row: bool = False
+    token_types: bool = False
+    beside: tuple[str, ...] = ()
+
+
+_OF: dict[str, Traits] = {
+    **dict.fromkeys(
+        ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), Traits(mrope=True)
+    ),
+    **dict.fromkeys(
+        ("Idefics3Processor", "SmolVLMProcessor"), Traits(by_row=True, beside=("rows", "cols"))
+    ),
+    "Gemma3Processor": Traits(token_types=True, beside=("num_crops",)),
+}
+
+
+def traits_of(name: str) -> Traits:
+    """The traits of a processor class of transformers; the plain ones of a class that is not known."""
+    return _OF.get(name, Traits())

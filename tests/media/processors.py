@@ -1,0 +1,153 @@
+"""Small processors of transformers, whole and in folders as people have them, built without a hub."""
+
+import json
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SIDE = 28
+TEXT = "hello world what is this image of a cat \n\n \n who are they?"
+
+
+def tokenizer(extra, named=None, **settings):
+    """A byte-level tokenizer with these control tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *extra]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300 + len(control),
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=control,
+    )
+    made.train_from_iterator([TEXT] * 3, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=named or {},
+        **settings,
+    )
+
+
+def qwen2_vl(**settings):
+    """Qwen2-VL without its part for video, which needs torchvision."""
+    from transformers import Qwen2VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    class WithoutVideo(Qwen2VLProcessor):
+        def check_argument_for_proper_class(self, name, argument):
+            return type(argument)
+
+    control = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    image = Qwen2VLImageProcessorPil(
+        **{"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, **settings}
+    )
+    return WithoutVideo(image_processor=image, tokenizer=tokenizer(control), video_processor=None)
+
+
+def llava():
+    from transformers import LlavaProcessor
+    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+
+    size = {"height": SIDE, "width": SIDE}
+    return LlavaProcessor(
+        image_processor=LlavaImageProcessorPil(size=size, crop_size=size),
+        tokenizer=tokenizer(["<image>"], {"image_token": "<image>"}),
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+def llava_next():
+    from transformers import LlavaNextProcessor
+    from transformers.models.llava_next.image_processing_pil_llava_next import (
+        LlavaNextImageProcessorPil,
+    )
+
+    image = LlavaNextImageProcessorPil(
+        size={"shortest_edge": SIDE},
+        crop_size={"height": SIDE, "width": SIDE},
+        image_grid_pinpoints=[[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]],
+    )
+    return LlavaNextProcessor(
+        image_processor=image,
+        tokenizer=tokenizer(["<image>"], {"image_token": "<image>"}),
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+def idefics3():
+    from transformers import Idefics3Processor
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    control = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+    image = Idefics3ImageProcessorPil(
+        size={"longest_edge": 3 * 56}, max_image_size={"longest_edge": 56}
+    )
+    own = tokenizer([*control, *places])
+    return Idefics3Processor(image_processor=image, tokenizer=own, image_seq_len=4)
+
+
+def aya_vision():
+    """One whose arithmetic is not known."""
+    from transformers import AyaVisionProcessor
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    lines = ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>", "<|IMG_PATCH|>"]
+    own = tokenizer(["<image>", *lines, "TILE", "TILE_GLOBAL"])
+    image = GotOcr2ImageProcessorPil(size={"height": SIDE, "width": SIDE})
+    return AyaVisionProcessor(image_processor=image, tokenizer=own, patch_size=14, img_size=SIDE)
+
+
+def gemma3():
+    from transformers import Gemma3Processor
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    named = {
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>",
+    }
+    image = Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
+    own = tokenizer(list(named.values()), named)
+    return Gemma3Processor(image_processor=image, tokenizer=own, image_seq_length=4)
+
+
+def qwen2_audio():
+    from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
+
+    control = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
+    return Qwen2AudioProcessor(
+        feature_extractor=WhisperFeatureExtractor(feature_size=80), tokenizer=tokenizer(control)
+    )
+
+
+MADE = {
+    "qwen2_vl": qwen2_vl,
+    "llava": llava,
+    "llava_next": llava_next,
+    "idefics3": idefics3,
+    "gemma3": gemma3,
+    "qwen2_audio": qwen2_audio,
+}
+
+
+def save(processor, folder):
+    """A processor in a folder, as its ``save_pretrained`` writes it; gives the folder."""
+    if getattr(processor, "video_processor", "none") is not None:
+        processor.save_pretrained(folder)
+        return folder
+    # What has no part for video cannot be saved whole: as the Hub has such folders.
+    processor.tokenizer.save_pretrained(folder)
+    processor.image_processor.save_pretrained(folder)
+    path = folder / "preprocessor_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "processor_class": "Qwen2VLProcessor"}))
+    return folder

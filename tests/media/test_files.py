@@ -1,0 +1,303 @@
+"""Headers of images and sounds say what decoding gives; what is cut, damaged, hostile or too large is refused."""
+
+import io
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from batchloom.core.errors import SettingsError, UnusableRecordError
+from batchloom.core.media import AudioFacts, ImageFacts, Medium
+from batchloom.media.content import Held, OpenFile, edge_hash, edges
+from batchloom.media.images import decode_image, look_at_image
+from batchloom.media.limits import MediaLimits
+from batchloom.media.look import Looker
+from batchloom.media.mp3 import has_length, is_mp3, mp3_samples
+from batchloom.media.places import Places
+from batchloom.media.sounds import decode_sound, look_at_sound
+from media.made import encoded, noise, picture, sound
+from media.web import hanging, serving
+
+LIMITS = MediaLimits()
+FORMS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_size_of_an_image_is_what_decoding_gives(form):
+    data = encoded(picture(), form)
+    assert look_at_image(Held(data), LIMITS) == ImageFacts(30, 20)
+    assert decode_image(Held(data)).size == (30, 20)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_upright(form, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(picture(), form, exif=exif)
+    facts, image = look_at_image(Held(data), LIMITS), decode_image(Held(data))
+    assert (facts.width, facts.height) == image.size == ((30, 20), (20, 30))[orientation > 4]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_image_that_is_cut_anywhere_is_refused(form):
+    data = encoded(picture(64, 48), form)
+    whole = np.asarray(decode_image(Held(data)))
+    refused = 0
+    for size in [*range(0, len(data) - 1, max(1, len(data) // 40)), len(data) - 1]:
+        cut = Held(data[:size])
+        try:
+            look_at_image(cut, LIMITS)
+        except UnusableRecordError:
+            refused += 1
+            continue
+        # All but the mark of the end is there.
+        assert size >= len(data) - 16
+        assert np.array_equal(np.asarray(decode_image(cut)), whole)
+    assert refused >= 40
+
+
+def test_what_stands_behind_an_image_does_no_harm():
+    data = encoded(picture(), "JPEG") + b"\x00" * 40 + b"a trailer of some camera"
+    assert look_at_image(Held(data), LIMITS) == ImageFacts(30, 20)
+
+
+def test_a_large_header_is_read_to_its_end():
+    data = encoded(picture(), "JPEG", icc_profile=b"x" * 200_000)
+    assert look_at_image(Held(data), LIMITS) == ImageFacts(30, 20)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "YCbCr"])
+def test_images_of_any_colours_become_rgb(mode):
+    form = "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"
+    data = encoded(picture().convert(mode), form)
+    assert look_at_image(Held(data), LIMITS) == ImageFacts(30, 20)
+    found = decode_image(Held(data))
+    assert (found.mode, found.size) == ("RGB", (30, 20))
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_images_of_16_bits_keep_their_shades(form):
+    shades = np.linspace(0, 65_535, 600).astype(np.uint16).reshape(20, 30)
+    found = np.asarray(decode_image(Held(encoded(Image.fromarray(shades), form))))
+    assert np.array_equal(found[..., 0], shades >> 8)
+
+
+def test_pixels_whose_white_nobody_knows_are_refused():
+    data = encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
+    with pytest.raises(UnusableRecordError, match="whose white nobody knows"):
+        decode_image(Held(data))
+
+
+@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
+def test_of_an_animated_image_the_first_picture_is_read(form):
+    second = Image.new("RGB", (30, 20), "red")
+    data = encoded(picture(), form, save_all=True, append_images=[second], lossless=True)
+    assert look_at_image(Held(data), LIMITS) == ImageFacts(30, 20, animated=True)
+    assert np.asarray(decode_image(Held(data))).std() > 10
+
+
+def bomb():
+    """A PNG of a few bytes that says it has 60,000 x 60,000 pixels."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return len(data).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+
+    head = (60_000).to_bytes(4, "big") * 2 + b"\x08\x02\x00\x00\x00"
+    pixels = zlib.compress(b"\0" * 1000)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", r"is empty \(0 bytes\)"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "a drawing in SVG"),
+        (b"<?xml version='1.0'?><svg/>", "a drawing in SVG"),
+        (b"\n<!DOCTYPE html><html></html>", "a page of HTML"),
+        (b"%PDF-1.7", "which no image does that is read: JPEG, PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0", "which no image does"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIF image"),
+        (bomb(), r"60,000 x 60,000 pixels, more than the 100,000,000 that are allowed"),
+        (b"\xff\xd8\xff\xe0" + bytes(100), "begins as JPEG and cannot be read as one"),
+    ],
+)
+def test_what_is_no_image_is_told_for_what_it_is(data, said):
+    with pytest.raises(UnusableRecordError, match=said):
+        look_at_image(Held(data), LIMITS)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 44_100, 48_000])
+@pytest.mark.parametrize(
+    ("form", "subtype"),
+    [
+        ("WAV", "PCM_16"),
+        ("WAV", "FLOAT"),
+        ("FLAC", "PCM_16"),
+        ("OGG", "VORBIS"),
+        ("MP3", None),
+        ("AIFF", None),
+    ],
+)
+def test_the_length_of_a_sound_is_what_decoding_gives(form, subtype, rate):
+    for samples, channels in ((1, 1), (777, 2), (20_001, 1)):
+        data = sound(samples, rate, channels, form, subtype)
+        facts = look_at_sound(Held(data), LIMITS)
+        assert facts == AudioFacts(samples, rate, channels)
+        heard = decode_sound(Held(data), facts, 16_000)
+        assert (heard.dtype, len(heard)) == (np.float32, -(-samples * 16_000 // rate))
+
+
+def test_sounds_are_heard_as_librosa_hears_them():
+    """``librosa.load``: the mean of the channels, resampled by soxr's HQ, as long as the time says."""
+    import soxr
+
+    data = noise(30_000, 2)
+    heard = decode_sound(
+        Held(sound(30_000, 44_100, 2, "WAV", "FLOAT")), AudioFacts(30_000, 44_100, 2), 16_000
+    )
+    expected = soxr.resample(data.mean(axis=1), 44_100, 16_000, quality="HQ")
+    size = min(len(heard), len(expected))
+    assert np.abs(heard[:size] - expected[:size]).max() < 1e-6
+    assert len(heard) == -(-30_000 * 16_000 // 44_100)
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC"])
+def test_a_sound_that_is_cut_is_refused(form):
+    data = sound(30_000, form=form)
+    for size in (0, 10, 100, len(data) // 3, len(data) - 2_000, len(data) - 1):
+        with pytest.raises(UnusableRecordError):
+            decode_sound(Held(data[:size]), look_at_sound(Held(data[:size]), LIMITS), 16_000)
+
+
+@pytest.mark.parametrize(("form", "subtype"), [("OGG", "VORBIS"), ("MP3", None)])
+def test_where_pages_end_a_cut_sound_is_a_shorter_one(form, subtype):
+    data = sound(30_000, form=form, subtype=subtype)
+    for size in range(10, len(data), len(data) // 30):
+        cut = Held(data[:size])
+        try:
+            facts = look_at_sound(cut, LIMITS)
+        except UnusableRecordError:
+            continue
+        assert len(decode_sound(cut, facts, 16_000)) == facts.samples <= 30_000
+
+
+def test_an_mp3_that_does_not_say_how_long_it_is(capfd):
+    import soundfile
+
+    data = np.concatenate([noise(48_000), np.zeros((144_000, 1), np.float32), noise(48_000)])
+    buffer = io.BytesIO()
+    settings = {"format": "MP3", "subtype": "MPEG_LAYER_III", "bitrate_mode": "VARIABLE"}
+    with soundfile.SoundFile(
+        buffer, "w", samplerate=48_000, channels=1, compression_level=0.5, **settings
+    ) as file:
+        file.write(data)
+    whole = Held(buffer.getvalue())
+    assert is_mp3(whole)
+    assert has_length(whole)
+    assert look_at_sound(whole, LIMITS).samples == len(data)
+    first = next(
+        at
+        for at in range(4, 4_000)
+        if is_mp3(Held(whole.read(at, whole.size)))
+        and mp3_samples(Held(whole.read(at, whole.size))) > 200_000
+    )
+    bare = Held(whole.read(first, whole.size))
+    assert not has_length(bare)
+    with pytest.raises(UnusableRecordError, match="MP3 of a varying rate without its length"):
+        look_at_sound(bare, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is empty"),
+        (b"RIFF\x08\0\0\0WAVEjunk", "cannot be read as a sound"),
+        (b"not a sound at all", "cannot be read as a sound"),
+        (sound(0), "holds no samples"),
+        (sound(16_000 * 9, 16_000), "lasts 9.0 s, more than the 5.0 s"),
+    ],
+)
+def test_what_is_no_sound_is_told(data, said):
+    with pytest.raises(UnusableRecordError, match=said):
+        look_at_sound(Held(data), MediaLimits(audio_seconds=5))
+
+
+def test_edges_tell_media_apart(tmp_path):
+    data = bytes(range(256)) * 1024
+    (tmp_path / "a").write_bytes(data)
+    with OpenFile(tmp_path / "a") as file:
+        assert edges(file) == (data[:65_536], data[-65_536:])
+        found = edge_hash(file.size, *edges(file))
+    assert found == edge_hash(len(data), *edges(Held(data)))
+    assert found.hex() == "84ea68b89f3236554372c8c2f17b43e7"
+    for other in (data[:-1], data + b"x", b"x" + data[1:], data[:-1] + b"x"):
+        assert edge_hash(len(other), *edges(Held(other))) != found
+    short = b"abc"
+    assert edge_hash(3, *edges(Held(short))) != edge_hash(3, *edges(Held(b"abd")))
+
+
+def test_paths_begin_at_the_folder_and_never_leave_it(tmp_path):
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "a.png").write_bytes(encoded(picture(), "PNG"))
+    (tmp_path / "out.png").write_bytes(encoded(picture(), "PNG"))
+    places = Places(str(tmp_path / "in"))
+    look = Looker(places, ["image"], held=False)
+    (found,) = look([Medium("image", "deep/../a.png")])
+    assert found.seen.facts == ImageFacts(30, 20)
+    assert look([Medium("image", str(tmp_path / "in" / "a.png"))])[0].seen == found.seen
+    assert look([Medium("image", f"file://{tmp_path}/in/a.png")])[0].seen == found.seen
+    for place in ("../out.png", str(tmp_path / "out.png"), "/etc/passwd", "a/../../out.png"):
+        with pytest.raises(UnusableRecordError, match="lies outside of"):
+            look([Medium("image", place)])
+    with pytest.raises(UnusableRecordError, match=r"image 1 \(b.png\) is not there"):
+        look([Medium("image", "b.png")])
+    with pytest.raises(UnusableRecordError, match="cannot be read"):
+        look([Medium("image", "deep")])
+    with pytest.raises(UnusableRecordError, match="of a kind that is not read"):
+        look([Medium("image", "ftp://h/a.png")])
+    with pytest.raises(UnusableRecordError, match="is audio, and the processor takes image alone"):
+        look([Medium("audio", "a.wav")])
+
+
+def test_below_a_url_paths_stay_there():
+    places = Places("https://host/data")
+    assert places.of("a/b.png") == "https://host/data/a/b.png"
+    assert places.of("https://other/c.png") == "https://other/c.png"
+    for place in ("../b.png", "/b.png"):
+        with pytest.raises(UnusableRecordError, match="lies outside of"):
+            places.of(place)
+
+
+def test_media_of_the_web_come_whole_or_are_refused():
+    data = encoded(picture(), "PNG")
+    with serving({"/a.png": data, "/page.png": b"<html>log in</html>"}) as address:
+        look = Looker(Places(".", MediaLimits(file_bytes=100_000)), ["image"], held=False)
+        (found,) = look([Medium("image", f"{address}/a.png")])
+        assert found.seen.facts == ImageFacts(30, 20)
+        assert found.seen.size == len(data)
+        with pytest.raises(UnusableRecordError, match="is not there"):
+            look([Medium("image", f"{address}/none.png")])
+        with pytest.raises(UnusableRecordError, match="is a page of HTML"):
+            look([Medium("image", f"{address}/page.png")])
+        small = Looker(Places(".", MediaLimits(file_bytes=100)), ["image"], held=False)
+        with pytest.raises(UnusableRecordError, match="where 100 are allowed"):
+            small([Medium("image", f"{address}/a.png")])
+
+
+def test_a_url_that_hangs_is_given_up():
+    with hanging() as address:
+        look = Looker(Places(".", MediaLimits(fetch_seconds=0.5)), ["image"], held=False)
+        with pytest.raises(UnusableRecordError, match=r"did not come within 0.5 s"):
+            look([Medium("image", f"{address}/a.png")])
+
+
+def test_limits_that_are_none_are_told_at_once():
+    with pytest.raises(SettingsError) as told:
+        MediaLimits(image_pixels=0, audio_seconds=-1, file_bytes="much", fetch_seconds=float("nan"))
+    assert len(told.value.problems) == 4
