@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from batchloom.chat.columns import Row, absent, label_of, says_something
+from batchloom.chat.media import with_media
 from batchloom.chat.pairs import pair_reader
 from batchloom.chat.schema import Schema
 from batchloom.chat.speech import Column, Frame, asked_reader, demand_answer, not_text, spoken
@@ -17,21 +18,25 @@ Record = str | Conversation | Pair | Labelled | TokenRow
 Read = Callable[[Row], Record]
 
 
-def record_reader(schema: Schema) -> Read:
+def record_reader(schema: Schema, *, media: bool = False) -> Read:
     """A function from a record of this schema to what it holds, made once a source.
+
+    Args:
+        schema: of the records.
+        media: whether conversations may hold images, audio and video.
 
     All turns are kept, and every value as it is: a number is never turned into text. The function
     raises UnusableRecordError, with the place in the record and a remedy, for a record without
     prompt or answer, with values of other types than text, with roles nobody knows, or with
-    images and sound.
+    media that are not asked for, do not stand where they belong or are none.
     """
     if schema.form == "text":
         return _text_reader(Column.of(schema, "text"))
-    read = _reader(schema)
+    read = _reader(schema, media=media)
     return _refusing_late(read, schema.late) if schema.late else read
 
 
-def _reader(schema: Schema) -> Read:
+def _reader(schema: Schema, *, media: bool) -> Read:
     if schema.form == "tokens":
         return lambda row: read_token_row(row, schema.columns)
     if schema.form == "pair":
@@ -42,6 +47,8 @@ def _reader(schema: Schema) -> Read:
         read = _completion_reader(schema)
     else:
         read = _instruction_reader(schema)
+    if media:
+        read = with_media(schema, read)
     return _labelled_reader(schema, read) if "label" in schema.columns else read
 
 

@@ -4,6 +4,7 @@ import datetime as dt
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, final
 
 from batchloom.chat.choose import ChosenTemplate
@@ -35,8 +36,19 @@ from batchloom.chat.places import (
     turns_of,
 )
 from batchloom.chat.skeleton import Shape, Skeleton, probe_of, shape_of, skeleton_of, widened
+from batchloom.chat.stands import (
+    Manner,
+    Place,
+    Stands,
+    find_places,
+    learn_manner,
+    owners_of,
+    presented_media,
+    with_blocks,
+)
 from batchloom.chat.template import DEFAULT_DATE, RenderError, Template, Written, presented
 from batchloom.core.conversation import Conversation
+from batchloom.core.media import Kind
 
 # Conversations of as many shapes are remembered; beyond it shapes are learned again.
 _SHAPES = 4096
@@ -58,6 +70,7 @@ class Rendered(NamedTuple):
             a content.
         generation: (start, stop) of the template's generation marks; None where it has none.
         altered: what the template did to contents, in words, else empty.
+        places: what stands for each medium, in order.
     """
 
     text: str
@@ -66,6 +79,15 @@ class Rendered(NamedTuple):
     control: list[int]
     generation: tuple[tuple[int, int], ...] | None
     altered: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
+
+
+class _Media(NamedTuple):
+    """The media of a conversation that is rendered: their kinds, their messages, and what stands in strings for one."""
+
+    kinds: list[Kind]
+    owners: list[int]
+    mark: str
 
 
 @final
@@ -85,6 +107,7 @@ class Renderer:
         *,
         added: Iterable[str] = (),
         date: dt.date = DEFAULT_DATE,
+        media: Stands = MappingProxyType({}),
     ) -> None:
         """Compile and probe a template.
 
@@ -94,6 +117,7 @@ class Renderer:
             control: the tokenizer's control tokens and their ids.
             added: its other added tokens, which templates write around turns, too.
             date: the day that ``strftime_now`` speaks of.
+            media: how media stand in its texts.
 
         Raises:
             TemplateError: not a template, or one that cannot be trusted to end.
@@ -102,11 +126,12 @@ class Renderer:
         pattern = control_pattern(list(control))
         # Some vocabularies have runs of line ends among their added tokens: those say nothing.
         around = control_pattern([*control, *filter(str.strip, added)])
-        self._plain = _Learned(Template(chosen.name, chosen.text, tokens, date), pattern, around)
+        plain = Template(chosen.name, chosen.text, tokens, date)
+        self._plain = _Learned(plain, pattern, around, media)
         self._tools = self._plain
         if chosen.tools_text is not None:
             template = Template(f"{chosen.name} (tool_use)", chosen.tools_text, tokens, date)
-            self._tools = _Learned(template, pattern, around)
+            self._tools = _Learned(template, pattern, around, media)
         self._note, self._date = chosen.note, date
 
     @property
@@ -123,6 +148,12 @@ class Renderer:
                 f"template {self.name} writes no control token behind an assistant's turn: a model "
                 "will not learn to stop"
             )
+        for kind in self._plain.stands:
+            if kind not in self._plain.manner.typed:
+                alone = self._plain.stands[kind].alone
+                notes.append(
+                    f"template {self.name} knows no {kind}: {alone!r} stands in the text for one"
+                )
         return tuple(notes)
 
     def render(self, conversation: Conversation) -> Rendered:
@@ -146,12 +177,15 @@ class _Learned:
     template: Template
     pattern: re.Pattern[str]
     around: re.Pattern[str]
+    stands: Stands
+    manner: Manner = field(init=False)
     grammar: Grammar = field(init=False)
     skeletons: dict[Shape, Skeleton | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.grammar = unknown_grammar(self.pattern, self.around)
         self.grammar = self._probed()
+        self.manner = learn_manner(self.template, self.stands) if self.stands else Manner()
 
     def _probed(self) -> Grammar:
         """What the template writes around turns, from the first probe that it takes."""
@@ -194,15 +228,21 @@ class _Learned:
 
     def render(self, conversation: Conversation) -> Rendered:
         """See :meth:`Renderer.render`."""
-        messages = presented(conversation.messages)
+        given, media = conversation.messages, _Media([], [], "")
+        if conversation.media or self.manner.listed:
+            kinds = [medium.kind for medium in conversation.media]
+            owners = owners_of(given, self.stands)
+            given, mark = presented_media(given, self.manner)
+            media = _Media(kinds, owners, mark)
+        messages = presented(given)
         tools = conversation.tools or None
         try:
             written = self.template.render(messages, tools)
         except RenderError:
             # transformers 4 hands None on, and templates of its time ask for it.
-            if messages == conversation.messages:
+            if messages == given:
                 raise
-            messages = conversation.messages
+            messages = given
             written = self.template.render(messages, tools)
         shape = None if tools else shape_of(messages)
         skeleton = self._skeleton(shape) if shape else None
@@ -210,8 +250,15 @@ class _Learned:
             fit = skeleton.fit(written.text, [message["content"] for message in messages])
             if fit is not None:
                 turns, control, altered = fit
-                return Rendered(written.text, turns, "", control, self._marks(written), altered)
-        return self._marked(written, messages, tools)
+                places = self._places(written.text, control, media)
+                marks = self._marks(written)
+                return Rendered(written.text, turns, "", control, marks, altered, places)
+        return self._marked(written, messages, tools, media)
+
+    def _places(self, text: str, control: list[int], media: _Media) -> tuple[Place, ...]:
+        if not media.kinds:
+            return ()
+        return tuple(find_places(text, control, media.kinds, media.mark, self.stands, self.manner))
 
     def _marks(self, written: Written) -> tuple[tuple[int, int], ...] | None:
         return written.generation if self.template.marks_generation else None
@@ -239,7 +286,11 @@ class _Learned:
         return skeleton_of(found, ways, turns, self.pattern)
 
     def _marked(
-        self, written: Written, messages: list[dict[str, Any]], tools: list[Any] | None
+        self,
+        written: Written,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        media: _Media,
     ) -> Rendered:
         """Where turns stand by a second rendering with marks, for what is not plain."""
         problem = "the template treats marked contents otherwise than plain ones"
@@ -248,8 +299,6 @@ class _Learned:
                 "it holds private-use characters of both planes 15 and 16, which mark contents"
             )
         hostile = spells(messages, self.pattern) or spells(tools, self.pattern)
-        roles = [str(message.get("role")) for message in messages]
-        empty = [_silent(message) for message in messages]
         for way in WAYS:
             found, marker = self._second(written.text, messages, tools, way)
             if found is None or marker is None:
@@ -261,19 +310,13 @@ class _Learned:
                 continue
             if hostile:
                 self._refuse_unmarked(messages, tools)
-            try:
-                turns = turns_of(found, roles, empty, self.grammar)
-            except TurnsError as error:
-                problem = str(error)
-                turns = []
-            altered = altered_by(turns)
-            if not found.whole or found.lost:
-                altered += ("changes contents or leaves out parts of them",)
-            if turns and (missing := _missing_calls(found)):
-                problem, turns = missing, []
             control = self._control(found, hostile=hostile)
+            places = self._places(written.text, control, media)
+            if places:
+                found = with_blocks(found, places, media.owners)
+            turns, altered, problem = self._turns(found, messages, problem)
             marks = self._marks(written)
-            return Rendered(written.text, turns, "" if turns else problem, control, marks, altered)
+            return Rendered(written.text, turns, problem, control, marks, altered, places)
         if hostile and problem == _TOO_MANY:
             raise RenderError(problem)
         if hostile:
@@ -282,7 +325,25 @@ class _Learned:
                 "be told from the template's own"
             )
         control = [match.start() for match in self.pattern.finditer(written.text)]
-        return Rendered(written.text, [], problem, control, self._marks(written))
+        places = self._places(written.text, control, media)
+        return Rendered(written.text, [], problem, control, self._marks(written), (), places)
+
+    def _turns(
+        self, found: Found, messages: list[dict[str, Any]], problem: str
+    ) -> tuple[list[Turn | None], tuple[str, ...], str]:
+        """Where messages stand, what the template did to them, and why they cannot be told apart."""
+        roles = [str(message.get("role")) for message in messages]
+        empty = [_silent(message) for message in messages]
+        try:
+            turns = turns_of(found, roles, empty, self.grammar)
+        except TurnsError as error:
+            turns, problem = [], str(error)
+        altered = altered_by(turns)
+        if not found.whole or found.lost:
+            altered += ("changes contents or leaves out parts of them",)
+        if turns and (missing := _missing_calls(found)):
+            turns, problem = [], missing
+        return turns, altered, "" if turns else problem
 
     def _second(
         self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None, way: Way

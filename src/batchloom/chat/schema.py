@@ -18,6 +18,11 @@ _CONTEXT = ("input", "context")
 _SYSTEM = ("system", "system_prompt")
 _TOOLS = ("tools",)
 _LABEL = ("label",)
+_MEDIA = {
+    "images": ("images", "image"),
+    "audios": ("audios", "audio"),
+    "videos": ("videos", "video"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ FORMS = (
     FormRule(
         "messages",
         {"messages": TURNS},
-        {"system": _SYSTEM, "tools": _TOOLS, "label": _LABEL},
+        {"system": _SYSTEM, "tools": _TOOLS, "label": _LABEL, **_MEDIA},
     ),
     FormRule(
         "pair",
@@ -48,7 +53,7 @@ FORMS = (
     FormRule(
         "prompt-completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
-        {"system": _SYSTEM, "tools": _TOOLS, "label": _LABEL},
+        {"system": _SYSTEM, "tools": _TOOLS, "label": _LABEL, **_MEDIA},
     ),
     FormRule(
         "instruction",
@@ -59,6 +64,7 @@ FORMS = (
             "system": _SYSTEM,
             "tools": (),
             "label": _LABEL,
+            **_MEDIA,
         },
     ),
     FormRule(

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from batchloom.chat.media import is_medium
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.spec import nearest
 from batchloom.core.values import kind_of
@@ -209,19 +210,21 @@ def _emptiness(role: str) -> str:
 
 
 def _check_parts(parts: list[Any], place: str) -> bool:
-    """Check typed parts; True where they hold no text at all."""
+    """Check typed parts; True where they hold no text and no medium at all."""
     for number, part in enumerate(parts):
+        if is_medium(part):
+            continue
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text" and isinstance(part.get("text"), str):
             continue
         where = f"{place}[{number}]"
         if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PARTS):
             raise UnusableRecordError(
-                f"{where} is of type {kind!r}: images, audio and video are not read yet, only text is"
+                f"{where} is of type {kind!r}: images, audio and video are read with --processor alone"
             )
         found = f"is of type {kind!r}" if isinstance(kind, str) else f"holds {kind_of(part)}"
         raise UnusableRecordError(f'{where} {found}, not {{"type": "text", "text": "..."}}')
-    return all(empty(part["text"]) for part in parts)
+    return all("text" in part and empty(part["text"]) for part in parts)
 
 
 def _check_calls(calls: object, place: str) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from batchloom.core.media import Medium
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -17,12 +19,14 @@ class Conversation:
             flag, a ``weight``); None where it does not say and ``train_on`` decides.
         completion: number of the first message of the completion, for prompt-completion records;
             None where the record makes no such difference.
+        media: what the parts of the contents stand for whose type is that of a medium, in their order.
     """
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
     trained: list[bool | None] = field(default_factory=list)
     completion: int | None = None
+    media: list[Medium] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
