@@ -4,7 +4,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Self, final
+from typing import Annotated, Any, Self, final
 
 import msgspec
 import typer
@@ -22,7 +22,7 @@ from batchloom.core.values import counted, duration, megabytes, visible
 from batchloom.preparation.crews import Execution
 from batchloom.preparation.job import run_chosen
 from batchloom.preparation.recipe import Recipe
-from batchloom.preparation.recipe_choice import choose_appended, choose_recipe
+from batchloom.preparation.recipe_choice import Chosen, choose_appended, choose_recipe
 from batchloom.preparation.recipe_file import recipe_settings, recipe_text
 from batchloom.preparation.recipe_values import SIZE, size_of
 from batchloom.preparation.report import last_facts
@@ -32,6 +32,7 @@ from batchloom.preparation.tally import Note, Progress
 from batchloom.store.format import QUARANTINE_NAME, of_generation
 
 _CHAT = "Conversations"
+_MEDIA = "Images and audio"
 _RUN = "How the job is carried out"
 _SECONDS_BETWEEN_LINES = 5.0
 # What counts where neither an option nor a recipe says otherwise.
@@ -62,6 +63,15 @@ def parse_size(text: str, option: str = "--tokens-per-shard") -> int:
 
 def _usual(name: str) -> str:
     return str(_USUAL[name])
+
+
+def _media(
+    processor: str | None, data_folder: str | None, keep: str | None
+) -> dict[str, Any] | None:
+    """The settings of media, where any is given."""
+    said = {"processor": processor, "data_folder": data_folder, "keep": keep}
+    given = {name: value for name, value in said.items() if value is not None}
+    return given or None
 
 
 def marker(text: str) -> str:
@@ -148,6 +158,29 @@ def prepare(
             metavar="RATE",
             show_default="0",
             help="Share of the texts whose middle is put last, for models that fill in (fill-in-the-middle).",
+        ),
+    ] = None,
+    processor: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of a processor of transformers: conversations may hold images or audio.",
+            rich_help_panel=_MEDIA,
+        ),
+    ] = None,
+    data_folder: Annotated[
+        str | None,
+        typer.Option(
+            show_default="the folder of each file",
+            help="Where the paths of images and audio begin.",
+            rich_help_panel=_MEDIA,
+        ),
+    ] = None,
+    media: Annotated[
+        str | None,
+        typer.Option(
+            show_default="reference",
+            help="Whether the store names them (reference) or holds their bytes (embed).",
+            rich_help_panel=_MEDIA,
         ),
     ] = None,
     tokens_per_shard: Annotated[
@@ -336,6 +369,7 @@ def prepare(
         "normalize": normalize,
         "clean": clean or None,
         "fim": fim,
+        "media": _media(processor, data_folder, media),
         "dedup": _dedup(dedup, similarity),
         "tokens_per_shard": parse_size(tokens_per_shard) if tokens_per_shard is not None else None,
         "dtype": dtype,
@@ -351,10 +385,7 @@ def prepare(
     choose = partial(choose_appended, out=out) if append else choose_recipe
     chosen = choose(inputs or None, options, recipe)
     if print_recipe:
-        for note in chosen.notes:
-            plain_console(stderr=True).print(visible(note))
-        sys.stdout.write(recipe_text(chosen.recipe, chosen.kept_note))
-        return 0
+        return _print_recipe(chosen)
     if out is None:
         raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
     settings = RunSettings(
@@ -378,6 +409,13 @@ def prepare(
     _tell(result, as_json=as_json)
     if profile:
         print_profile(plain_console(stderr=as_json), last_facts(out))
+    return 0
+
+
+def _print_recipe(chosen: Chosen) -> int:
+    for note in chosen.notes:
+        plain_console(stderr=True).print(visible(note))
+    sys.stdout.write(recipe_text(chosen.recipe, chosen.kept_note))
     return 0
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from batchloom.core.errors import InputError, StoreConflictError
 from batchloom.core.synthetic import SYNTHETIC
+from batchloom.media.processor import read_processor_files
 from batchloom.preparation.reading import Readings, called
 from batchloom.preparation.recipe import Recipe, recipe_plain
 from batchloom.sources.rules import Source
@@ -61,11 +62,24 @@ def refuse_unlike(
             f"{out} is of tokenizer {base.tokenizer.name}, and {recipe.tokenizer} is another: a store is of one. Leave "
             "the option out, or prepare another store."
         )
+    if (named := _processor(recipe)) != (base.processor and base.processor.fingerprint):
+        then = base.processor.name if base.processor else "none"
+        now = "none" if named is None else "another"
+        raise StoreConflictError(
+            f"{out} is of processor {then}, and would be appended to with {now}: media of one store go into one model. "
+            "Give the processor it was made with (--processor), or prepare another store."
+        )
     if token_dtype(recipe.dtype, base.tokenizer.vocab_size) != base.dtype:
         raise StoreConflictError(
             f"{out} is of dtype {base.dtype}, and would be appended to with dtype {recipe.dtype}: a store is of one; "
             f"give --dtype {base.dtype}."
         )
+
+
+def _processor(recipe: Recipe) -> str | None:
+    """The fingerprint of the processor of a recipe; None where it has none."""
+    media = recipe.reading.media
+    return None if media is None else read_processor_files(Path(media.processor)).fingerprint
 
 
 def _is_other(recipe: Recipe, base: Manifest) -> bool:

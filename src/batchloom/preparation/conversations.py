@@ -16,6 +16,14 @@ from batchloom.core.conversation import Conversation
 from batchloom.core.spec import nearest, raise_problems, shown, whole
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.chat_masks import Masked, RenderedText, mask_texts
+from batchloom.preparation.media_tokens import (
+    MediaText,
+    PlacedMedium,
+    kept_media,
+    with_runs,
+    without_media,
+    write_expansions,
+)
 from batchloom.preparation.overlong import OVERLONG, Overlong, OverlongError, cut, fit_turns
 
 # Numbers of tokens are kept in 64 bits.
@@ -85,6 +93,7 @@ class EncodedConversations:
         faults: conversations that cannot be used, in order.
         dropped: conversations left out by rule, in order: nothing to train, or too long.
         altered: how many conversations the template changed, by what it did.
+        media: of each document, in their order; empty where no document holds any.
     """
 
     ids: NDArray[np.uint32]
@@ -94,6 +103,7 @@ class EncodedConversations:
     faults: list[LeftOut]
     dropped: list[LeftOut]
     altered: Counter[str]
+    media: list[list[PlacedMedium]] = field(default_factory=list)
 
 
 def encode_conversations(
@@ -115,11 +125,14 @@ def encode_conversations(
         OverlongError: a conversation is too long, and ``overlong`` is ``error``.
     """
     out = _Outcome()
-    waiting: list[tuple[int, Rendered]] = []
+    waiting: list[_Waiting] = []
     texts: list[RenderedText] = []
     for number, conversation in enumerate(conversations):
         try:
-            rendered = encoder.renderer.render(conversation)
+            rendered, media = encoder.renderer.render(conversation), None
+            if conversation.media:
+                media = write_expansions(conversation, rendered, encoder)
+                rendered = media.rendered
             stretches = trained_stretches(conversation, rendered, rules.train_on)
             _refuse_surrogates(rendered.text)
         except RenderError as error:
@@ -129,26 +142,53 @@ def encode_conversations(
         else:
             lenient = rendered.generation is not None
             texts.append(RenderedText(rendered.text, rendered.control, stretches, lenient))
-            waiting.append((number, rendered))
+            waiting.append(_Waiting(number, conversation, rendered, media))
     masked = mask_texts(encoder, texts) if texts else []
-    for (number, rendered), text, made in zip(waiting, texts, masked, strict=True):
-        problem = made if isinstance(made, str) else ""
-        if not isinstance(made, str) and rules.prove:
-            problem = _disproof(encoder, text, made)
-        if problem or isinstance(made, str):
-            out.faults.append(LeftOut(number, problem))
+    for one, text, made in zip(waiting, texts, masked, strict=True):
+        try:
+            proved, placed = _proved(encoder, one, text, made, prove=rules.prove)
+        except RenderError as error:
+            out.faults.append(LeftOut(one.number, str(error)))
             continue
-        if rendered.altered:
-            out.altered.update(rendered.altered)
-        if rules.max_tokens is not None and made.ids.size > rules.max_tokens:
-            _shorten(out, number, rendered, made, rules)
-        elif made.mask.any():
-            out.add(number, made.ids, made.mask)
+        if one.rendered.altered:
+            out.altered.update(one.rendered.altered)
+        if rules.max_tokens is not None and proved.ids.size > rules.max_tokens:
+            _shorten(out, one, proved, placed, rules)
+        elif proved.mask.any():
+            out.add(one.number, proved.ids, proved.mask, placed)
         else:
             out.dropped.append(
-                LeftOut(number, "nothing to train: its trained turns have no tokens")
+                LeftOut(one.number, "nothing to train: its trained turns have no tokens")
             )
     return out.result()
+
+
+class _Waiting(NamedTuple):
+    """A conversation that is rendered; ``media`` is None where it holds none."""
+
+    number: int
+    conversation: Conversation
+    rendered: Rendered
+    media: MediaText | None
+
+
+def _proved(
+    encoder: ChatEncoder, one: _Waiting, text: RenderedText, made: Masked | str, *, prove: bool
+) -> tuple[Masked, list[PlacedMedium]]:
+    """The tokens of a conversation, as they are stored, and where its media stand.
+
+    Raises:
+        RenderError: it cannot be used.
+    """
+    if isinstance(made, str):
+        raise RenderError(made)
+    placed: list[PlacedMedium] = []
+    if one.media is not None:
+        made, placed = with_runs(made, one.media, one.conversation, encoder)
+        text = text._replace(stretches=without_media(text.stretches, one.media.media))
+    if prove and (problem := _disproof(encoder, text, made)):
+        raise RenderError(problem)
+    return made, placed
 
 
 def _refuse_surrogates(text: str) -> None:
@@ -169,12 +209,20 @@ class _Outcome:
     faults: list[LeftOut] = field(default_factory=list)
     dropped: list[LeftOut] = field(default_factory=list)
     altered: Counter[str] = field(default_factory=Counter)
+    media: list[list[PlacedMedium]] = field(default_factory=list)
 
-    def add(self, number: int, ids: NDArray[np.uint32], mask: NDArray[np.bool_]) -> None:
+    def add(
+        self,
+        number: int,
+        ids: NDArray[np.uint32],
+        mask: NDArray[np.bool_],
+        media: Sequence[PlacedMedium] = (),
+    ) -> None:
         """Keep a document of conversation ``number``."""
         self.ids.append(ids)
         self.masks.append(mask)
         self.numbers.append(number)
+        self.media.append(list(media))
 
     def result(self) -> EncodedConversations:
         """All of it, flat."""
@@ -186,18 +234,19 @@ class _Outcome:
             faults=sorted(self.faults),
             dropped=sorted(self.dropped),
             altered=self.altered,
+            media=self.media if any(self.media) else [],
         )
 
 
 def _shorten(
     out: _Outcome,
-    number: int,
-    rendered: Rendered,
+    one: _Waiting,
     made: Masked,
+    placed: Sequence[PlacedMedium],
     rules: ChatRules,
 ) -> None:
     """Do with a conversation of too many tokens what the rules say."""
-    limit = rules.max_tokens or 0
+    number, rendered, limit = one.number, one.rendered, rules.max_tokens or 0
     long = f"{made.ids.size:,} tokens where {limit:,} are allowed"
     if rules.overlong == "error":
         raise OverlongError(
@@ -206,6 +255,9 @@ def _shorten(
         )
     if rules.overlong == "drop":
         out.dropped.append(LeftOut(number, f"overlong: {long}"))
+        return
+    if rules.overlong == "split" and placed:
+        out.dropped.append(LeftOut(number, f"overlong: {long}, and what holds media is never cut"))
         return
     if rules.overlong == "split":
         _cut(out, number, made, limit)
@@ -219,7 +271,7 @@ def _shorten(
     heads[0] = 0
     kept = fit_turns(made.mask, heads, limit)
     if kept:
-        out.add(number, made.ids[:kept], made.mask[:kept])
+        out.add(number, made.ids[:kept], made.mask[:kept], kept_media(placed, kept))
     else:
         out.dropped.append(LeftOut(number, f"overlong: {long}, and no whole trained turns fit"))
 

@@ -15,6 +15,7 @@ from batchloom.core.conversation import Conversation, Labelled, Pair
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import ChatRules, LeftOut, encode_conversations
 from batchloom.preparation.fim import FimCutter, cut_texts, put_before
+from batchloom.preparation.media_tokens import PlacedMedium
 from batchloom.preparation.unit_files import keys_of, put_with_control, with_control
 from batchloom.sources.faults import snippet
 from batchloom.tokens import Tokenizer
@@ -43,6 +44,7 @@ class Encoded:
         added: control tokens that were put before and behind the text of each document.
         moved: how many texts have their middle last.
         plain: tokens and lengths of the same texts as they came, where these are to be compared and others moved.
+        media: of each document; nothing where none of them holds any.
     """
 
     tokens: NDArray[np.generic]
@@ -56,6 +58,7 @@ class Encoded:
     added: tuple[int, int] = (0, 0)
     moved: int = 0
     plain: Plain | None = None
+    media: Sequence[Sequence[PlacedMedium]] = ()
 
 
 def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> Encoded:
@@ -120,6 +123,7 @@ def encode_chats(
     return Encoded(
         *(made.ids.astype(dtype), made.lengths, made.mask, made.numbers, made.faults, made.dropped),
         altered=made.altered,
+        media=made.media,
     )
 
 
@@ -202,7 +206,9 @@ def _content(document: Conversation | Pair | Labelled | TokenRow) -> bytes:
 def _said(side: Conversation | str) -> Any:
     if isinstance(side, str):
         return side
-    return side.messages, side.tools, side.trained, side.completion
+    said = side.messages, side.tools, side.trained, side.completion
+    media = [(one.kind, one.seen.digest.hex() if one.seen else one.place) for one in side.media]
+    return (*said, media) if media else said
 
 
 def beginning(document: str | Conversation | Pair | Labelled | TokenRow) -> str:
@@ -228,4 +234,5 @@ def size_of(document: Any) -> int:
     if isinstance(document, Labelled):
         return size_of(document.conversation)
     contents = [message.get("content") for message in document.messages]
-    return sum(len(text) if isinstance(text, str) else 1000 for text in contents)
+    said = sum(len(text) if isinstance(text, str) else 1000 for text in contents)
+    return said + sum(len(medium.data or b"") for medium in document.media)

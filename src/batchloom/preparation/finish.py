@@ -5,11 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from batchloom.core.aside import ASIDE
 from batchloom.preparation.making import Made
+from batchloom.preparation.media_processor import job_processor
 from batchloom.preparation.quarantine import quarantine_line
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
@@ -22,6 +24,7 @@ from batchloom.store.format import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     PAGE_NAME,
+    PROCESSOR_NAME,
     QUARANTINE_NAME,
     REPORT_NAME,
     SUBSETS,
@@ -34,6 +37,7 @@ from batchloom.store.manifest import (
     Counts,
     Manifest,
     PartEntry,
+    ProcessorEntry,
     ShardEntry,
     SourceEntry,
     SubsetEntry,
@@ -98,6 +102,8 @@ def finish_store(work: WorkFolder, done: Finished, reported: Callable[[], Report
         if entries:
             subsets[name] = subset_entry(work.store / name, entries, done.generation)
     write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.made.tokenizer.state()))
+    if (processor := _processor(done.recipe)) is not None:
+        write_file(work.store / PROCESSOR_NAME, msgspec.json.encode(processor))
     _write_quarantine(work, done)
     report = reported()
     write_file(work.store / of_generation(REPORT_NAME, done.generation), report_bytes(report))
@@ -106,6 +112,21 @@ def finish_store(work: WorkFolder, done: Finished, reported: Callable[[], Report
     manifest = made if done.base is None else extended(done.base, made)
     write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
     return manifest
+
+
+def _processor(recipe: Recipe) -> dict[str, Any] | None:
+    """What a store keeps of the processor of a recipe, with the tokens that media are made of; None for none."""
+    media = recipe.reading.media
+    if media is None:
+        return None
+    processor = job_processor(media, recipe.tokenizer)
+    tokens = {kind: family.token for kind, family in processor.families.items()}
+    return {**processor.files.state(), "tokens": tokens}
+
+
+def _processor_entry(recipe: Recipe) -> ProcessorEntry | None:
+    state = _processor(recipe)
+    return None if state is None else ProcessorEntry(state["name"], state["fingerprint"])
 
 
 def _gather_shards(work: WorkFolder, done: Finished) -> None:
@@ -203,6 +224,7 @@ def make_manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
         subsets=subsets,
         subset_overrides=done.made.decision.overrides,
         sources=_source_entries(done),
+        processor=_processor_entry(done.recipe),
     )
 
 

@@ -25,6 +25,7 @@ from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.far_job import run_far
 from batchloom.preparation.fim_recipe import Fim
 from batchloom.preparation.inputs import Given, list_inputs
+from batchloom.preparation.media_recipe import MediaRecipe
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.recipe import Dtype, Recipe, allowed_bad, is_path
 from batchloom.preparation.recipe_choice import (
@@ -72,6 +73,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     normalize: bool | None = None,
     clean: Sequence[CleanStep | str | Mapping[str, Any]] | None = None,
     fim: Fim | float | Mapping[str, Any] | None = None,
+    media: MediaRecipe | Mapping[str, Any] | None = None,
     dedup: DedupRecipe | str | Mapping[str, Any] | None = None,
     tokens_per_shard: int | None = None,
     dtype: Dtype | None = None,
@@ -113,6 +115,8 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         dedup: see :class:`DedupRecipe`; ``exact`` unless texts are cut into lines or paragraphs.
         text_field, mapping, split_on, normalize, clean, fim: see :class:`ReadRecipe`; a number is the rate
             of a :class:`Fim`.
+        media: the settings of a :class:`MediaRecipe`, ``{"processor": FOLDER}`` at least: then conversations
+            may hold images and audio.
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
         workers, engine, address, memory_per_worker: see :class:`Execution`.
         append, restart, hash_inputs, dry_run, streaming, work: see :class:`RunSettings`.

@@ -8,6 +8,7 @@ from typing import Any
 from batchloom.chat.mapping import mapping_problems
 from batchloom.core.spec import is_switch, is_text, nearest, shown
 from batchloom.preparation.fim_recipe import Fim
+from batchloom.preparation.media_recipe import MediaRecipe
 from batchloom.sources.forms import FORMS, Asked, Form
 from batchloom.sources.rules import SPLIT_WORDS, Limits, ReadRules
 from batchloom.text.registry import clean_problems
@@ -30,6 +31,7 @@ class ReadRecipe:
         normalize: whether text is brought to Unicode NFC with ``\n`` newlines.
         clean: the steps of cleaning, in the order they are taken.
         fim: texts whose middle is put last; None for none.
+        media: how conversations with images and audio are read; None where they are refused.
     """
 
     text_field: str | None = None
@@ -38,6 +40,7 @@ class ReadRecipe:
     normalize: bool = True
     clean: tuple[CleanStep, ...] = ()
     fim: Fim | None = None
+    media: MediaRecipe | None = None
 
     def rules(self, limits: Limits) -> ReadRules:
         """What the sources need to know of it."""
@@ -61,6 +64,13 @@ class ReadRecipe:
             problems += fim.problems()
         elif fim is not None:
             problems.append(f"fim: {shown(fim)} is no Fim; give Fim(rate=0.5)")
+        media: object = self.media
+        if isinstance(media, MediaRecipe):
+            problems += media.problems()
+        elif media is not None:
+            problems.append(
+                f"media: {shown(media)} is no MediaRecipe; give MediaRecipe(processor=...)"
+            )
         return problems + _split_problems(self.split_on)
 
 

@@ -10,10 +10,14 @@ from batchloom.chat.columns import says_something, value_at
 from batchloom.chat.detect import Shape, detect_schema, shape_of
 from batchloom.chat.records import Read, Record, record_reader
 from batchloom.chat.schema import Schema
-from batchloom.core.conversation import Labelled, Pair
+from batchloom.core.conversation import Conversation, Labelled, Pair
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
+from batchloom.media.look import Looker
+from batchloom.media.places import Places
 from batchloom.preparation.conversations import ChatRules
+from batchloom.preparation.media_processor import job_processor
+from batchloom.preparation.media_recipe import MediaRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.sources.faults import SNIPPET_BYTES
 from batchloom.sources.parts import PartReader
@@ -139,11 +143,13 @@ class Readings:
             # as text says of each record what is wrong with it, until there are too many.
             return Reading(replace(self.rules, text_field=None if whole else "text"))
         shape = shape_of(rows)
-        key = None if shape is None else (source.input, shape)
+        looker = self._looker(source)
+        # Where media lie is a matter of where their file does.
+        key = None if shape is None or looker else (source.input, shape)
         if key is not None and key in self._alike:
             return self._alike[key]
         try:
-            found = reading_of(source, rows, self.rules, mapping, self._recipe.chat)
+            found = reading_of(source, rows, self.rules, mapping, self._recipe.chat, looker)
         except SchemaError as error:
             place = self._recipe.source(source.input).place
             if not place:
@@ -154,6 +160,20 @@ class Readings:
         if key is not None and len(self._alike) < _MOST_ALIKE:
             self._alike[key] = found
         return found
+
+    def _looker(self, source: Source) -> Looker | None:
+        """What looks at the media of a source; None where media are not read."""
+        media = self._recipe.reading.media
+        if media is None:
+            return None
+        kinds = job_processor(media, self._recipe.tokenizer).families
+        places = Places(media_folder(media, source), media.limits)
+        return Looker(places, kinds, held=media.keep == "embed")
+
+
+def media_folder(media: MediaRecipe, source: Source) -> str:
+    """Where paths of media begin that a source names."""
+    return media.data_folder or source.path.rpartition("/")[0] or "."
 
 
 def called(kind: str) -> str:
@@ -185,8 +205,9 @@ def reading_of(
     rules: ReadRules,
     mapping: Mapping[str, str],
     chat: ChatRecipe,
+    looker: Looker | None = None,
 ) -> Reading:
-    """How a source with these first records is read."""
+    """How a source with these first records is read; with a looker its conversations may hold media."""
     try:
         schema = detect_schema(rows, mapping)
     except SchemaError as error:
@@ -203,14 +224,27 @@ def reading_of(
     if schema.kind != "conversation":
         read = record_reader(schema)
         return Reading(rules, way, read, detected=schema.description, columns=columns)
+    read = record_reader(schema, media=looker is not None)
     return Reading(
         rules,
         "conversation",
-        record_reader(schema),
+        read if looker is None else _looking(read, looker),
         chat.rules(completion=schema.form == "prompt-completion"),
         schema.description,
         columns,
     )
+
+
+def _looking(read: Read, looker: Looker) -> Read:
+    """A reader of conversations that looks at their media."""
+
+    def looked(row: Mapping[str, Any]) -> Record:
+        found = read(row)
+        if isinstance(found, Conversation) and found.media:
+            return replace(found, media=looker(found.media))
+        return found
+
+    return looked
 
 
 def _preference_reading(
@@ -284,7 +318,7 @@ def texts_in(value: object) -> Iterator[str]:
         if isinstance(content, str):
             yield content
         elif isinstance(content, list):
-            yield from (part["text"] for part in content)
+            yield from (part["text"] for part in content if "text" in part)
 
 
 def _filled(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:

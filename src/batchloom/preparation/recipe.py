@@ -20,6 +20,7 @@ from batchloom.preparation.conversations import ChatRules
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.evaluation_sets import clean_plain, files_identity
 from batchloom.preparation.fim_recipe import fim_plain
+from batchloom.preparation.media_recipe import media_plain
 from batchloom.preparation.overlong import OVERLONG, Overlong
 from batchloom.preparation.read_recipe import (
     ReadRecipe,
@@ -169,6 +170,9 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     plain["reading"].pop("fim")
     if recipe.reading.fim is not None:
         plain["reading"]["fim"] = fim_plain(recipe.reading.fim)
+    plain["reading"].pop("media")
+    if recipe.reading.media is not None:
+        plain["reading"]["media"] = media_plain(recipe.reading.media)
     plain["dedup"] = dedup_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name

@@ -13,6 +13,7 @@ from batchloom.preparation.append_refusals import refuse_without_recipe
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.fim_recipe import fim_of
 from batchloom.preparation.inputs import Given, Inputs, as_given, lifted, read_inputs
+from batchloom.preparation.media_recipe import media_of
 from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe, is_path
 from batchloom.preparation.recipe_file import Stated, read_recipe_file, state_recipe
@@ -24,7 +25,13 @@ from batchloom.store.manifest import read_manifest
 
 RecipePlace = Recipe | str | os.PathLike[str]
 
-_SHORT = {"clean": steps_of, "fim": fim_of, "dedup": dedup_of, "tokens_per_shard": tokens_of}
+_SHORT = {
+    "clean": steps_of,
+    "fim": fim_of,
+    "media": media_of,
+    "dedup": dedup_of,
+    "tokens_per_shard": tokens_of,
+}
 _COLUMNS = ("text_field", "mapping")
 _READING = tuple(field.name for field in fields(ReadRecipe))
 # Documents that are lines or paragraphs repeat without being copies (docs/decisions/0012-dedup.md).

@@ -16,6 +16,7 @@ from batchloom.core.spec import nearest, raise_problems, shown
 from batchloom.core.yaml_plain import EXPONENT, FLOAT_TAG, read_yaml
 from batchloom.preparation.dataset_file import MANIFEST_KEYS, Written
 from batchloom.preparation.fim_recipe import fim_plain
+from batchloom.preparation.media_recipe import media_settings
 from batchloom.preparation.read_recipe import SourceRecipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_values import dedup_plain, size_text, steps_plain
@@ -24,7 +25,7 @@ from batchloom.store.format import MANIFEST_NAME
 # In the order in which people read them.
 SETTINGS = (
     *("tokenizer", "end_token", "text_field", "mapping", "split_on", "normalize", "clean", "fim"),
-    "dedup",
+    *("media", "dedup"),
     *("tokens_per_shard", "dtype", "val_fraction", "test_fraction", "max_bad"),
     *("template", "train_on", "max_tokens", "overlong", "prove"),
 )
@@ -173,6 +174,7 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
         "mapping": dict(recipe.reading.mapping),
         "clean": steps_plain(recipe.reading.clean),
         "fim": fim_plain(recipe.reading.fim),
+        "media": media_settings(recipe.reading.media),
         "dedup": dedup_plain(recipe.dedup),
         "tokens_per_shard": size_text(recipe.tokens_per_shard),
     }

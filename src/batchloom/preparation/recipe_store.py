@@ -15,6 +15,7 @@ from batchloom.core.errors import InputError, InputMissingError, SettingsError, 
 from batchloom.core.files import NOT_JSON, because, printable, read_regular
 from batchloom.core.spec import from_plain, nearest, raise_problems
 from batchloom.core.synthetic import SYNTHETIC, SyntheticSpec
+from batchloom.media.processor import read_processor_files
 from batchloom.preparation.read_recipe import SourceRecipe
 from batchloom.preparation.recipe import flat_settings
 from batchloom.preparation.recipe_file import SETTINGS, Stated
@@ -110,6 +111,8 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
     settings.pop("clean_files", None)
     if expected is not None and "template" not in given:
         _check_template(str(settings.get("template")), expected, folder)
+    if isinstance(media := settings.get("media"), dict):
+        settings["media"] = _media(media, folder, look="media" not in given)
     step = [entry for entry in manifest.all_history if entry.reads][-1]
     sources = manifest.sources_of(step)
     said = _sources(plain, sources, where)
@@ -198,6 +201,25 @@ def _check_template(template: str, expected: object, folder: Path) -> None:
         raise InputError(
             f"{needed}, and the one here is another (its XXH3-128 is {found}, not {expected}); {remedy}."
         )
+
+
+def _media(plain: dict[str, Any], folder: Path, *, look: bool) -> dict[str, Any]:
+    """The settings of media of a manifest, after making sure that the processor is here, and the same."""
+    expected = plain.get("processor_fingerprint")
+    media = {name: one for name, one in plain.items() if name != "processor_fingerprint"}
+    if not look:
+        return media
+    needed = f"{folder} was made with the processor in a folder {media.get('processor')}"
+    remedy = "give its path with --processor"
+    try:
+        found = read_processor_files(Path(str(media.get("processor")))).fingerprint
+    except InputMissingError:
+        raise InputMissingError(f"{needed}, which is not here; {remedy}.") from None
+    if found != expected:
+        raise InputError(
+            f"{needed}, and the one here is another (its fingerprint is {found}, not {expected}); {remedy}."
+        )
+    return media
 
 
 def _kept_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any] | None:

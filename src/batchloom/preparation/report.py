@@ -99,6 +99,7 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
         settings: of the recipe, as a recipe file has them.
         counts: as the manifest of these documents alone would have them.
         content: what became of the input.
+        media: where paths of media begin, by the source that names them.
     """
 
     sources: list[ReportedSource] = []
@@ -121,6 +122,7 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     counts: Counts = Counts(0, 0, 0, 0, {})
     content: Content = Content()
+    media: dict[str, str] = {}
 
 
 def content_of(

@@ -11,6 +11,7 @@ from typing import Any, final
 
 from msgspec.structs import replace
 
+from batchloom.core.addresses import is_url
 from batchloom.core.files import printable
 from batchloom.core.values import counted
 from batchloom.preparation.append_refusals import refuse_other_kind
@@ -19,7 +20,7 @@ from batchloom.preparation.fim import make_fim
 from batchloom.preparation.finish import Finished, finish_store, make_manifest, move_store
 from batchloom.preparation.making import Made, Making, Run
 from batchloom.preparation.read_recipe import weights_note
-from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
+from batchloom.preparation.reading import USUAL, Readings, media_folder, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.recipe_file import printable_settings
 from batchloom.preparation.recipe_store import inputs_lay
@@ -262,7 +263,19 @@ class Job:
             workers=made.workers,
             crew=made.crew,
             content=self._content_of(made),
+            media=self._media_folders(),
         )
+
+    def _media_folders(self) -> dict[str, str]:
+        """Where paths of media begin, by source: a store knows none but those of records."""
+        media = self._recipe.reading.media
+        if media is None:
+            return {}
+        folders = {one.name: media_folder(media, one) for one in self._listing.sources}
+        return {
+            printable(name): folder if is_url(folder) else printable(os.path.abspath(folder))  # noqa: PTH100
+            for name, folder in folders.items()
+        }
 
     def _note(self, text: str) -> None:
         self._notes.append(text)

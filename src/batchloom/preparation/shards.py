@@ -26,12 +26,14 @@ from batchloom.preparation.unit_files import (
     trained_name,
     written_lengths,
 )
+from batchloom.preparation.unit_media import MEDIA_NAMES
 from batchloom.preparation.work import attempt_folder, claim, read_shards, reading
 from batchloom.store.bands import Banding, Bands
 from batchloom.store.format import SUBSETS, WORK_NAME, shard_name
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.mask import MaskBits
+from batchloom.store.media import ROW, MediaRows, ShardMedia
 from batchloom.store.origins import Origins
 from batchloom.store.pairs import CHOSEN, Sides, pair_numbers
 from batchloom.store.sums import sums_of_file
@@ -42,6 +44,7 @@ from batchloom.store.writer import (
     write_bands,
     write_file,
     write_mask,
+    write_media,
     write_sides,
     write_sums,
     writing,
@@ -146,6 +149,7 @@ def _drop_temporary(folder: Path) -> None:
         for name in (
             ROWS_NAME,
             BANDS_NAME,
+            *MEDIA_NAMES,
             *map(tokens_name, SUBSETS),
             *map(trained_name, SUBSETS),
         ):
@@ -188,6 +192,10 @@ def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> Sha
     mask = write_mask(stem, bits)
     pairs = write_sides(stem, _sides(taken, order.first_part))
     alike = write_bands(stem, bands)
+    media = _media(order.folder)
+    if media is not None:
+        media = media.take(np.flatnonzero(np.concatenate(mine)))
+    listed, blobs = write_media(stem, media)
     sums = write_sums(stem.with_suffix(".sums"), sums_of_file(_aside(stem)))
     with writing(stem):
         _aside(stem).replace(stem.with_suffix(".bin"))
@@ -204,6 +212,8 @@ def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> Sha
         pairs=pairs,
         bands=alike,
         sums=sums,
+        media=listed,
+        blobs=blobs,
     )
 
 
@@ -213,6 +223,15 @@ def _bands(order: WriteOrder, task: ShardTask) -> Bands | None:
         return None
     keys = _mapped(order.folder / BANDS_NAME, np.dtype("<u8"))
     return Bands(keys.reshape(-1, task.banding.bands), task.banding)
+
+
+def _media(folder: Path) -> ShardMedia | None:
+    """The media of a unit's documents; None where they hold none."""
+    rows, places, blobs = (folder / name for name in MEDIA_NAMES)
+    if not rows.exists():
+        return None
+    with reading(rows):
+        return ShardMedia(MediaRows(np.fromfile(rows, ROW), places.read_bytes()), blobs)
 
 
 def _mask_bits(path: Path) -> MaskBits:
@@ -235,9 +254,9 @@ def _copy(
     """
     for name, checksum in order.checksums.items():
         _refuse_changed(order.folder / tokens_name(name), checksum)
-    bands = _bands(order, task)
+    bands, media = _bands(order, task), _media(order.folder)
     writers = {
-        name: SubsetWriter(task, name, first, order.first_part, bands)
+        name: SubsetWriter(task, name, first, order.first_part, bands, media)
         for name, first in first_shards.items()
     }
     try:
@@ -376,6 +395,7 @@ class SubsetWriter:
         first_shard: number of the first shard.
         first_part: number of the first part.
         bands: of the documents among which those of the shards are; None where none are kept.
+        media: of the same documents; None where they hold none.
     """
 
     def __init__(
@@ -385,6 +405,7 @@ class SubsetWriter:
         first_shard: int,
         first_part: int,
         bands: Bands | None = None,
+        media: ShardMedia | None = None,
     ) -> None:
         self._task, self._folder = task, task.store / subset
         self._next, self._first_part = first_shard, first_part
@@ -392,6 +413,7 @@ class SubsetWriter:
         self._shard: ShardWriter | None = None
         self._rows: list[NDArray[np.void]] = []
         self._bands, self._places = bands, list[NDArray[np.int64]]()
+        self._media = media
         self._entries: list[ShardEntry] = []
 
     def add(
@@ -448,5 +470,6 @@ class SubsetWriter:
             lengths = rows["length"].astype(np.uint32)
             places, self._places = np.concatenate(self._places), []
             bands = None if self._bands is None else self._bands.take(places)
-            self._entries.append(self._shard.finish(lengths, origins, sides, bands))
+            media = None if self._media is None else self._media.take(places)
+            self._entries.append(self._shard.finish(lengths, origins, sides, bands, media))
             self._shard = None

@@ -19,6 +19,7 @@ from batchloom.preparation.conversations import LeftOut
 from batchloom.preparation.encode import Encoded, digests_and_sizes, halves_of, size_of
 from batchloom.preparation.encoding import Task, encode_documents, rule_of
 from batchloom.preparation.intake import Intake
+from batchloom.preparation.media_tokens import PlacedMedium
 from batchloom.preparation.orders import At, Heard, Place, UnitOrder, UnusableError
 from batchloom.preparation.overlong import OverlongError
 from batchloom.preparation.reading import Reading
@@ -87,6 +88,7 @@ class Takes(Protocol):
         *,
         added: tuple[int, int] = (0, 0),
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
+        media: Sequence[Sequence[PlacedMedium]] = (),
     ) -> None:
         """Take documents."""
 
@@ -383,7 +385,10 @@ class UnitRun:
         codes = self._task.membership.codes(rows["hash"])
         with self._watch.time("write temporary files", made.tokens.nbytes, len(rows)):
             self._files.add(
-                made.tokens, rows, codes, made.trained, added=made.added, plain=made.plain
+                *(made.tokens, rows, codes, made.trained),
+                added=made.added,
+                plain=made.plain,
+                media=made.media,
             )
         self._hear(documents=len(rows), tokens=tokens)
 

@@ -6,6 +6,7 @@ from typing import Any
 from batchloom.chat.choose import choose_template
 from batchloom.core.errors import InputError
 from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.media_processor import job_processor, processor_template
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.sample import (
@@ -109,6 +110,9 @@ def job_template(
     if encoder.tokenizer is not tokenizer:
         engine = encoder.tokenizer.engine
         tell(f"Encoding conversations with {engine.name}: {engine.note}")
+    if recipe.reading.media is not None:
+        for note in job_processor(recipe.reading.media, recipe.tokenizer).notes:
+            tell(f"{note}.")
     for note in encoder.notes:
         tell(f"{note[:1].upper()}{note[1:]}.")
     return encoder
@@ -120,7 +124,17 @@ def chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     Raises:
         TemplateError: no such template, or one that cannot be used.
     """
-    return ChatEncoder(verify_control(tokenizer, ()), recipe.chat.template)
+    encoder, media = verify_control(tokenizer, ()), recipe.reading.media
+    if media is None:
+        return ChatEncoder(encoder, recipe.chat.template)
+    processor = job_processor(media, recipe.tokenizer)
+    beside = processor_template(media)
+    return ChatEncoder(
+        encoder,
+        recipe.chat.template,
+        families=processor.families,
+        templates={} if beside is None else {"default": beside},
+    )
 
 
 def dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:

@@ -18,6 +18,8 @@ from batchloom.dedup.keys import key_file, key_records
 from batchloom.dedup.minhash import NO_KEY, band_keys
 from batchloom.preparation.bad_order import put_in_order
 from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.media_tokens import PlacedMedium
+from batchloom.preparation.unit_media import UnitMedia
 from batchloom.store.format import SUBSETS
 from batchloom.store.pairs import BAD
 from batchloom.store.writer import writing
@@ -203,6 +205,7 @@ class UnitFiles:
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
+        self._media, self._documents = UnitMedia(folder), 0
         near = [BANDS_NAME] if dedup.mode == "near" else []
         for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_name, SUBSETS)):
             with writing(folder):
@@ -213,6 +216,7 @@ class UnitFiles:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.__exit__(*sys.exc_info())
+        self._media.close()
         for file in self._open.values():
             # What could not be written has been told already; closing would only tell it again.
             with contextlib.suppress(OSError):
@@ -227,12 +231,14 @@ class UnitFiles:
         *,
         added: tuple[int, int] = (0, 0),
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
+        media: Sequence[Sequence[PlacedMedium]] = (),
     ) -> None:
         """Append documents: the tokens of those that are not seen back to back, their rows and their subset codes.
 
         ``trained`` says of each token whether it is trained; None: every one. ``added``: how many
         control tokens stand before and behind the text of each document. ``plain``: tokens and lengths
-        of those that are not seen, as they are compared; None: as they are written.
+        of those that are not seen, as they are compared; None: as they are written. ``media``: of each
+        document; nothing where none of them holds any.
         """
         lengths = written_lengths(rows)
         stops = np.cumsum(lengths)
@@ -250,6 +256,9 @@ class UnitFiles:
                         flags = np.ones(len(tokens), bool) if trained is None else trained
                         self._flag(name, in_pieces(flags, starts[mine], stops[mine]))
                 self._tokens[name] += sum(piece.size for piece in taken)
+        if media:
+            self._media.add(media, self._documents)
+        self._documents += len(rows)
         with writing(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
         if self._key is not None and len(rows):
@@ -327,6 +336,7 @@ class UnitFiles:
         self._stack.close()
         if not self._bad_in_order:
             self._sort_bad()
+        self._media.sync()
         for file in self._open.values():
             with writing(self._folder):
                 file.flush()

@@ -32,6 +32,7 @@ from batchloom.store.manifest import (
     SubsetEntry,
     read_manifest,
 )
+from batchloom.store.media import ShardMedia, map_media
 from batchloom.store.opening import open_store
 from batchloom.store.pairs import Sides
 from batchloom.store.reader import Store
@@ -177,6 +178,12 @@ def _written(
             Sides(sides.pairs[kept], sides.sides[kept]) if sides else None,
             map_bands(folder / f"{old.name}.bands", old.documents).take(kept)
             if old.bands
+            else None,
+            ShardMedia(
+                map_media(folder / f"{old.name}.media", old.documents),
+                folder / f"{old.name}.blobs",
+            ).take(kept)
+            if old.media
             else None,
         )
     finally:

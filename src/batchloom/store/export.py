@@ -16,6 +16,7 @@ from batchloom.core.locks import lock_alone
 from batchloom.core.spec import nearest, raise_problems
 from batchloom.store.export_mds import export_mds
 from batchloom.store.export_tokens import export_flat, export_merged, export_shards
+from batchloom.store.lone import refuse_media
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
 from batchloom.store.writer import make_folder, sync_folder, writing
@@ -90,6 +91,7 @@ def export_store(
             f"{store.path} is made up as it is read, and has no shards to export: write it first (batchloom prepare "
             f"{store.path} --out STORE), and export that store."
         )
+    refuse_media(store.manifest, store.place, "an export")
     tick = progress or (lambda _: None)
     with _aside(place) as folder:
         if to == "megatron" and merge is not None:

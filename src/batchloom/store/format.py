@@ -8,6 +8,7 @@ import xxhash
 FORMAT_VERSION = 1
 MANIFEST_NAME = "dataset_metadata.json"
 TOKENIZER_NAME = "tokenizer_state.json"
+PROCESSOR_NAME = "processor_state.json"
 QUARANTINE_NAME = "quarantine.jsonl"
 REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"

@@ -56,7 +56,7 @@ _OURS = {
     **dict.fromkeys(
         SUBSETS,
         re.compile(
-            r"(shard_\d{5,9}\.(bin|idx|docs|mask|pairs|bands)|(lengths|removed)(\.\d{5,})?\.u(32|64))(\.partial)?"
+            r"(shard_\d{5,9}\.(bin|idx|docs|mask|pairs|bands|media|blobs)|(lengths|removed)(\.\d{5,})?\.u(32|64))(\.partial)?"
         ),
     ),
 }
@@ -111,6 +111,7 @@ def extended(base: Manifest, added: Manifest) -> Manifest:
     for name, old, new in (
         ("tokenizer", base.tokenizer.fingerprint, added.tokenizer.fingerprint),
         ("dtype", base.dtype, added.dtype),
+        ("processor", *(one.processor and one.processor.fingerprint for one in (base, added))),
     ):
         if old != new:
             raise StoreConflictError(
@@ -174,6 +175,8 @@ def files_of(manifest: Manifest) -> set[str]:
             endings += ["pairs"] if shard.pairs else []
             endings += ["bands"] if shard.bands else []
             endings += ["sums"] if shard.sums else []
+            endings += ["media"] if shard.media else []
+            endings += ["blobs"] if shard.blobs else []
             found |= {f"{name}/{shard.name}.{ending}" for ending in endings}
     return found
 

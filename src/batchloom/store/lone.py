@@ -5,12 +5,12 @@ from pathlib import Path
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.synthetic import SYNTHETIC
 from batchloom.store.format import MANIFEST_NAME, SUBSETS
-from batchloom.store.manifest import read_manifest
+from batchloom.store.manifest import Manifest, read_manifest
 from batchloom.store.synthetic import is_synthetic
 
 
 def refuse_lone_shard(stem: Path) -> None:
-    """Refuse a shard that lies in a store of synthetic documents or of preferences, or that held removed ones.
+    """Refuse a shard of a store of synthetic documents, of preferences or of media, or that held removed ones.
 
     Its files alone would pass for real data, or for answers that are all to be imitated.
 
@@ -33,6 +33,8 @@ def refuse_lone_shard(stem: Path) -> None:
         what = f"made-up documents (source={SYNTHETIC})"
     elif manifest.preferences:
         what = f"preferences ({manifest.preferences})"
+    elif manifest.processor is not None:
+        what = "documents with images or audio"
     elif (subset := manifest.subsets.get(folder.name)) and subset.removed:
         what = "documents of which some were removed"
     else:
@@ -40,3 +42,21 @@ def refuse_lone_shard(stem: Path) -> None:
     raise InputError(
         f"{stem} is a shard of a store of {what}, which its files alone do not say; name the store itself: {store}"
     )
+
+
+def refuse_media(manifest: Manifest | None, place: str, who: str) -> None:
+    """Refuse a store with images or audio where its tokens alone are read.
+
+    Args:
+        manifest: of the store; None for what has none.
+        place: the store, for the words of the error.
+        who: reads them, in words.
+
+    Raises:
+        InputError: it is one.
+    """
+    if manifest is not None and manifest.processor is not None:
+        raise InputError(
+            f"{place} holds images or audio, which {who} does not take along yet: what stands for them would be left "
+            "alone. Read it with batchloom.Loader (docs/media.md)."
+        )

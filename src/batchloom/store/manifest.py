@@ -50,7 +50,8 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     ``mask`` and ``trained`` (tokens) are there only where some token is not trained, ``pairs`` only
     in stores of preferences, ``bands`` only where documents that are alike were looked for, ``sums`` (the
-    checksum of the head of the ``.sums``) not in older stores.
+    checksum of the head of the ``.sums``) not in older stores, ``media`` only where documents hold media and
+    ``blobs`` only where the store holds the bytes of some.
     """
 
     name: str
@@ -65,6 +66,8 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     pairs: str | None = None
     bands: str | None = None
     sums: str | None = None
+    media: str | None = None
+    blobs: str | None = None
 
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -168,6 +171,13 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_version: str
 
 
+class ProcessorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The class of the processor whose media the documents hold, and its fingerprint."""
+
+    name: str
+    fingerprint: str
+
+
 class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What came in and what came out. ``dropped`` counts documents left out, by reason.
 
@@ -196,6 +206,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     subset_overrides: dict[str, str]
     sources: tuple[SourceEntry, ...]
     history: tuple[GenerationEntry, ...] = ()
+    processor: ProcessorEntry | None = None
 
     @property
     def all_history(self) -> tuple[GenerationEntry, ...]:
@@ -233,6 +244,7 @@ def subset_fingerprint(manifest: Manifest, subset: str) -> str:
                 [s.documents, s.tokens, s.bin, s.idx]
                 + ([s.mask] if s.mask else [])
                 + ([f"pairs:{s.pairs}"] if s.pairs else [])
+                + ([f"media:{s.media}"] if s.media else [])
                 for s in entry.shards
             ],
             **gone,

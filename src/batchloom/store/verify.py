@@ -19,6 +19,7 @@ from batchloom.store.index import map_file, map_index
 from batchloom.store.lengths import map_lengths
 from batchloom.store.manifest import Manifest, ShardEntry, SubsetEntry, read_manifest
 from batchloom.store.mask import map_mask
+from batchloom.store.media import blobs_fault, map_media
 from batchloom.store.opening import open_store
 from batchloom.store.origins import map_origins
 from batchloom.store.pairs import map_sides, pair_numbers
@@ -268,6 +269,7 @@ def _shard_faults(
         if xxhash.xxh3_128_hexdigest(map_file(stem.with_suffix(suffix))) != expected:
             faults.append(f"{stem}{suffix}: checksum differs from the manifest's.")
     faults += _mask_faults(stem, shard) + _bands_faults(stem, shard)
+    faults += _media_faults(stem, shard, lengths)
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
@@ -334,6 +336,22 @@ def _bands_faults(stem: Path, shard: ShardEntry) -> list[str]:
     if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.bands:
         return [f"{path}: checksum differs from the manifest's."]
     return []
+
+
+def _media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) -> list[str]:
+    path, blobs = stem.with_suffix(".media"), stem.with_suffix(".blobs")
+    if shard.media is None:
+        return [f"{one}: the manifest knows of no media." for one in (path, blobs) if one.exists()]
+    media = map_media(path, shard.documents)
+    faults = [
+        f"{one}: checksum differs from the manifest's."
+        for one, stated in ((path, shard.media), (blobs, shard.blobs))
+        if stated is not None and xxhash.xxh3_128_hexdigest(map_file(one)) != stated
+    ]
+    ends = media.rows["start"].astype(np.int64) + media.rows["tokens"]
+    if (ends > lengths[media.rows["document"]]).any():
+        faults.append(f"{path}: media end behind their documents.")
+    return faults + list(filter(None, [blobs_fault(blobs, media)]))
 
 
 def _length_sums_faults(path: Path, view: memoryview, stated: str | None) -> list[str]:

@@ -117,6 +117,7 @@ class _Copy:
     def shard(self, stem: Path, entry: ShardEntry) -> Iterator[None]:
         """Have the files of a shard here for a while."""
         given = {"mask": entry.mask, "pairs": entry.pairs, "bands": entry.bands, "sums": entry.sums}
+        given |= {"media": entry.media, "blobs": entry.blobs}
         endings = ["bin", "idx", "docs", *(ending for ending, one in given.items() if one)]
         paths = [stem.with_suffix(f".{ending}") for ending in endings]
         for path in paths:

@@ -19,6 +19,7 @@ from batchloom.store.format import LENGTHS_NAME, LENGTHS_SUMS_NAME, of_generatio
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.mask import MaskBits
+from batchloom.store.media import ShardMedia, blob_pieces
 from batchloom.store.origins import Origins
 from batchloom.store.pairs import Sides
 from batchloom.store.sums import COUNTED, BlockSums
@@ -173,6 +174,17 @@ def write_bands(stem: Path, bands: Bands | None) -> str | None:
     return None if bands is None else write_pieces(stem.with_suffix(".bands"), bands.pieces())
 
 
+def write_media(stem: Path, media: ShardMedia | None) -> tuple[str | None, str | None]:
+    """Write a shard's ``.media`` and ``.blobs``; their checksums, None for what there is none of."""
+    if media is None or not len(media.rows):
+        return None, None
+    rows, stretches = media.packed()
+    blobs = None
+    if media.blobs is not None and stretches:
+        blobs = write_pieces(stem.with_suffix(".blobs"), blob_pieces(media.blobs, stretches))
+    return write_file(stem.with_suffix(".media"), rows.to_bytes()), blobs
+
+
 def write_sums(path: Path, sums: BlockSums) -> str:
     """Write a ``.sums`` file; the checksum of its head."""
     data, head = sums.to_bytes()
@@ -220,6 +232,7 @@ class ShardWriter:
         origins: Origins,
         sides: Sides | None = None,
         bands: Bands | None = None,
+        media: ShardMedia | None = None,
     ) -> ShardEntry:
         """Close the shard; it exists under its names only after this.
 
@@ -228,6 +241,7 @@ class ShardWriter:
             origins: origin and hash of each document [D].
             sides: pair and side of each document [D]; None where they are no preferences.
             bands: by which later documents are found to be like them; None where nobody asks.
+            media: what the documents hold; None where they hold none.
         """
         if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(origins):
             raise AssertionError(f"{self._stem}: lengths do not add up to the tokens appended")
@@ -240,6 +254,7 @@ class ShardWriter:
         mask = write_mask(self._stem, self._mask) if self._mask else None
         pairs = write_sides(self._stem, sides)
         alike = write_bands(self._stem, bands)
+        listed, blobs = write_media(self._stem, media)
         sums = write_sums(self._stem.with_suffix(".sums"), self._sums)
         with writing(self._stem):
             self._aside.replace(self._stem.with_suffix(".bin"))
@@ -256,6 +271,8 @@ class ShardWriter:
             pairs=pairs,
             bands=alike,
             sums=sums,
+            media=listed,
+            blobs=blobs,
         )
 
     def abandon(self) -> None:

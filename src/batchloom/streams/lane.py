@@ -15,6 +15,7 @@ from batchloom.plan.lanes import lane_pool_size, lane_stretches, no_sequence
 from batchloom.plan.spec import PlanSpec
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.encoding import Task
+from batchloom.preparation.media_tokens import PlacedMedium
 from batchloom.preparation.orders import Heard, UnitOrder, UnusableError
 from batchloom.preparation.stretched import StretchLog
 from batchloom.preparation.tokenize import UnitRun
@@ -129,8 +130,11 @@ class Taken:
         *,
         added: tuple[int, int] = (0, 0),  # noqa: ARG002 - as files of a unit have it
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,  # noqa: ARG002
+        media: Sequence[Sequence[PlacedMedium]] = (),
     ) -> None:
         """Take documents."""
+        if media:
+            raise AssertionError("a stream refuses recipes with media")
         if self.log is not None:
             self.log.add(tokens, rows, codes, trained)
         self.shares += np.bincount(codes, minlength=len(SUBSETS))

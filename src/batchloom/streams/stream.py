@@ -231,6 +231,10 @@ class Stream:
                     f"inputs: {recipe.inputs[0]} is made up, and needs no stream: open_store({recipe.inputs[0]!r})"
                 ]
             )
+        if recipe.reading.media is not None:
+            raise SettingsError(
+                ["media: a stream reads no images and no audio yet; prepare them into a store"]
+            )
         if settings.keep is not None:
             check_keep(recipe.inputs, settings.keep)
         self._folder = Path(tempfile.mkdtemp(prefix="batchloom-stream-"))

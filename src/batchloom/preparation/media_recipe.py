@@ -1,0 +1,103 @@
+"""The settings of images and audio: the processor, where media lie, and how they are kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path, PurePath
+from typing import Any, Literal, get_args
+
+from batchloom.core.errors import SettingsError
+from batchloom.core.spec import is_text, nearest, raise_problems, shown, to_plain
+from batchloom.media.limits import MediaLimits
+from batchloom.media.processor import read_processor_files
+
+Keep = Literal["reference", "embed"]
+KEEP: tuple[str, ...] = get_args(Keep)
+_LIMITS = tuple(field.name for field in fields(MediaLimits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaRecipe:
+    """How conversations with images and audio are read.
+
+    What is wrong with one is told by the recipe that holds it, with all else that is wrong.
+
+    Attributes:
+        processor: the folder of a processor of transformers.
+        data_folder: where paths of media begin, a folder or a URL; None: the folder of the file that names them.
+        keep: ``reference``: the store names media, ``embed``: it holds their bytes. Those that stand in records
+            are always held.
+        limits: what is refused for its size.
+    """
+
+    processor: str
+    data_folder: str | None = None
+    keep: Keep = "reference"
+    limits: MediaLimits = field(default_factory=MediaLimits)
+
+    def problems(self) -> list[str]:
+        """What is wrong with these values, by their names."""
+        problems = [
+            f"media.{name}: {shown(value)} is no path; name a folder"
+            for name, value in (("processor", self.processor), ("data_folder", self.data_folder))
+            if value is not None and (not is_text(value) or "\0" in value)
+        ]
+        if self.keep not in KEEP:
+            hint = nearest(str(self.keep), KEEP)
+            problems.append(f"media.keep: {shown(self.keep)} is none of {', '.join(KEEP)}{hint}")
+        return problems
+
+
+def media_of(value: object) -> MediaRecipe | None:
+    """The settings of media as a mapping, or as the value itself; None for none.
+
+    Raises:
+        SettingsError: settings nobody knows, limits that are none, or no processor.
+    """
+    if value is None or isinstance(value, MediaRecipe):
+        return value
+    if not isinstance(value, Mapping):
+        raise SettingsError([f"media: {shown(value)} is no mapping; write {{processor: FOLDER}}"])
+    known = ("processor", "data_folder", "keep", *_LIMITS)
+    problems = [
+        f"media.{name}: unknown setting{nearest(str(name), known)}"
+        for name in value
+        if name not in known
+    ]
+    if value.get("processor") is None:
+        problems.append(
+            "media.processor: there is none; name the folder of a processor (--processor)"
+        )
+    said = {name: one for name, one in value.items() if one is not None}
+    limits = MediaLimits()
+    try:
+        limits = MediaLimits(**{name: said[name] for name in _LIMITS if name in said})
+    except SettingsError as error:
+        problems += [f"media.{one}" for one in error.problems]
+    raise_problems(problems)
+    rest = {name: one for name, one in said.items() if name not in _LIMITS}
+    return MediaRecipe(**rest, limits=limits)
+
+
+def media_settings(media: MediaRecipe | None) -> dict[str, Any] | None:
+    """The settings of media as a recipe file has them; what is as usual is left out."""
+    if media is None:
+        return None
+    usual = to_plain(MediaLimits())
+    said = {"processor": media.processor, "data_folder": media.data_folder}
+    limits = {name: one for name, one in to_plain(media.limits).items() if one != usual[name]}
+    keep = {} if media.keep == "reference" else {"keep": media.keep}
+    return {name: one for name, one in said.items() if one is not None} | keep | limits
+
+
+def media_plain(media: MediaRecipe) -> dict[str, Any]:
+    """The same as the manifest holds it: the processor by name and content, no absolute paths.
+
+    Raises:
+        InputError: there is no such processor.
+    """
+    plain = media_settings(media) or {}
+    plain["processor"] = Path(media.processor).absolute().name
+    plain["processor_fingerprint"] = read_processor_files(Path(media.processor)).fingerprint
+    if media.data_folder is not None and PurePath(media.data_folder).is_absolute():
+        plain["data_folder"] = Path(media.data_folder).name
+    return plain

@@ -1,0 +1,438 @@
+"""Conversations with media become a store: their tokens, their media beside them, and what is kept aside."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom.core.errors import (
+    InputError,
+    InputMissingError,
+    SettingsError,
+    StoreConflictError,
+    StoreError,
+)
+from batchloom.media.processor import open_processor
+from batchloom.preparation.media_recipe import MediaRecipe
+from batchloom.preparation.read_recipe import ReadRecipe
+from batchloom.preparation.recipe import Recipe
+from batchloom.store.compact import compact_store
+from batchloom.store.media import NOT_HELD, ROW, MediaRows, ShardMedia, map_media
+from batchloom.store.remove import remove_documents
+from batchloom.store.stored_media import StoreMedia
+from batchloom.store.verify import verify_store
+from media.made import encoded, picture, sound, talk, write_images, write_sounds
+from media.processors import MADE, save
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def processors(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processors")
+    return {
+        name: str(save(MADE[name](), folder / name))
+        for name in ("qwen2_vl", "qwen2_audio", "gemma3")
+    }
+
+
+def prepared(file, out, processor, **settings):
+    media = {"processor": processor, **settings.pop("media", {})}
+    batchloom.prepare(
+        file,
+        out=out,
+        tokenizer=processor,
+        media=media,
+        val_fraction=0,
+        **{"dedup": "none", **settings},
+    )
+    return batchloom.open_store(out)
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory):
+    return write_images(tmp_path_factory.mktemp("talks"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, talks, processors):
+    return prepared(talks, tmp_path_factory.mktemp("made") / "store", processors["qwen2_vl"])
+
+
+def test_every_document_names_its_media_and_their_tokens(store, talks, processors):
+    rows = json.loads(talks.read_text())
+    processor = open_processor(Path(processors["qwen2_vl"]))
+    family, pad = processor.families["image"], store.tokenizer.control["<|image_pad|>"]
+    media = StoreMedia(store)
+    assert media.any
+    assert set(media.folders.values()) == {str(talks.parent)}
+    for number in range(len(store)):
+        row = rows[store.origin(number).record]
+        (found,) = media.of(np.array([number]))
+        assert [one.place for one in found] == row.get("images", [])
+        ids = store[number].ids
+        for one in found:
+            facts = one.facts
+            assert family.expand(facts).runs == (one.tokens,)
+            assert (ids[one.start : one.start + one.tokens] == pad).all()
+            assert one.size == (talks.parent / one.place).stat().st_size
+            assert one.blob is None
+        assert int((ids == pad).sum()) == sum(one.tokens for one in found)
+
+
+def test_a_store_with_media_is_checked(store, tmp_path):
+    assert verify_store(store.path).faults == []
+    copy = tmp_path / "copy"
+    shutil.copytree(store.path, copy)
+    file = copy / "train" / "shard_00000.media"
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(data)
+    assert "shard_00000.media: checksum differs" in verify_store(copy).faults[0]
+    file.write_bytes(data[:-1])
+    assert (
+        "in 3,0" in verify_store(copy).faults[0]
+        or "bytes of places" in verify_store(copy).faults[0]
+    )
+    file.unlink()
+    assert "shard_00000.media" in verify_store(copy).faults[0]
+
+
+def test_the_same_job_gives_the_same_bytes_with_any_workers(tmp_path, store, processors):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    whole = json.loads((talks_of(store)).read_text())
+    shutil.copytree(talks_of(store).parent / "pictures", folder / "pictures")
+    for number in range(3):
+        (folder / f"{number}.json").write_text(json.dumps(whole[number::3]))
+    made = [
+        prepared(folder, tmp_path / f"out{workers}", processors["qwen2_vl"], workers=workers)
+        for workers in (1, 2)
+    ]
+    first, second = (
+        {file.relative_to(one.path): file.read_bytes() for file in (one.path / "train").iterdir()}
+        for one in made
+    )
+    assert first == second
+    assert Path("train/shard_00000.media") in first
+
+
+def talks_of(store):
+    (folder,) = set(StoreMedia(store).folders.values())
+    return Path(folder) / "talks.json"
+
+
+def test_media_are_held_once_where_that_is_asked_for(tmp_path, processors):
+    file = write_images(tmp_path / "in", 3)
+    rows = json.loads(file.read_text())
+    file.write_text(json.dumps([*rows, {**rows[0], "messages": talk("<image>Again?", "It is.")}]))
+    store = prepared(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
+    found = [one for some in StoreMedia(store).of(np.arange(len(store))) for one in some]
+    assert len(found) == 7
+    places = {one.place: one for one in found}
+    blobs = store.path / "train" / "shard_00000.blobs"
+    assert blobs.stat().st_size == sum(one.size for one in places.values())
+    for one in found:
+        path, begin = one.blob
+        data = path.read_bytes()[begin : begin + one.size]
+        assert data == (file.parent / one.place).read_bytes()
+    assert verify_store(store.path).faults == []
+    data = bytearray(blobs.read_bytes())
+    data[7] ^= 1
+    blobs.write_bytes(data)
+    assert "shard_00000.blobs: checksum differs" in verify_store(store.path).faults[0]
+    blobs.write_bytes(data[:-1])
+    assert any("its media end at" in fault for fault in verify_store(store.path).faults)
+
+
+def test_media_in_records_are_always_held(tmp_path, processors):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = encoded(picture(), "PNG")
+    table = {
+        "messages": [talk("<image>?", "A cat.")],
+        "images": [[{"bytes": data, "path": "a.png"}]],
+    }
+    pq.write_table(pa.table(table), tmp_path / "in.parquet")
+    store = prepared(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_vl"])
+    ((one,),) = StoreMedia(store).of(np.array([0]))
+    assert one.place == ""
+    assert one.blob[0].read_bytes() == data
+
+
+def test_sounds_are_stored_with_their_true_lengths(tmp_path, processors):
+    file = write_sounds(tmp_path / "in")
+    store = prepared(file, tmp_path / "out", processors["qwen2_audio"])
+    family = open_processor(Path(processors["qwen2_audio"])).families["audio"]
+    token = store.tokenizer.control["<|AUDIO|>"]
+    for number, (one,) in enumerate(StoreMedia(store).of(np.arange(len(store)))):
+        assert (store[number].ids == token).sum() == one.tokens == family.expand(one.facts).runs[0]
+
+
+BAD = {
+    "no medium": (
+        {"messages": talk("<image><image>?", "A.")},
+        "placeholder <image> without its image",
+    ),
+    "no placeholder": ({"messages": talk("?", "A."), "images": ["good.png"]}, "stands nowhere"),
+    "missing": (
+        {"messages": talk("<image>?", "A."), "images": ["none.png"]},
+        r"image 1 \(none.png\) is not there",
+    ),
+    "empty": (
+        {"messages": talk("<image>?", "A."), "images": ["empty.png"]},
+        r"is empty \(0 bytes\)",
+    ),
+    "cut": (
+        {"messages": talk("<image>?", "A."), "images": ["cut.jpg"]},
+        "begins as JPEG and cannot be read",
+    ),
+    "svg": ({"messages": talk("<image>?", "A."), "images": ["drawing.png"]}, "a drawing in SVG"),
+    "outside": (
+        {"messages": talk("<image>?", "A."), "images": ["../../etc/passwd"]},
+        "lies outside of",
+    ),
+    "thin": ({"messages": talk("<image>?", "A."), "images": ["thin.png"]}, "more than 200"),
+    "large": (
+        {"messages": talk("<image>?", "A."), "images": ["large.png"]},
+        "more than the 90,000 that are allowed",
+    ),
+    "a sound": (
+        {"messages": talk("<audio>?", "A."), "audios": ["a.wav"]},
+        "is audio, and the processor takes image",
+    ),
+}
+
+
+def test_what_cannot_be_used_is_kept_aside_with_its_line(tmp_path, processors):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "good.png").write_bytes(encoded(picture(), "PNG"))
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "cut.jpg").write_bytes(encoded(picture(200, 200))[:3000])
+    (folder / "drawing.png").write_text("<svg xmlns='http://www.w3.org/2000/svg'></svg>")
+    (folder / "thin.png").write_bytes(encoded(picture(4000, 3), "PNG"))
+    (folder / "large.png").write_bytes(encoded(picture(400, 300), "PNG"))
+    (folder / "a.wav").write_bytes(sound())
+    good = {"messages": talk("<image>Who?", "A cat."), "images": ["good.png"]}
+    lines = [row for bad, _ in BAD.values() for row in (bad, good)]
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    store = prepared(
+        folder / "in.jsonl",
+        tmp_path / "out",
+        processors["qwen2_vl"],
+        media={"image_pixels": 90_000},
+        max_bad=50,
+    )
+    assert len(store) == len(BAD)
+    kept = [json.loads(line) for line in (store.path / "quarantine.jsonl").read_text().splitlines()]
+    assert [one["line"] for one in kept] == [1 + 2 * number for number in range(len(BAD))]
+    for one, (_, said) in zip(kept, BAD.values(), strict=True):
+        assert re.search(said, one["reason"]), one["reason"]
+
+
+def test_equal_texts_about_other_images_are_no_duplicates(tmp_path, processors):
+    for number in (0, 1):
+        (tmp_path / f"{number}.png").write_bytes(encoded(picture(seed=number), "PNG"))
+    (tmp_path / "same.png").write_bytes((tmp_path / "0.png").read_bytes())
+    rows = [
+        {"messages": talk("<image>Who?", "A cat."), "images": [f"{name}.png"]}
+        for name in ("0", "1", "same")
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store = prepared(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="exact")
+    assert [store.origin(number).record for number in range(len(store))] == [0, 1]
+
+
+def test_a_data_folder_is_where_paths_begin(tmp_path, processors):
+    file = write_images(tmp_path / "in", 2)
+    moved = tmp_path / "elsewhere.json"
+    file.rename(moved)
+    with pytest.raises(InputError, match="is not there"):
+        prepared(moved, tmp_path / "out", processors["qwen2_vl"], max_bad=0)
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    store = prepared(
+        moved, tmp_path / "out", processors["qwen2_vl"], media={"data_folder": str(tmp_path / "in")}
+    )
+    assert set(StoreMedia(store).folders.values()) == {str(tmp_path / "in")}
+
+
+def test_removed_and_compacted_documents_take_their_media_along(tmp_path, processors):
+    file = write_images(tmp_path / "in", 5)
+    store = prepared(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
+    before = {
+        store.origin(n).record: some
+        for n, some in enumerate(StoreMedia(store).of(np.arange(len(store))))
+    }
+    gone = store.origin(2)
+    (tmp_path / "gone.txt").write_text(f"{gone.hash}\n")
+    remove_documents(store.path, documents_file=tmp_path / "gone.txt")
+    compact_store(store.path)
+    assert verify_store(store.path).faults == []
+    after = batchloom.open_store(store.path)
+    assert len(after) == len(store) - 1
+    for number, some in enumerate(StoreMedia(after).of(np.arange(len(after)))):
+        record = after.origin(number).record
+        assert record != gone.record
+        told = [(one.place, one.start, one.tokens, one.digest, one.size) for one in some]
+        assert told == [
+            (one.place, one.start, one.tokens, one.digest, one.size) for one in before[record]
+        ]
+        for one in some:
+            path, begin = one.blob
+            assert (
+                path.read_bytes()[begin : begin + one.size]
+                == (file.parent / one.place).read_bytes()
+            )
+
+
+def test_more_conversations_are_appended_with_the_same_processor(tmp_path, processors):
+    first = write_images(tmp_path / "one", 3)
+    store = prepared(first, tmp_path / "out", processors["qwen2_vl"])
+    second = write_images(tmp_path / "two", 4)
+    second = second.rename(second.with_name("more.json"))
+    batchloom.prepare(
+        second, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]}
+    )
+    grown = batchloom.open_store(tmp_path / "out")
+    assert len(grown) > len(store)
+    assert verify_store(grown.path).faults == []
+    found = StoreMedia(grown)
+    assert set(found.folders.values()) == {str(first.parent), str(second.parent)}
+    assert sum(map(len, found.of(np.arange(len(grown))))) > 6
+    third = write_images(tmp_path / "three", 1)
+    third = third.rename(third.with_name("other.json"))
+    for media in ({"processor": processors["gemma3"]}, {"processor": other(tmp_path / "other")}):
+        with pytest.raises(StoreConflictError, match="is of processor Qwen2VLProcessor"):
+            batchloom.prepare(third, out=tmp_path / "out", append=True, media=media)
+
+
+def other(folder):
+    """A processor that makes other tokens of an image."""
+    folder.mkdir()
+    return str(save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), folder))
+
+
+def test_a_store_is_made_again_by_its_own_recipe(tmp_path, processors, monkeypatch):
+    file = write_images(tmp_path / "in", 2)
+    store = prepared(file, tmp_path / "out", processors["qwen2_vl"])
+    with pytest.raises(InputMissingError, match="give its path with --processor"):
+        batchloom.prepare(recipe=store.path, out=tmp_path / "again")
+    monkeypatch.chdir(Path(processors["qwen2_vl"]).parent)
+    batchloom.prepare(recipe=store.path, out=tmp_path / "again")
+    first, second = (
+        (tmp_path / name / "dataset_metadata.json").read_bytes() for name in ("out", "again")
+    )
+    assert first == second
+
+
+def test_the_commands_take_no_more_than_processor_tokenizer_and_out(
+    tmp_path, processors, real_data
+):
+    for name, file in (("qwen2_vl", "mllm_demo.json"), ("qwen2_audio", "mllm_audio_demo.json")):
+        out, folder = tmp_path / name, processors[name]
+        source = real_data / "multimodal" / file
+        given = [
+            "prepare",
+            str(source),
+            "--processor",
+            folder,
+            "--tokenizer",
+            folder,
+            "--out",
+            str(out),
+        ]
+        for command in (
+            given,
+            ["check", str(out)],
+            ["inspect", str(out)],
+            ["doctor", str(out)],
+            given,
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "batchloom", *command], capture_output=True, text=True
+            )
+            assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def test_wrong_settings_of_media_are_told_at_once(tmp_path):
+    with pytest.raises(SettingsError) as told:
+        batchloom.prepare(
+            tmp_path,
+            out=tmp_path / "out",
+            media={"procesor": "x", "image_pixels": -1},
+        )
+    said = "; ".join(told.value.problems)
+    assert "media.procesor: unknown setting; did you mean 'processor'?" in said
+    assert "media.processor: there is none" in said
+    assert "media.image_pixels: -1 is not a whole number" in said
+    with pytest.raises(
+        SettingsError, match="media.keep: 'embeded' is none of reference, embed; did you mean"
+    ):
+        batchloom.prepare(
+            tmp_path, out=tmp_path / "out", media={"processor": "x", "keep": "embeded"}
+        )
+
+
+def test_streams_refuse_media(tmp_path, processors):
+    media = MediaRecipe(processor=processors["qwen2_vl"])
+    recipe = Recipe(
+        inputs=(str(write_images(tmp_path / "in", 2)),),
+        tokenizer=processors["qwen2_vl"],
+        reading=ReadRecipe(media=media),
+    )
+    with pytest.raises(SettingsError, match="a stream reads no images"):
+        batchloom.stream(recipe=recipe, seq_len=64, global_batch_size=2, steps=2)
+
+
+def test_golden_bytes_of_a_media_file(tmp_path):
+    rows = np.zeros(2, ROW)
+    rows["digest"] = [(1, 2), (3, 4)]
+    rows["size"], rows["blob"] = (10, 20), (0, NOT_HELD)
+    rows["place"], rows["place_size"] = (0, 1), (1, 2)
+    rows["facts"], rows["grid"] = [(30, 20, 0), (40, 30, 1)], [(1, 4, 6), (0, 0, 0)]
+    rows["document"], rows["start"], rows["tokens"] = (0, 3), (5, 0), (6, 4)
+    file = tmp_path / "shard_00000.media"
+    file.write_bytes(MediaRows(rows, b"abc").to_bytes())
+    golden = Path(__file__).parent / "golden.media"
+    assert file.read_bytes() == golden.read_bytes()
+    found = map_media(file, 4)
+    assert [found.place(number) for number in (0, 1)] == ["a", "bc"]
+    assert found.of(3) == (1, 2)
+    assert found.of(1) == (1, 1)
+    taken = found.take(np.array([1, 3]))
+    assert taken.rows["document"].tolist() == [1]
+    assert taken.place(0) == "bc"
+    packed, stretches = ShardMedia(found, file).packed()
+    assert stretches == [(0, 10)]
+    assert packed.rows["blob"].tolist() == [0, NOT_HELD]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows.__setitem__("document", (3, 0)), "not in the order of its 4 documents"),
+        (lambda rows: rows.__setitem__("document", (0, 9)), "not in the order of its 4 documents"),
+        (lambda rows: rows.__setitem__("kind", (0, 7)), "is of kind 7"),
+        (lambda rows: rows.__setitem__("place_size", (1, 200)), "lie outside of the file"),
+        (
+            lambda rows: (rows.__setitem__("document", (1, 1)), rows.__setitem__("start", (5, 6))),
+            "overlap",
+        ),
+    ],
+)
+def test_hostile_files_of_media_are_refused(tmp_path, change, said):
+    golden = (Path(__file__).parent / "golden.media").read_bytes()
+    rows = np.frombuffer(golden, ROW, 2, 32).copy()
+    change(rows)
+    file = tmp_path / "shard_00000.media"
+    file.write_bytes(golden[:32] + rows.tobytes() + golden[-3:])
+    with pytest.raises(StoreError, match=said):
+        map_media(file, 4)
