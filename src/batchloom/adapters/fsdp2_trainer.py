@@ -30,6 +30,7 @@ from batchloom.adapters.fsdp2_optimizer import adamw, share_of_rate
 from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.isolation import takes, unknown_id
 from batchloom.batches.loader import Loader
+from batchloom.batches.media import text_alone
 from batchloom.batches.metrics import Meter
 from batchloom.core.errors import InputError, PlanError, StateError, TrainError
 from batchloom.store.writer import write_file
@@ -119,6 +120,7 @@ class FSDP2SFTTrainer:
         """
         began, asked = time.monotonic(), resume_from_checkpoint
         done = self._resume(self.args.resume_from_checkpoint if asked is None else asked)
+        text_alone(self.loader, "FSDP2SFTTrainer")
         require_agreement(self.loader)
         self._begin_log(done)
         self.model.train()

@@ -25,6 +25,7 @@ from batchloom.batches.data import first_store
 from batchloom.batches.forms import flattened
 from batchloom.batches.isolation import leakage, leaks, probes, takes
 from batchloom.batches.loader import Loader
+from batchloom.batches.media import text_alone
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.core.spec import shown, whole
 from batchloom.core.values import counted
@@ -46,6 +47,7 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
     """
 
     def __init__(self, loader: Loader, dealing: Dealing) -> None:
+        text_alone(loader, "the adapter of Hugging Face's trainers")
         names = ("input_ids", "labels", "position_ids")
         super().__init__(pa.table({name: pa.array([], pa.list_(pa.int64())) for name in names}))
         self.dealing = dealing

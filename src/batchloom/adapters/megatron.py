@@ -21,6 +21,7 @@ from batchloom.adapters.agreement import device_of, require_agreement
 from batchloom.batches import forms
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
+from batchloom.batches.media import text_alone
 from batchloom.batches.spec import BatchSpec, Labels
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.core.spec import shown, whole
@@ -155,6 +156,7 @@ def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
         )
         if got != wanted
     ]
+    text_alone(loader, "the adapter of Megatron")
     if loader.streamed:
         problems.append("a stream, which has no consumed_samples: prepare the data")
     if attention_mask and spec.mesh.context > 1:

@@ -32,6 +32,7 @@ from batchloom.adapters.megatron import (
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches.forms import megatron_arrays
 from batchloom.batches.loader import Loader
+from batchloom.batches.media import text_alone
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
@@ -65,6 +66,7 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
                 f"Megatron's samples need labels='shifted' (here {spec.labels!r}), a micro_batch_size (here "
                 f"{spec.micro_batch_size}), uneven='refuse', data-parallel ranks alone, and a plan without edits."
             )
+        text_alone(loader, "the adapter of NeMo")
         require_agreement(loader, world_size=parallel_state.get_data_parallel_world_size())
         self.loader = loader
         self._batches, self._mask = LoaderDataset(loader), mask_wanted(loader, attention_mask)

@@ -19,6 +19,7 @@ from torchtitan.components.dataloader import BaseDataLoader
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.batches.loader import Loader
+from batchloom.batches.media import text_alone
 from batchloom.core.errors import StateError
 from batchloom.core.spec import shown
 from batchloom.store.opening import open_store
@@ -87,6 +88,7 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
             rank=dp_rank,
             world_size=dp_world_size,
         )
+        text_alone(self.loader, "the adapter of torchtitan")
         self._size, self._infinite = local_batch_size, config.infinite
         self._done = 0
 

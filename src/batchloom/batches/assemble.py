@@ -2,8 +2,8 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,29 @@ from batchloom.plan.rows import Rows, aligned
 
 IGNORE = -100
 _APART = 64
+_PLAIN_AXES = 2
+_OF_TOKENS = ("input_ids", "labels", "position_ids", "seq_idx", "token_type_ids")
 # Longer sequences hold fewer spans for their tokens: there the views cost nothing.
 _MOST_KEPT_RAMPS = 8192
 
 Ids = NDArray[np.int64]
+
+
+class MediaCut(NamedTuple):
+    """Where the features of each of R rows lie in an array.
+
+    Attributes:
+        axis: along which those of the rows lie one behind the other.
+        pointers: row r holds pointers[r] to pointers[r + 1] - 1 of it, int64 [R + 1].
+        media: how many media come before each row, and in all, int64 [R + 1].
+    """
+
+    axis: int
+    pointers: Ids
+    media: Ids
+
+
+MediaCuts = Mapping[str, MediaCut]
 
 
 class Batch(dict[str, Any]):
@@ -61,7 +80,7 @@ class Batch(dict[str, Any]):
             rows = len(next(iter(self.values())))
             return [
                 Batch(
-                    {key: value[first : first + micro_batch_size] for key, value in self.items()},
+                    _rows_part(self, cuts, first, first + micro_batch_size),
                     self.step,
                     self.origin,
                     cuts and cuts.part(first, first + micro_batch_size),
@@ -89,6 +108,7 @@ class BatchCuts:
         align: what the tokens of every span are filled up to a multiple of.
         labels: ``aligned`` or ``shifted``.
         sliced: whether the batch is a context-parallel rank's slice of these rows.
+        media: where the features of each row's media lie.
     """
 
     pointers: Ids
@@ -97,6 +117,7 @@ class BatchCuts:
     align: int
     labels: str
     sliced: bool
+    media: MediaCuts = field(default_factory=dict)
 
     @property
     def bounds(self) -> Ids:
@@ -113,6 +134,14 @@ class BatchCuts:
             pointers=self.pointers[start : stop + 1] - first,
             lengths=self.lengths[first:last],
             places=self.places[first:last],
+            media={
+                name: MediaCut(
+                    cut.axis,
+                    cut.pointers[start : stop + 1] - cut.pointers[start],
+                    cut.media[start : stop + 1] - cut.media[start],
+                )
+                for name, cut in self.media.items()
+            },
         )
 
 
@@ -125,6 +154,35 @@ def _firsts(rows: int, size: int) -> range:
             f"Loader(micro_batch_size=..., uneven='pad') fills up with rows that carry no loss."
         )
     return range(0, rows, size)
+
+
+def _rows_part(batch: Batch, cuts: BatchCuts | None, first: int, stop: int) -> dict[str, Any]:
+    """Some rows of a batch of rows; features of media that these rows do not hold are left out."""
+    media = cuts.media if cuts is not None else {}
+    positions = batch.get("position_ids")
+    if cuts is None and positions is not None and positions.ndim > _PLAIN_AXES:
+        raise PlanError(
+            "A batch with media that was rebuilt from its arrays does not know which features its rows hold: split it "
+            "before it is moved, and move the parts."
+        )
+    part = {
+        # Positions in time, height and width have these as their first axis.
+        key: value[:, first:stop]
+        if key == "position_ids" and value.ndim > _PLAIN_AXES
+        else value[first:stop]
+        for key, value in batch.items()
+        if key not in media
+    }
+    return part | _media_part(batch, media, first, stop)
+
+
+def _media_part(batch: Batch, media: MediaCuts, first: int, stop: int) -> dict[str, Any]:
+    part = {}
+    for name, cut in media.items():
+        if cut.media[first] < cut.media[stop]:
+            inside = slice(int(cut.pointers[first]), int(cut.pointers[stop]))
+            part[name] = batch[name][(slice(None),) * cut.axis + (inside,)]
+    return part
 
 
 def _varlen_part(batch: Batch, cuts: BatchCuts, first: int, stop: int) -> dict[str, Any]:
@@ -143,10 +201,8 @@ def _varlen_part(batch: Batch, cuts: BatchCuts, first: int, stop: int) -> dict[s
         own = starts[from_span : to_span + 1] - starts[from_span]
         begin, end = (int(bounds[span]) // context for span in (from_span, to_span))
         longest = int(np.diff(bounds[from_span : to_span + 1]).max())
-    part = {
-        name: batch[name][:, begin:end]
-        for name in ("input_ids", "labels", "position_ids", "seq_idx")
-    }
+    part = {name: batch[name][..., begin:end] for name in _OF_TOKENS if name in batch}
+    part |= _media_part(batch, cuts.media, first, stop)
     if empty:
         part["labels"] = part["labels"] * 0 + IGNORE
     part["seq_idx"] = part["seq_idx"] - part["seq_idx"][0, 0]

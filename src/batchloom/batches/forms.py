@@ -21,6 +21,9 @@ from batchloom.plan.rows import aligned
 Ids = NDArray[np.int64]
 
 
+_ROWS_AND_TOKENS = 2
+
+
 def padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
     """Rows of one document each (``packing="none"``), cut to the longest: for models that take an attention mask.
 
@@ -175,11 +178,16 @@ def _known(batch: Batch, form: str) -> BatchCuts:
     """What a batch knows of its rows.
 
     Raises:
-        PlanError: it was rebuilt from its arrays.
+        PlanError: it was rebuilt from its arrays, or holds media.
     """
     cuts = getattr(batch, "cuts", None)
     if cuts is None:
         raise rebuilt(form)
+    if cuts.media or batch["position_ids"].ndim > _ROWS_AND_TOKENS:
+        raise PlanError(
+            f"{form} makes arrays of tokens alone, and the batch holds images or audio: give the model the batch as it "
+            "is, or Loader(form='varlen')."
+        )
     found: BatchCuts = cuts
     return found
 

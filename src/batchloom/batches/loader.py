@@ -32,6 +32,7 @@ from batchloom.batches.fetching import Fetching, Found, blocks_of, fetch_rows, r
 from batchloom.batches.id_range import refuse_beyond
 from batchloom.batches.iterations import Iterations
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
+from batchloom.batches.media import READ_AS_USUAL, MediaSpec, batch_media
 from batchloom.batches.origin import origin_of
 from batchloom.batches.share import (
     Share,
@@ -101,11 +102,12 @@ class Loader:
         prefetch: batches made ahead by one producer thread; 0 for none.
         device: ``cpu``, ``cuda`` (torch's current one now), ``cuda:N`` or a ``torch.device``: tensors are given
             there, copied ahead on a stream of their own. None for tensors in the memory they were made in.
-        augment: tokens that are masked or replaced: an ``Augment`` of ``batches.augment``, or its settings
-            by name (``{"noise_prob": 0.1}``); None for none.
+        augment: tokens that are masked or replaced: an ``Augment`` of ``batches.augment``, or its settings; or None.
+        media: how images and audio are read, where stores hold some: a ``MediaSpec`` of ``batches.media``.
 
     Attributes:
         augmentation: ``augment`` made ready for the store; None where nothing is changed.
+        holds_media: whether its stores hold images or audio.
         plan: the order, as a value.
         store: the open store the tokens are read from; of several the shelf they stand on (``batches.shelf``).
         spec: how batches are made, and this rank.
@@ -150,6 +152,7 @@ class Loader:
         prefetch: int = 4,
         device: object = None,
         augment: Augment | Mapping[str, Any] | None = None,
+        media: MediaSpec = READ_AS_USUAL,
     ) -> None:
         settings = {
             "packing": packing,
@@ -186,14 +189,16 @@ class Loader:
         # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
         self._beside = self.plan
         self._iterations, self._told = Iterations(), False
-        # Nobody has said that conversations may be cut, and they are.
-        self._cuts_all = overlong is None and not isinstance(data, Plan)
+        self._cuts_all = overlong is None and not isinstance(data, Plan)  # and nobody has said so
         self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
         self.augmentation = make_augmentation(augment, named_by(data, self.plan), labels)
+        self.holds_media = False
         if self._stream is not None:
             self.share_at(0)
             return
         self.store: Store | Shelf = store_of(self.plan)
+        self._media = batch_media(self._stores(), media, self.plan.spec, self.spec, augment)
+        self.holds_media = self._media is not None
         self.share_at(0)
         _LOADERS.add(self)
         load_tables(self.plan)
@@ -281,7 +286,7 @@ class Loader:
 
     def _fetched(self, first: int) -> Iterator[Staged]:
         """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
-        # Not while an edit is at it: the rows looked up ahead have to be of the plan that batches are made of.
+        # Not while an edit is at it: rows looked up ahead have to be of the plan that batches are made of.
         with self._turn:
             plan = self._beside = self.plan.twin()
         fetching, over = self._fetching(plan, first), False
@@ -373,13 +378,14 @@ class Loader:
         arrays, cuts = make_arrays(reader, rows, spec, self.spec, context, augment)
         if self._stream is None:
             refuse_beyond(self.store, arrays["input_ids"], rows)
+            if self._media is not None:
+                cuts = self._media.add_to(arrays, rows, cuts, varlen=self.spec.form == "varlen")
         return self._stage(Batch(arrays, step, self.origin, cuts))
 
     def trained_tokens(self, step: int) -> int:
         """Tokens that carry a loss in a step, over all ranks: what its summed loss is divided by (at least by 1).
 
-        Every rank finds out by itself: of the plan, and in a store that masks tokens of the masks of
-        the whole step. Of a stream nobody knows the other ranks' rows.
+        Every rank finds out by itself, of the plan and of masks. Of a stream nobody knows the other ranks' rows.
         """
         if self._stream is not None:
             raise no_step(str(step))

@@ -11,6 +11,7 @@ from batchloom.batches.assemble import Batch
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.spec import nearest, shown
 
+_ROWS_AND_TOKENS = 2
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -71,6 +72,45 @@ def block_mask(batch: Batch) -> Batch:
     return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
 
 
+def image_masks(batch: Batch, sliding_window: int) -> Batch:
+    """The batch with the masks of Gemma 3: the tokens of an image see each other, all others what came before.
+
+    transformers (5.23) puts images of packed rows elsewhere in the masks of sliding layers: there a document that does
+    not begin its row would have another loss than alone. These are right.
+
+    Args:
+        batch: of the rows form, R rows of S tokens, with ``token_type_ids``.
+        sliding_window: of the model's text config.
+
+    Returns:
+        The same arrays, and ``attention_mask``, a dict of bool [R, 1, S, S]: ``full_attention`` and
+        ``sliding_attention``.
+
+    Raises:
+        PlanError: the batch is a plain dict of its arrays, or has no ``token_type_ids``.
+    """
+    positions = _positions(batch, "image_masks")
+    if "token_type_ids" not in batch:
+        raise PlanError(
+            "image_masks is for stores of Gemma 3's processor: the batch has no token_type_ids."
+        )
+    images = batch["token_type_ids"] == 1
+    before = images[:, 1:] & images[:, :-1]
+    # Each image has a number of its own, and so has each other token.
+    numbers = (positions >= 0).cumsum(1)
+    numbers[:, 1:] -= before.cumsum(1)
+    spans = (positions == 0).cumsum(1)
+    places = (spans[:1] >= 0).cumsum(1)
+    apart = places[:, :, None] - places[:, None, :]
+    together = numbers[:, :, None] == numbers[:, None, :]
+    whole = (spans[:, :, None] == spans[:, None, :]) & ((apart >= 0) | together)
+    masks = {
+        "full_attention": whole[:, None],
+        "sliding_attention": (whole & (apart < sliding_window))[:, None],
+    }
+    return Batch({**batch, "attention_mask": masks}, batch.step, batch.origin, batch.cuts)
+
+
 def seen_by(positions: Any) -> Any:
     """Which tokens of whole rows each token sees, bool [R, 1, S, S], by positions that restart with each span."""
     spans = (positions == 0).cumsum(1)
@@ -89,7 +129,9 @@ def _positions(batch: Batch, form: str) -> Any:
         raise rebuilt(form)
     if batch.cuts is not None and batch.cuts.sliced:
         raise whole_rows(form)
-    return batch["position_ids"]
+    positions = batch["position_ids"]
+    # Of models with positions in time, height and width those of the text come first.
+    return positions[0] if positions.ndim > _ROWS_AND_TOKENS else positions
 
 
 def rebuilt(form: str) -> PlanError:

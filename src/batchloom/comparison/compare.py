@@ -11,6 +11,7 @@ import xxhash
 
 from batchloom import Loader, Store, open_store
 from batchloom.adapters.requirements import installed, require
+from batchloom.batches.media import text_alone
 from batchloom.comparison.against import near
 from batchloom.comparison.difference import AHEAD, Difference, Wanted, differing, explained
 from batchloom.comparison.frameworks import FRAMEWORKS, Framework, by_name, missing
@@ -260,7 +261,7 @@ def _opened(spec: CompareSpec) -> tuple[Store, str]:
 
 
 def _loader(store: Store, spec: CompareSpec, rank: int) -> Loader:
-    return Loader(
+    loader = Loader(
         store,
         seq_len=spec.seq_len,
         global_batch_size=spec.global_batch_size,
@@ -271,6 +272,8 @@ def _loader(store: Store, spec: CompareSpec, rank: int) -> Loader:
         output="numpy",
         prefetch=0,
     )
+    text_alone(loader, "batchloom compare")
+    return loader
 
 
 def _run(framework: Framework, spec: CompareSpec, place: str) -> tuple[Record | None, str]:

@@ -19,7 +19,7 @@ from batchloom.core.spec import nearest, raise_problems, shown, whole
 from batchloom.plan.permute import Permutation
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.index import map_file
-from batchloom.store.lone import refuse_lone_shard
+from batchloom.store.lone import refuse_lone_shard, refuse_media
 from batchloom.store.missing import no_store
 from batchloom.store.opening import open_store
 from batchloom.store.shards import map_prefix
@@ -253,6 +253,7 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         train = open_store(folder)
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
         refuse_preferences(train)
+        refuse_media(train.manifest, train.place, "GPTDataLoader")
         if any(store.masked for store in stores):
             raise _masked(folder)
         if train.synthetic:

@@ -14,6 +14,7 @@ from batchloom.compat.tokenizer import tokenizer_of
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.spec import shown, whole
 from batchloom.store.index import map_index
+from batchloom.store.lone import refuse_media
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
 
@@ -143,6 +144,7 @@ class PretrainingDataset:
         check_output(output)
         self.store = open_store(prefix, split)
         refuse_preferences(self.store)
+        refuse_media(self.store.manifest, self.store.place, "PretrainingDataset")
         chosen = tokenizer_of(tokenizer)
         self._end_id, self._vocab_size = chosen.end_id, chosen.vocab_size
         self._seq_length, self._output = seq_length, output

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from batchloom import Loader, Mixture, Plan, Store, open_store
+from batchloom.batches.media import text_alone
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.spec import to_plain
 from batchloom.core.values import counted
@@ -253,7 +254,7 @@ def make_loader(
     augment = None if noise is None else _noise(noise, store, settings)
     if (stream := streamed(store)) is not None:
         return stream.loader(augment)
-    return Loader(
+    loader = Loader(
         data,
         seq_len=settings.seq_len,
         global_batch_size=settings.global_batch_size,
@@ -270,6 +271,8 @@ def make_loader(
         balance=settings.order.balance,
         device=ranks.device,
     )
+    text_alone(loader, "batchloom train")
+    return loader
 
 
 def _noise(share: float, store: Store, settings: TrainSettings) -> dict[str, Any]:

@@ -1,0 +1,418 @@
+"""The media of a batch: read and processed by threads ahead of need, in the order of rows and documents."""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, final
+
+import numpy as np
+
+from batchloom.batches.assemble import BatchCuts, Ids, MediaCut, MediaCuts
+from batchloom.batches.spec import BatchSpec
+from batchloom.core.errors import InputError, MediumError, PlanError, UnusableRecordError
+from batchloom.core.media import AudioFacts, Facts, Medium
+from batchloom.core.spec import raise_problems, set_wholes
+from batchloom.media.content import Content, Held, edge_hash, edges
+from batchloom.media.features import Arrays, Features, joined
+from batchloom.media.places import Places
+from batchloom.media.processor import ProcessorFiles
+from batchloom.media.rope import mrope_positions
+from batchloom.media.traits import Traits, traits_of
+from batchloom.plan.rows import Rows
+from batchloom.plan.spec import PlanSpec
+from batchloom.store.media import StoredMedium
+from batchloom.store.reader import Store
+from batchloom.store.removed import are_removed
+from batchloom.store.stored_media import StoreMedia
+
+# What decoding a pixel or a sample takes: 3 bytes and as many numbers of 32 bits, some of them twice.
+_BYTES_A_PIXEL, _BYTES_A_SAMPLE = 30, 12
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpec:
+    """How media are read for batches.
+
+    Attributes:
+        workers: threads that decode and process; 0 for as many as there are cores, at most 8.
+        memory: bytes that media may take at once while they are decoded.
+        folder: where paths of media begin, in place of what the store's report says.
+    """
+
+    workers: int = 0
+    memory: int = 1 << 30
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        raise_problems(set_wholes(self, {"workers": (0, 256), "memory": (1 << 20, 1 << 50)}))
+
+
+READ_AS_USUAL = MediaSpec()
+
+
+class Reads(Protocol):
+    """What is asked of a loader."""
+
+    @property
+    def holds_media(self) -> bool:
+        """Whether its stores hold images or audio."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """Where the data comes from."""
+        ...
+
+
+class _Found(NamedTuple):
+    """A medium of a batch: the span it is of, and the store."""
+
+    span: int
+    store: int
+    medium: StoredMedium
+
+
+@final
+class BatchMedia:
+    """Makes the arrays of the media that a batch holds.
+
+    Args:
+        stores: that rows are read from, in the order in which their documents are numbered through.
+        spec: how media are read.
+
+    Raises:
+        PlanError: the stores are of several processors.
+        InputError: a store with media lies elsewhere.
+    """
+
+    def __init__(self, stores: Sequence[Store], spec: MediaSpec) -> None:
+        self._stores, self._spec = list(stores), spec
+        self._media = [StoreMedia(store) for store in stores]
+        self._firsts = np.cumsum([0, *(len(store) for store in stores)])
+        states = [state for one in self._media if (state := one.processor) is not None]
+        if len({state["fingerprint"] for state in states}) > 1:
+            raise PlanError(
+                "The stores are of several processors, whose features do not go into one model: "
+                f"{', '.join(sorted({str(state['name']) for state in states}))}. Prepare them with one."
+            )
+        self._files = ProcessorFiles.from_state(states[0])
+        self._tokens: Mapping[str, str] = states[0].get("tokens", {})
+        self._traits = traits_of(self._files.name)
+        self._features = Features(self._files)
+        self._budget = _Budget(spec.memory)
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    @property
+    def traits(self) -> Traits:
+        """What the model wants beside features."""
+        return self._traits
+
+    def add_to(
+        self, arrays: dict[str, Any], rows: Rows, cuts: BatchCuts, *, varlen: bool
+    ) -> BatchCuts:
+        """Put the media of rows into the arrays of their batch.
+
+        Args:
+            arrays: of the batch; positions and types of tokens are changed where the model wants others.
+            rows: of documents that are numbered through all stores.
+            cuts: of the batch.
+            varlen: whether the batch is one flattened row.
+
+        Returns:
+            The cuts, which know where the features of each row lie.
+
+        Raises:
+            MediumError: a medium cannot be read, or is not what it was; names document and file.
+        """
+        found = self._found(rows)
+        if self._traits.mrope:
+            arrays["position_ids"] = self._positions(
+                arrays["position_ids"], rows, found, varlen=varlen
+            )
+        if self._traits.token_types:
+            arrays["token_type_ids"] = self._token_types(arrays["input_ids"])
+        features = self._features_of(found)
+        if not features:
+            return cuts
+        spans = np.array([one.span for one in found], np.int64)
+        owners = np.searchsorted(rows.pointers, spans, side="right") - 1
+        return replace(cuts, media=self._join(arrays, features, owners, len(rows), varlen=varlen))
+
+    def _join(
+        self,
+        arrays: dict[str, Any],
+        features: Sequence[Arrays],
+        owners: Ids,
+        rows: int,
+        *,
+        varlen: bool,
+    ) -> MediaCuts:
+        """Put features into a batch; where those of each row lie."""
+        if not self._traits.by_row:
+            arrays |= joined(features)
+        else:
+            whole = np.zeros_like(owners) if varlen else owners
+            arrays |= _by_row(features, whole, 1 if varlen else rows)
+        axis = int(self._traits.by_row)
+        counts = _pointers(owners, [1] * len(owners), rows)
+        if self._traits.by_row and not varlen:
+            return {name: MediaCut(0, np.arange(rows + 1), counts) for name in features[0]}
+        sizes = {name: [one[name].shape[axis] for one in features] for name in features[0]}
+        return {
+            name: MediaCut(axis, _pointers(owners, each, rows), counts)
+            for name, each in sizes.items()
+        }
+
+    def _found(self, rows: Rows) -> list[_Found]:
+        numbers = np.searchsorted(self._firsts, rows.documents, side="right") - 1
+        found: list[_Found] = []
+        for number, media in enumerate(self._media):
+            if not media.any:
+                continue
+            spans = np.flatnonzero(numbers == number)
+            documents = rows.documents[spans] - self._firsts[number]
+            # What was taken out reads as end tokens, and what stood for media is gone with it.
+            left = ~are_removed(self._stores[number].removed, documents)
+            spans, documents = spans[left], documents[left]
+            those = media.of(documents)
+            found += [
+                _Found(span, number, medium)
+                for span, some in zip(spans.tolist(), those, strict=True)
+                for medium in some
+            ]
+        return sorted(found, key=lambda one: (one.span, one.medium.start))
+
+    def _positions(self, plain: Ids, rows: Rows, found: Sequence[_Found], *, varlen: bool) -> Ids:
+        """Positions of the text and in time, height and width, int64 [4, rows, tokens]."""
+        positions = np.repeat(plain[None], 4, axis=0)
+        merge = self._merge
+        at = 0
+        owners = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
+        begins = np.concatenate([[0], np.cumsum(rows.lengths)])
+        while at < len(found):
+            span = found[at].span
+            stop = at
+            while stop < len(found) and found[stop].span == span:
+                stop += 1
+            media = [
+                (one.medium.start, one.medium.tokens, one.medium.grid) for one in found[at:stop]
+            ]
+            length = int(rows.lengths[span])
+            row = 0 if varlen else int(owners[span])
+            place = int(begins[span] if varlen else rows.places[span])
+            positions[1:, row, place : place + length] = mrope_positions(length, media, merge)
+            at = stop
+        return positions
+
+    @cached_property
+    def _merge(self) -> int:
+        """Patches a side that become one token."""
+        return int(self._features.setting("AutoImageProcessor", "merge_size"))
+
+    @cached_property
+    def _image_id(self) -> int:
+        """The id of the token that images are made of."""
+        store = next(one for one in self._stores if one.manifest and one.manifest.processor)
+        return store.tokenizer.control[self._tokens["image"]]
+
+    def _token_types(self, ids: Ids) -> Ids:
+        types: Ids = (ids == self._image_id).astype(np.int64)
+        return types
+
+    def _features_of(self, found: Sequence[_Found]) -> list[Arrays]:
+        if not found:
+            return []
+        return list(self._threads().map(self._one, found))
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """The pool of this process: threads do not come through a fork."""
+        pid = os.getpid()
+        if self._pool is None or self._pool[0] != pid:
+            workers = self._spec.workers or min(8, os.cpu_count() or 1)
+            self._pool = pid, ThreadPoolExecutor(workers, "batchloom-media")
+        return self._pool[1]
+
+    def _one(self, found: _Found) -> Arrays:
+        medium = found.medium
+        try:
+            with self._budget.room(_decoded_bytes(medium.facts)), self._opened(found) as content:
+                if medium.blob is None:
+                    _refuse_changed(medium, content)
+                return self._features.of(content, medium.facts)
+        except UnusableRecordError as error:
+            raise self._told(found, error.reason) from error
+
+    @contextmanager
+    def _opened(self, found: _Found) -> Iterator[Content]:
+        medium = found.medium
+        if medium.blob is not None:
+            path, begin = medium.blob
+            try:
+                with path.open("rb") as file:
+                    file.seek(begin)
+                    data = file.read(medium.size)
+            except OSError as error:
+                raise UnusableRecordError(f"cannot be read from {path}: {error}") from error
+            yield Held(data)
+            return
+        places = Places(self._folder(found))
+        with places.open(Medium(medium.kind, medium.place)) as content:
+            yield content
+
+    def _folder(self, found: _Found) -> str:
+        """Where the paths begin that the source of a document names."""
+        if self._spec.folder is not None:
+            return self._spec.folder
+        folders = self._media[found.store].folders
+        if len(set(folders.values())) == 1:
+            return next(iter(folders.values()))
+        source = self._stores[found.store].origin(found.medium.document).source
+        if source not in folders:
+            raise UnusableRecordError(
+                "is named only, and the store's report does not say where paths begin: give "
+                "media=MediaSpec(folder=...)"
+            )
+        return folders[source]
+
+    def _told(self, found: _Found, reason: str) -> MediumError:
+        store, medium = self._stores[found.store], found.medium
+        origin = store.origin(medium.document)
+        line = (
+            f", line {origin.line}" if origin.line is not None else f", record {origin.record + 1}"
+        )
+        place = medium.place or f"of {medium.size:,} bytes in the store"
+        return MediumError(
+            f"Document {medium.document} of {store.place} ({origin.source}{line}): {medium.kind} {place} {reason}."
+        )
+
+
+def _refuse_changed(medium: StoredMedium, content: Content) -> None:
+    """Raise where a file is not the one that was looked at when the store was made."""
+    if content.size != medium.size:
+        raise UnusableRecordError(
+            f"has {content.size:,} bytes, and had {medium.size:,} when the store was made; bring that one back"
+        )
+    if edge_hash(content.size, *edges(content)) != medium.digest:
+        raise UnusableRecordError(
+            "is not the file that was there when the store was made; bring that one back"
+        )
+
+
+def _decoded_bytes(facts: Facts) -> int:
+    """About what a medium takes while it is decoded and processed."""
+    if isinstance(facts, AudioFacts):
+        return facts.samples * facts.channels * _BYTES_A_SAMPLE
+    return facts.width * facts.height * _BYTES_A_PIXEL
+
+
+def _pointers(owners: Ids, sizes: Sequence[int], rows: int) -> Ids:
+    """Where what lies in rows begins and ends, of media of these rows and sizes, int64 [rows + 1]."""
+    pointers = np.zeros(rows + 1, np.int64)
+    np.add.at(pointers, owners + 1, sizes)
+    return np.cumsum(pointers)
+
+
+def _by_row(features: Sequence[Arrays], owners: Ids, rows: int) -> Arrays:
+    """Features with an axis of rows: those of the images of a row one behind the other, then zeros."""
+    found: Arrays = {}
+    for name in joined(features[:1]):
+        flat = [[one[name][0] for one in _of(features, owners, row)] for row in range(rows)]
+        parts = [np.concatenate(some) if some else None for some in flat]
+        there = [part for part in parts if part is not None]
+        largest = [max(sides) for sides in zip(*(part.shape for part in there), strict=True)]
+        whole = np.zeros((rows, *largest), there[0].dtype)
+        for row, part in enumerate(parts):
+            if part is not None:
+                whole[row][tuple(slice(0, side) for side in part.shape)] = part
+        found[name] = whole
+    return found
+
+
+def _of(features: Sequence[Arrays], owners: Ids, row: int) -> list[Arrays]:
+    return [features[at] for at in np.flatnonzero(owners == row).tolist()]
+
+
+@final
+class _Budget:
+    """Bytes that threads take and give back; one that wants more than all of them waits until it is alone."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._left = size
+        self._turn = threading.Condition()
+
+    @contextmanager
+    def room(self, wanted: int) -> Iterator[None]:
+        wanted = min(wanted, self._size)
+        with self._turn:
+            self._turn.wait_for(lambda: self._left >= wanted)
+            self._left -= wanted
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._left += wanted
+                self._turn.notify_all()
+
+
+def batch_media(
+    stores: Sequence[Store], spec: MediaSpec, plan: PlanSpec, batch: BatchSpec, augment: object
+) -> BatchMedia | None:
+    """What makes the media of batches of these stores; None where none of them was made with a processor.
+
+    Args:
+        stores: that rows are read from.
+        spec: how media are read.
+        plan: the settings of the plan.
+        batch: the settings of the batches.
+        augment: what is to be changed of tokens; None for nothing.
+
+    Raises:
+        PlanError, InputError: as :class:`BatchMedia`; or settings that documents with media do not allow.
+    """
+    if not any(store.manifest is not None and store.manifest.processor for store in stores):
+        return None
+    _refuse(plan, batch, augmented=augment is not None)
+    return BatchMedia(stores, spec)
+
+
+def text_alone(loader: Reads, who: str) -> None:
+    """Refuse a loader of stores with media where arrays of tokens alone are handed on.
+
+    Args:
+        loader: that is to be read.
+        who: hands them on, in words.
+
+    Raises:
+        InputError: its stores hold images or audio.
+    """
+    if loader.holds_media:
+        raise InputError(
+            f"{loader.origin} holds images or audio, which {who} does not hand on yet: the model would be trained on "
+            "what stands for them alone. Give the model the Loader's batches as they are (docs/media.md)."
+        )
+
+
+def _refuse(plan: PlanSpec, spec: BatchSpec, *, augmented: bool) -> None:
+    """Refuse what documents with media do not allow.
+
+    Raises:
+        PlanError: says what to leave out.
+    """
+    if plan.packing == "wrap" or plan.overlong in ("split", "truncate"):
+        what = "packing='wrap'" if plan.packing == "wrap" else f"overlong={plan.overlong!r}"
+        raise PlanError(
+            f"{what} cuts documents, and a document with images or audio is never cut: give "
+            "packing='best_fit' and overlong='drop', or 'error'."
+        )
+    if spec.mesh.context > 1:
+        raise PlanError(
+            "Images and audio are not cut for context-parallel ranks: give a mesh without context ranks."
+        )
+    if augmented:
+        raise PlanError(
+            "Augmentation would change what stands for images and audio: leave augment out."
+        )

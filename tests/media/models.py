@@ -1,0 +1,169 @@
+"""Small models of transformers with random weights, that take what the small processors make."""
+
+import torch
+
+from batchloom.batches.masks import image_masks
+
+TEXT_WINDOW = 24
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+
+
+def text(processor, **more):
+    vocabulary = len(processor.tokenizer)
+    return {**TEXT, "vocab_size": vocabulary, "pad_token_id": 0, **more}
+
+
+def vision(**more):
+    return {
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        **more,
+    }
+
+
+def token(processor, name):
+    return processor.tokenizer.convert_tokens_to_ids(name)
+
+
+def qwen2_vl(processor):
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    config = Qwen2VLConfig(
+        text_config=text(
+            processor, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2]}
+        ),
+        vision_config={
+            "depth": 2,
+            "embed_dim": 32,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+        image_token_id=token(processor, "<|image_pad|>"),
+        video_token_id=token(processor, "<|video_pad|>"),
+        vision_start_token_id=token(processor, "<|vision_start|>"),
+        vision_end_token_id=token(processor, "<|vision_end|>"),
+    )
+    return Qwen2VLForConditionalGeneration(config)
+
+
+def llava(processor):
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**vision(image_size=28, patch_size=14)),
+        text_config=LlamaConfig(**text(processor)),
+        image_token_index=token(processor, "<image>"),
+        vision_feature_select_strategy="default",
+        vision_feature_layer=-1,
+    )
+    return LlavaForConditionalGeneration(config)
+
+
+def llava_next(processor):
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaNextConfig,
+        LlavaNextForConditionalGeneration,
+    )
+
+    config = LlavaNextConfig(
+        vision_config=CLIPVisionConfig(**vision(image_size=28, patch_size=14)),
+        text_config=LlamaConfig(**text(processor)),
+        image_token_index=token(processor, "<image>"),
+        image_grid_pinpoints=processor.image_processor.image_grid_pinpoints,
+        vision_feature_select_strategy="default",
+        vision_feature_layer=-1,
+    )
+    return LlavaNextForConditionalGeneration(config)
+
+
+def idefics3(processor):
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, LlamaConfig
+
+    config = Idefics3Config(
+        vision_config=vision(image_size=56, patch_size=14),
+        text_config=LlamaConfig(**text(processor)),
+        image_token_id=token(processor, "<image>"),
+        scale_factor=2,
+        pad_token_id=0,
+    )
+    return Idefics3ForConditionalGeneration(config)
+
+
+def gemma3(processor):
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig
+
+    config = Gemma3Config(
+        text_config=Gemma3TextConfig(**text(processor, head_dim=8, sliding_window=TEXT_WINDOW)),
+        vision_config=vision(image_size=56, patch_size=14),
+        mm_tokens_per_image=4,
+        boi_token_index=token(processor, "<start_of_image>"),
+        eoi_token_index=token(processor, "<end_of_image>"),
+        image_token_index=token(processor, "<image_soft_token>"),
+    )
+    return Gemma3ForConditionalGeneration(config)
+
+
+def qwen2_audio(processor):
+    from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, Qwen2Config
+
+    config = Qwen2AudioConfig(
+        audio_config={
+            "d_model": 24,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "num_mel_bins": 80,
+        },
+        text_config=Qwen2Config(**text(processor)),
+        audio_token_index=token(processor, "<|AUDIO|>"),
+    )
+    return Qwen2AudioForConditionalGeneration(config)
+
+
+MODELS = {
+    "qwen2_vl": qwen2_vl,
+    "llava": llava,
+    "llava_next": llava_next,
+    "idefics3": idefics3,
+    "gemma3": gemma3,
+    "qwen2_audio": qwen2_audio,
+}
+
+
+def make(name, processor):
+    torch.manual_seed(7)
+    model = MODELS[name](processor)
+    model.config.use_cache = False
+    model.config.text_config.use_cache = False
+    for weight in model.parameters():
+        # Some begin as zeros, through which nothing would be seen of an image.
+        if not weight.any():
+            torch.nn.init.normal_(weight, std=0.02)
+    return model.eval()
+
+
+def inputs_of(name, batch):
+    """What a model is given of a packed batch: its arrays but the labels, with masks where its own are wrong."""
+    if name == "gemma3":
+        batch = image_masks(batch, TEXT_WINDOW)
+    return {key: value for key, value in batch.items() if key != "labels"}

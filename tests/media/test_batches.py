@@ -1,0 +1,382 @@
+"""Packed batches of media: each document's loss is that of the document alone, through its processor and its model."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+import batchloom
+from batchloom.batches.media import MediaSpec, _Budget
+from batchloom.core.errors import MediumError, PlanError, SettingsError
+from batchloom.media.content import Held
+from batchloom.media.features import joined
+from batchloom.media.limits import MediaLimits
+from batchloom.media.rope import mrope_positions
+from batchloom.media.sounds import decode_sound, look_at_sound
+from batchloom.testing.stores import write_store
+from media.made import encoded, picture, write_images, write_sounds
+from media.models import inputs_of, make
+from media.processors import MADE, save
+from media.test_tokens import LINES, PLACES
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+SIZES = {"seq_len": 900, "global_batch_size": 2}
+
+
+@pytest.fixture(scope="module", params=list(MADE))
+def family(request, tmp_path_factory):
+    """Name, processor, template, store and the file that it was made of."""
+    return made_of(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def made_of(name, folder):
+    made = MADE[name]()
+    kind = "audio" if name == "qwen2_audio" else "image"
+    template = LINES.replace("KIND", kind).replace("PLACE", PLACES.get(name, "<image>"))
+    where = save(made, folder / "processor")
+    (where / "chat_template.jinja").write_text(template)
+    file = write_sounds(folder / "in") if kind == "audio" else write_images(folder / "in")
+    return name, made, template, stored(file, folder / "store", where), file
+
+
+def stored(file, out, processor, **media):
+    given = {"processor": str(processor), **media}
+    batchloom.prepare(
+        file, out=out, tokenizer=str(processor), media=given, val_fraction=0, dedup="none"
+    )
+    return batchloom.open_store(out)
+
+
+def alone(made, model, template, store, file):
+    """The summed loss of each document by itself: the processor's inputs, the store's labels."""
+    rows, found = json.loads(file.read_text()), {}
+    for number in range(len(store)):
+        row = rows[store.origin(number).record]
+        kind = "audio" if "audios" in row else "image"
+        messages = [{**one, "content": parts(one["content"], kind)} for one in row["messages"]]
+        text = made.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+        inputs = made(text=[text], return_tensors="pt", **media_of(row, file.parent))
+        ids = inputs["input_ids"][0]
+        assert store[number].ids.tolist() == ids.tolist()
+        span = (np.array([number]), np.zeros(1, np.int64), np.array([len(ids)]))
+        labels = torch.where(torch.tensor(store.mask(*span)[0]), ids, -100)
+        with torch.no_grad():
+            scores = model(**inputs).logits[0]
+        loss = functional.cross_entropy(scores[:-1].float(), labels[1:], reduction="sum")
+        found[number] = loss.item()
+    return found
+
+
+def parts(content, kind):
+    pieces = content.split(f"<{kind}>")
+    if len(pieces) == 1:
+        return content
+    texts = [[{"type": "text", "text": piece}] if piece else [] for piece in pieces]
+    return sum(([{"type": kind}, *piece] for piece in texts[1:]), texts[0])
+
+
+def media_of(row, folder):
+    if "audios" in row:
+        heard = []
+        for name in row["audios"]:
+            content = Held((folder / name).read_bytes())
+            heard.append(decode_sound(content, look_at_sound(content, MediaLimits()), 16_000))
+        return {"audio": heard, "sampling_rate": 16_000}
+    if "images" in row:
+        return {"images": [Image.open(folder / name).convert("RGB") for name in row["images"]]}
+    return {}
+
+
+def packed(name, model, loader):
+    """The summed loss of each document in packed batches."""
+    found = {}
+    for batch in loader:
+        labels = batch["labels"]
+        with torch.no_grad():
+            scores = model(**inputs_of(name, batch), use_cache=False).logits
+        losses = functional.cross_entropy(
+            scores[:, :-1].float().transpose(1, 2), labels[:, 1:], reduction="none"
+        )
+        rows = loader.plan.rows(*loader.plan.positions_of(batch.step))
+        for row in range(len(rows)):
+            for span in range(rows.pointers[row], rows.pointers[row + 1]):
+                begin, length = int(rows.places[span]), int(rows.lengths[span])
+                loss = losses[row, begin : begin + length - 1].sum().item()
+                found[int(rows.documents[span])] = loss
+    return found
+
+
+def test_packed_documents_have_the_loss_that_they_have_alone(family):
+    name, made, template, store, file = family
+    model = make(name, made)
+    expected = alone(made, model, template, store, file)
+    found = packed(name, model, batchloom.Loader(store, **SIZES))
+    assert set(found) == set(expected)
+    for number, loss in expected.items():
+        assert found[number] == pytest.approx(loss, rel=1e-4)
+
+
+def test_the_features_of_other_media_would_be_seen(family):
+    """The comparison can fail: with features of other media the losses are others."""
+    name, made, _, store, _ = family
+    model = make(name, made)
+    batch = batchloom.Loader(store, **SIZES)[0]
+    inputs = inputs_of(name, batch)
+    features = "input_features" if "input_features" in batch else "pixel_values"
+    other = {**inputs, features: inputs[features].flip(-1) * 1.5}
+    with torch.no_grad():
+        first, second = (model(**some, use_cache=False).logits for some in (inputs, other))
+    assert (first - second).abs().max() > 1e-4
+
+
+def test_real_conversations_have_the_loss_that_they_have_alone(real_data, tmp_path):
+    for name in ("qwen2_vl", "qwen2_audio"):
+        made = MADE[name]()
+        kind = "audio" if name == "qwen2_audio" else "image"
+        template = LINES.replace("KIND", kind).replace("PLACE", PLACES[name])
+        where = save(made, tmp_path / name)
+        (where / "chat_template.jinja").write_text(template)
+        file = (
+            real_data
+            / "multimodal"
+            / ("mllm_audio_demo.json" if kind == "audio" else "mllm_demo.json")
+        )
+        store = stored(file, tmp_path / f"{name}_store", where)
+        model = make(name, made)
+        expected = alone(made, model, template, store, file)
+        found = packed(name, model, batchloom.Loader(store, **SIZES))
+        assert found == {number: pytest.approx(loss, rel=1e-4) for number, loss in expected.items()}
+
+
+def as_numpy(batch):
+    return {name: np.asarray(value) for name, value in batch.items()}
+
+
+def same(first, second):
+    assert set(first) == set(second)
+    for name in first:
+        assert np.array_equal(first[name], second[name]), name
+
+
+def test_any_step_is_given_on_its_own_on_any_rank(family):
+    _, _, _, store, _ = family
+    loader = batchloom.Loader(store, **SIZES)
+    whole = list(loader)
+    again = batchloom.Loader(store, **SIZES, media=MediaSpec(workers=1, memory=1 << 20), prefetch=0)
+    for step, batch in enumerate(whole):
+        same(as_numpy(again[step]), as_numpy(batch))
+    state = loader.state_dict()
+    resumed = batchloom.Loader(store, **SIZES)
+    resumed.load_state_dict({**state})
+    for rank in (0, 1):
+        part = batchloom.Loader(store, **SIZES, rank=rank, world_size=2)[0]
+        row = whole[0].split(1)[rank]
+        for name in ("input_ids", "labels", "position_ids"):
+            assert torch.equal(part[name], row[name])
+
+
+def test_parts_of_a_batch_hold_the_features_of_their_rows(family):
+    name, made, _, store, _ = family
+    model = make(name, made)
+    for form in ("rows", "varlen"):
+        loader = batchloom.Loader(store, seq_len=900, global_batch_size=4, form=form)
+        batch = loader[0]
+        split = batch.split(1)
+        assert len(split) == 4
+        features = [key for key in batch if key not in PLAIN]
+        for key in features:
+            there = [part[key] for part in split if key in part]
+            assert sum(one.shape[0] for one in there) >= 1
+        if form == "varlen":
+            continue
+        with torch.no_grad():
+            whole = model(**inputs_of(name, batch), use_cache=False).logits
+            for row, part in enumerate(split):
+                one = model(**inputs_of(name, part), use_cache=False).logits
+                assert (one[0] - whole[row]).abs().max() < 1e-4
+
+
+PLAIN = {
+    *("input_ids", "labels", "position_ids", "seq_idx", "token_type_ids"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return made_of("qwen2_vl", tmp_path_factory.mktemp("qwen"))
+
+
+def test_a_batch_that_was_rebuilt_is_not_cut_blindly(qwen):
+    batch = batchloom.Loader(qwen[3], **SIZES)[0]
+    with pytest.raises(PlanError, match="does not know which features its rows hold"):
+        type(batch)(dict(batch)).split(1)
+
+
+def test_positions_are_those_of_the_model(qwen):
+    """M-RoPE: of each document what ``get_rope_index`` of transformers gives it alone."""
+    _, made, _, store, _ = qwen
+    model = make("qwen2_vl", made)
+    pad = store.tokenizer.control["<|image_pad|>"]
+    loader = batchloom.Loader(store, **SIZES)
+    for batch in loader:
+        rows = loader.plan.rows(*loader.plan.positions_of(batch.step))
+        grids, seen = batch["image_grid_thw"], 0
+        for row in range(len(rows)):
+            for span in range(rows.pointers[row], rows.pointers[row + 1]):
+                begin, length = int(rows.places[span]), int(rows.lengths[span])
+                ids = batch["input_ids"][row, begin : begin + length][None]
+                types = (ids == pad).int()
+                images = int((types[:, 1:] > types[:, :-1]).sum())
+                own = grids[seen : seen + images]
+                seen += images
+                expected, _ = model.model.get_rope_index(ids, types, own if images else None)
+                found = batch["position_ids"][:, row, begin : begin + length]
+                assert torch.equal(found[1:], expected[:, 0])
+                assert torch.equal(found[0], torch.arange(length))
+        assert seen == len(grids)
+
+
+def test_positions_of_a_pinned_document():
+    found = mrope_positions(9, [(2, 4, (1, 4, 4))], 2)
+    assert found.tolist() == [
+        [0, 1, 2, 2, 2, 2, 4, 5, 6],
+        [0, 1, 2, 2, 3, 3, 4, 5, 6],
+        [0, 1, 2, 3, 2, 3, 4, 5, 6],
+    ]
+
+
+def test_text_and_media_mix_in_one_plan(qwen, tmp_path):
+    store = qwen[3]
+    (tmp_path / "text.jsonl").write_text(
+        "".join(json.dumps({"text": f"Line {number}. " * 9}) + "\n" for number in range(60))
+    )
+    batchloom.prepare(
+        tmp_path / "text.jsonl", out=tmp_path / "text", tokenizer=str(store.path), val_fraction=0
+    )
+    text = batchloom.open_store(tmp_path / "text")
+    mixture = batchloom.Mixture({"text": 1, "seen": 1}, stores={"text": text, "seen": store})
+    loader = batchloom.Loader(mixture, seq_len=600, global_batch_size=4, overlong="drop", steps=4)
+    model = make("qwen2_vl", qwen[1])
+    images = 0
+    for batch in loader:
+        pads = int((batch["input_ids"] == store.tokenizer.control["<|image_pad|>"]).sum())
+        grids = batch.get("image_grid_thw", torch.zeros(0, 3, dtype=torch.int64))
+        assert pads * 4 == int(grids.prod(dim=1).sum())
+        assert batch["position_ids"].shape == (4, 4, 600)
+        images += len(grids)
+        with torch.no_grad():
+            inputs = {name: value for name, value in batch.items() if name != "labels"}
+            assert model(**inputs, use_cache=False).logits.isfinite().all()
+    assert images
+
+
+def test_documents_with_media_are_never_cut(qwen):
+    for settings in ({"overlong": "split"}, {"overlong": "truncate"}, {"packing": "wrap"}):
+        with pytest.raises(PlanError, match="is never cut"):
+            batchloom.Loader(qwen[3], **SIZES, **settings)
+    with pytest.raises(PlanError, match="leave augment out"):
+        batchloom.Loader(qwen[3], **SIZES, augment={"noise_prob": 0.1})
+    lengths = [len(qwen[3][number].ids) for number in range(len(qwen[3]))]
+    loader = batchloom.Loader(qwen[3], seq_len=max(lengths) - 1, global_batch_size=1)
+    held = {
+        int(one)
+        for step in range(len(loader))
+        for one in loader.plan.rows(step, step + 1).documents
+    }
+    assert len(held) == len(lengths) - lengths.count(max(lengths))
+
+
+@pytest.fixture
+def moved(qwen, tmp_path):
+    """A store whose pictures can be changed; gives it and its file."""
+    folder = tmp_path / "in"
+    shutil.copytree(qwen[4].parent, folder)
+    store = stored(folder / "talks.json", tmp_path / "store", qwen[3].path.parent / "processor")
+    return store, folder / "talks.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: path.unlink(), "is not there"),
+        (lambda path: path.write_bytes(b""), r"has 0 bytes, and had \d"),
+        (lambda path: path.write_bytes(encoded(picture(9, 9, seed=77))), "when the store was made"),
+        (lambda path: path.write_bytes(path.read_bytes()[::-1]), "is not the file that was there"),
+    ],
+)
+def test_a_medium_that_is_gone_or_another_is_told_with_its_document(moved, change, said):
+    store, file = moved
+    change(file.parent / "pictures" / "3_0.jpg")
+    number = next(n for n in range(len(store)) if store.origin(n).record == 3)
+    with pytest.raises(MediumError, match=said) as told:
+        list(batchloom.Loader(store, **SIZES))
+    assert f"Document {number} of {store.path}" in str(told.value)
+    assert "talks.json" in str(told.value)
+    assert "pictures/3_0.jpg" in str(told.value)
+
+
+def test_media_may_have_moved_as_a_whole(moved):
+    store, file = moved
+    before = [as_numpy(batch) for batch in batchloom.Loader(store, **SIZES)]
+    elsewhere = file.parent.with_name("elsewhere")
+    file.parent.rename(elsewhere)
+    with pytest.raises(MediumError, match="is not there"):
+        list(batchloom.Loader(store, **SIZES))
+    found = batchloom.Loader(store, **SIZES, media=MediaSpec(folder=str(elsewhere)))
+    for first, second in zip(before, found, strict=True):
+        same(first, as_numpy(second))
+
+
+def test_held_media_need_no_files(qwen, tmp_path):
+    folder = tmp_path / "in"
+    shutil.copytree(qwen[4].parent, folder)
+    processor = qwen[3].path.parent / "processor"
+    store = stored(folder / "talks.json", tmp_path / "store", processor, keep="embed")
+    shutil.rmtree(folder)
+    expected = batchloom.Loader(qwen[3], **SIZES)
+    for first, second in zip(expected, batchloom.Loader(store, **SIZES), strict=True):
+        same(as_numpy(first), as_numpy(second))
+
+
+def test_stores_of_several_processors_are_refused(qwen, tmp_path):
+    other = save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), tmp_path / "processor")
+    store = stored(qwen[4], tmp_path / "store", other)
+    mixture = batchloom.Mixture({"a": 1, "b": 1}, stores={"a": qwen[3], "b": store})
+    with pytest.raises(PlanError, match="of several processors"):
+        batchloom.Loader(mixture, **SIZES, overlong="drop", steps=2)
+
+
+def test_wrong_settings_are_told():
+    with pytest.raises(SettingsError) as told:
+        MediaSpec(workers=-1, memory=3)
+    assert len(told.value.problems) == 2
+
+
+def test_a_budget_is_given_back_and_never_waits_for_ever():
+    budget = _Budget(10)
+    with budget.room(100), budget.room(0):
+        pass
+    with budget.room(4), budget.room(6):
+        pass
+    with pytest.raises(RuntimeError, match="broken"), budget.room(10):
+        raise RuntimeError("broken")
+    with budget.room(10):
+        pass
+
+
+def test_features_of_other_shapes_are_filled_up():
+    found = joined([{"x": np.ones((1, 2, 3))}, {"x": np.full((2, 3, 2), 2.0)}])
+    assert found["x"].shape == (3, 3, 3)
+    assert found["x"].sum() == 6 + 24
+
+
+def test_a_store_of_text_is_read_as_ever(tmp_path):
+    store = write_store(tmp_path / "store", [[1, 2, 3]] * 9)
+    batch = batchloom.Loader(store, seq_len=8, global_batch_size=2)[0]
+    assert set(batch) == {"input_ids", "labels", "position_ids"}
+    assert batch["position_ids"].ndim == 2

@@ -1,0 +1,80 @@
+"""What reads tokens alone refuses a store with media by name: a model would train on what stands for them."""
+
+import subprocess
+import sys
+
+import pytest
+
+import batchloom
+from batchloom.batches import forms
+from batchloom.batches.masks import dense_mask, image_masks
+from batchloom.batches.media import text_alone
+from batchloom.compat import GPTDataLoader, PretrainingDataset
+from batchloom.core.errors import InputError, PlanError, SettingsError
+from batchloom.store.export import export_store
+from media.made import write_images
+from media.processors import MADE, save
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+SAID = "holds images or audio"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("refused")
+    processor = str(save(MADE["qwen2_vl"](), folder / "processor"))
+    batchloom.prepare(
+        write_images(folder / "in", 3),
+        out=folder / "store",
+        tokenizer=processor,
+        media={"processor": processor},
+        val_fraction=0,
+    )
+    return batchloom.open_store(folder / "store")
+
+
+def test_readers_of_tokens_refuse_it(store, tmp_path):
+    for to in ("megatron", "flat", "parquet"):
+        with pytest.raises(InputError, match=SAID):
+            export_store(store.path, to=to, out=tmp_path / to)
+    with pytest.raises(InputError, match=SAID):
+        PretrainingDataset(store.path, seq_length=64, tokenizer=str(store.path))
+    with pytest.raises(InputError, match=SAID):
+        GPTDataLoader({"block_size": 64, "batch_size": 2}, dataset_dir=store.path)
+    with pytest.raises(InputError, match="is a shard of a store of documents with images or audio"):
+        batchloom.open_store(store.path / "train" / "shard_00000")
+
+
+def test_forms_of_tokens_refuse_it(store):
+    batch = batchloom.Loader(store, seq_len=600, global_batch_size=2)[0]
+    for form in (forms.padded, forms.flattened, forms.megatron):
+        with pytest.raises(PlanError, match="holds images or audio"):
+            form(batch)
+    with pytest.raises(PlanError, match="the batch has no token_type_ids"):
+        image_masks(batch, 4)
+    assert dense_mask(batch)["attention_mask"].shape == (2, 1, 600, 600)
+
+
+def test_trainers_that_hand_on_tokens_refuse_it(store, tmp_path):
+    loader = batchloom.Loader(store, seq_len=600, global_batch_size=2)
+    assert loader.holds_media
+    with pytest.raises(InputError, match=f"{SAID}, which a trainer does not hand on yet"):
+        text_alone(loader, "a trainer")
+    commands = (
+        ["train", "--data", str(store.path), "--out", str(tmp_path / "run"), "--seq-len", "600"],
+        ["compare", str(store.path), "--steps", "1"],
+    )
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "batchloom", *command], capture_output=True, text=True
+        )
+        assert done.returncode == 1, (command, done.stdout, done.stderr)
+        assert SAID in done.stderr
+
+
+def test_a_store_with_media_is_not_made_elsewhere(store, tmp_path):
+    processor = str(store.path.parent / "processor")
+    with pytest.raises(SettingsError, match="is made on this machine"):
+        batchloom.prepare(
+            tmp_path, out="memory://store", tokenizer=processor, media={"processor": processor}
+        )
