@@ -81,7 +81,10 @@ def test_a_grid_is_the_image_processors():
 def test_a_sound_that_would_be_cut_is_refused():
     family = Hearing("<|AUDIO|>", "<|AUDIO|>", 16_000, 160, 480_000)
     assert family.expand(AudioFacts(480_000, 16_000)).runs == (750,)
-    with pytest.raises(UnusableRecordError, match=r"lasts 30.0 s, and the processor hears 30 s"):
+    with pytest.raises(
+        UnusableRecordError,
+        match=r"480,001 samples at 16,000 a second\), and the processor hears 30 s",
+    ):
         family.expand(AudioFacts(480_001, 16_000))
     with pytest.raises(UnusableRecordError, match="lasts 36000.0 s"):
         family.expand(AudioFacts(36_000 * 44_100, 44_100, 2))

@@ -40,6 +40,71 @@ def test_images_are_turned_upright(form, orientation):
     assert (facts.width, facts.height) == image.size == ((30, 20), (20, 30))[orientation > 4]
 
 
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><a tiff:Orientation="6"/></x:xmpmeta>'
+
+
+def turned(form):
+    """An image of 30 x 20 whose orientation stands in XMP, or in an older text of a PNG."""
+    from PIL.PngImagePlugin import PngInfo
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+    if form == "TIFF":
+        tags = ImageFileDirectory_v2()
+        tags[700], tags.tagtype[700] = XMP, 1
+        return encoded(picture(), form, tiffinfo=tags)
+    texts = PngInfo()
+    if form == "PNG with XMP":
+        texts.add_itxt("XML:com.adobe.xmp", XMP.decode())
+    else:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        data = exif.tobytes().hex()
+        texts.add_text("Raw profile type exif", f"\nexif\n{len(data) // 2:8d}\n{data}\n", zip=True)
+    return encoded(picture(), "PNG", pnginfo=texts)
+
+
+@pytest.mark.parametrize("form", ["PNG with XMP", "PNG with a raw profile", "TIFF"])
+def test_images_are_turned_as_other_texts_of_theirs_say(form):
+    facts, image = look_at_image(Held(turned(form)), LIMITS), decode_image(Held(turned(form)))
+    assert (facts.width, facts.height) == image.size == (20, 30)
+
+
+def test_headers_are_all_that_is_read_of_large_files(tmp_path):
+    asked = []
+
+    class Counted:
+        def __init__(self, data):
+            self.data, self.size = data, len(data)
+
+        def read(self, start, stop):
+            found = self.data[start:stop]
+            asked.append(len(found))
+            return found
+
+    big = np.random.default_rng(0).integers(0, 255, (1200, 1600, 3), dtype=np.uint8)
+    data = encoded(Image.fromarray(big), "PNG")
+    assert len(data) > 5_000_000
+    look_at_image(Counted(data), LIMITS)
+    assert sum(asked) < 400_000
+    asked.clear()
+    data = sound(16_000 * 200)
+    look_at_sound(Counted(data), LIMITS)
+    assert sum(asked) < 800_000
+
+
+def test_sounds_of_no_numbers_are_refused():
+    import soundfile
+
+    for value in (np.nan, np.inf, 1e30):
+        data = noise(16_000)
+        data[77] = value
+        buffer = io.BytesIO()
+        soundfile.write(buffer, data, 16_000, format="WAV", subtype="FLOAT")
+        whole = Held(buffer.getvalue())
+        with pytest.raises(UnusableRecordError, match="samples that are no numbers"):
+            decode_sound(whole, look_at_sound(whole, LIMITS), 16_000)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_image_that_is_cut_anywhere_is_refused(form):
@@ -167,7 +232,7 @@ def test_sounds_are_heard_as_librosa_hears_them():
     assert len(heard) == -(-30_000 * 16_000 // 44_100)
 
 
-@pytest.mark.parametrize("form", ["WAV", "FLAC"])
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "AIFF"])
 def test_a_sound_that_is_cut_is_refused(form):
     data = sound(30_000, form=form)
     for size in (0, 10, 100, len(data) // 3, len(data) - 2_000, len(data) - 1):

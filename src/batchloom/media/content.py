@@ -1,8 +1,9 @@
 """The bytes of a medium, wherever they are, and what tells one from another without reading all of them."""
 
+import io
 import os
 from pathlib import Path
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import xxhash
 
@@ -63,6 +64,45 @@ class OpenFile:
         """See :class:`Content`."""
         self._file.seek(start)
         return self._file.read(stop - start)
+
+
+@final
+class _View(io.RawIOBase):
+    """A content as libraries read files: what they do not ask for is not read."""
+
+    def __init__(self, content: Content) -> None:
+        super().__init__()
+        self._content, self._at = content, 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """See ``io.IOBase``."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._content.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """See ``io.IOBase``."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """See ``io.RawIOBase``."""
+        data = self._content.read(self._at, self._at + len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def opened(content: Content) -> io.BufferedReader:
+    """A content as a file that is open for reading."""
+    return io.BufferedReader(_View(content), EDGE)
 
 
 def edges(content: Content) -> tuple[bytes, bytes]:

@@ -319,8 +319,8 @@ class Hearing:
         samples = facts.samples_at(self.rate)
         if samples > self.most:
             raise UnusableRecordError(
-                f"lasts {facts.seconds:.1f} s, and the processor hears {self.most / self.rate:g} s of a sound: the "
-                "rest would be lost; cut it into several"
+                f"lasts {facts.seconds:.1f} s ({samples:,} samples at {self.rate:,} a second), and the processor hears "
+                f"{self.most / self.rate:g} s of a sound ({self.most:,}): the rest would be lost; cut it into several"
             )
         frames = -(-samples // self.hop)
         count = (((frames - 1) // 2 + 1) - 2) // 2 + 1

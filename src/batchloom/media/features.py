@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError
+from batchloom.core.errors import InputError, UnusableRecordError
 from batchloom.core.media import AudioFacts, Facts, ImageFacts
 from batchloom.media.content import Content
 from batchloom.media.images import decode_image
@@ -45,7 +45,13 @@ class Features:
             MissingDependencyError: what decodes it is not installed.
         """
         if isinstance(facts, ImageFacts):
-            return self._image(decode_image(content))
+            picture = decode_image(content)
+            if picture.size != (facts.width, facts.height):
+                raise UnusableRecordError(
+                    f"is {picture.size[0]} x {picture.size[1]} pixels, and its header said {facts.width} x "
+                    f"{facts.height}; save it anew"
+                )
+            return self._image(picture)
         return self._sound(content, facts)
 
     def setting(self, auto: str, name: str) -> Any:

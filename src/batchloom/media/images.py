@@ -3,13 +3,13 @@
 Formats are told by their first bytes and nothing else is tried: some of what Pillow reads runs other programs.
 """
 
-import io
 import zlib
+from dataclasses import replace
 from typing import Any
 
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
 from batchloom.core.media import ImageFacts
-from batchloom.media.content import Content, Held, edges
+from batchloom.media.content import Content, Held, edges, opened
 from batchloom.media.limits import MediaLimits
 
 # What Pillow's readers raise of files that are not what they begin as.
@@ -27,6 +27,8 @@ _PLUGINS = {
     "PPM": ("PpmImagePlugin", "PpmImageFile"),
     "AVIF": ("AvifImagePlugin", "AvifImageFile"),
 }
+_ENDED = ("JPEG", "PNG", "GIF", "WebP")
+_TELLING = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
 _ANIMATED = ("GIF", "PNG", "WebP", "AVIF")
 _READ = ", ".join(list(_PLUGINS)[:-1]) + " and AVIF"
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
@@ -55,9 +57,11 @@ def look_at_image(content: Content, limits: MediaLimits) -> ImageFacts:
             f"has {facts.width:,} x {facts.height:,} pixels, more than the {limits.image_pixels:,} that are allowed "
             "(image_pixels): make it smaller, or allow more"
         )
-    if not _ends(form, content.size, head, tail):
-        _refuse_damaged(content, form)
-    return facts
+    if form in _ENDED and _ends(form, content.size, head, tail):
+        return facts
+    # Of other formats neither an end nor an orientation is told by a header alone.
+    width, height = decode_image(content).size
+    return replace(facts, width=width, height=height)
 
 
 def decode_image(content: Content) -> Any:
@@ -130,7 +134,7 @@ def _opened(content: Content, form: str) -> Any:
 
     module, name = _PLUGINS[form]
     reader = getattr(importlib.import_module(f"PIL.{module}"), name)
-    return reader(io.BytesIO(content.read(0, content.size)))
+    return reader(opened(content))
 
 
 def _facts(content: Content, head: bytes, form: str) -> ImageFacts:
@@ -148,23 +152,23 @@ def _facts(content: Content, head: bytes, form: str) -> ImageFacts:
 
 def _facts_of(image: Any, content: Content, form: str) -> ImageFacts:
     width, height = image.size
-    turned = form != "TIFF" and _orientation(image, content, form) in _ON_ITS_SIDE
+    turned = form in _ENDED and _orientation(image, content, form) in _ON_ITS_SIDE
     animated = form in _ANIMATED and bool(getattr(image, "is_animated", False))
     return ImageFacts(*((height, width) if turned else (width, height)), animated)
 
 
 def _orientation(image: Any, content: Content, form: str) -> int:
-    # Pillow decodes a PNG to find what may stand behind its pixels.
-    if form == "PNG" and not _png_has(content, b"eXIf"):
+    # Pillow decodes a PNG to find what may stand behind its pixels: EXIF, or texts that hold it or XMP.
+    if form == "PNG" and not _png_has(content, _TELLING):
         return 1
     return int(image.getexif().get(_ORIENTATION, 1) or 1)
 
 
-def _png_has(content: Content, kind: bytes) -> bool:
-    """Whether a PNG has a chunk of this kind."""
+def _png_has(content: Content, kinds: tuple[bytes, ...]) -> bool:
+    """Whether a PNG has a chunk of one of these kinds."""
     at = _PNG_HEAD
     while len(start := content.read(at, at + 8)) == 8:
-        if start[4:] == kind:
+        if start[4:] in kinds:
             return True
         at += int.from_bytes(start[:4], "big") + _PNG_CHUNK
     return False
@@ -183,19 +187,6 @@ def _ends(form: str, size: int, head: bytes, tail: bytes) -> bool:
     return False
 
 
-def _refuse_damaged(content: Content, form: str) -> None:
-    """Decode an image whose end does not show.
-
-    Raises:
-        UnusableRecordError: it cannot be decoded to its end.
-    """
-    try:
-        with _opened(content, form) as image:
-            image.load()
-    except _DAMAGED as error:
-        raise _damaged(form, error) from error
-
-
 def _damaged(form: str, error: BaseException) -> UnusableRecordError:
     said = str(error).strip().rstrip(".") or type(error).__name__
     return UnusableRecordError(
@@ -210,8 +201,8 @@ def _rgb(image: Any) -> Any:
     if upright.mode.startswith("I;16") or (upright.mode == "I" and image.format in ("PNG", "PPM")):
         return _from_16_bits(upright)
     if upright.mode in ("I", "F"):
-        raise ValueError(
-            f"its pixels are numbers of 32 bits (mode {upright.mode}), whose white nobody knows"
+        raise UnusableRecordError(
+            f"has pixels of 32 bits (mode {upright.mode}), whose white nobody knows; convert it to 8 bits"
         )
     return upright.convert("RGB")
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import final
 
+from batchloom.core.addresses import shown
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.media import Facts, Kind, Medium, Seen
 from batchloom.media.content import Content, edge_hash, edges
@@ -47,7 +48,7 @@ class Looker:
             look = self._look if medium.data is not None else self._named
             return replace(medium, seen=look(medium))
         except UnusableRecordError as error:
-            place = medium.place or "in the record"
+            place = shown(medium.place) if medium.place else "in the record"
             raise UnusableRecordError(f"{medium.kind} {number} ({place}) {error.reason}") from error
 
     def _refuse_other(self, kind: Kind) -> None:

@@ -48,10 +48,11 @@ class Places:
             file = OpenFile(Path(place))
         except FileNotFoundError:
             raise UnusableRecordError(
-                f"is not there: {place}; paths begin at {self.folder}, say where else they do with --data-folder"
+                f"is not there: {shown(place):.300}; paths begin at {self.folder}: say where else they do "
+                "(--data-folder; of a Loader media=MediaSpec(folder=...))"
             ) from None
         except (OSError, ValueError) as error:
-            why = because(error) if isinstance(error, OSError) else str(error)
+            why = because(error) if isinstance(error, OSError) else f"its name is none ({error})"
             raise UnusableRecordError(f"cannot be read: {why}") from error
         with file:
             yield file
@@ -75,13 +76,13 @@ class Places:
         if is_url(place):
             if scheme_of(place) not in _KNOWN:
                 raise UnusableRecordError(
-                    f"is a URL of a kind that is not read ({scheme_of(place)}://); {', '.join(_KNOWN[:6])} are"
+                    f"is a URL of a kind that is not read ({scheme_of(place)}://); http, https, s3, gs and hf are"
                 )
             return place
         if is_url(self.folder):
             return self._below_url(place)
-        whole = os.path.normpath(os.path.join(self.folder, place))  # noqa: PTH118 - strings, many times
-        folder = os.path.normpath(self.folder)
+        folder = os.path.abspath(self.folder)  # noqa: PTH100 - strings, many times
+        whole = os.path.normpath(os.path.join(folder, place))  # noqa: PTH118 - as above
         if whole != folder and not whole.startswith(folder.rstrip("/") + "/"):
             raise UnusableRecordError(
                 f"lies outside of {self.folder}, from where paths of media are not followed; name a folder above it "
@@ -105,4 +106,6 @@ class Places:
         except FileNotFoundError:
             raise UnusableRecordError(f"is not there: {shown(url)}") from None
         except BatchloomError as error:
-            raise UnusableRecordError(f"cannot be had: {error}") from error
+            raise UnusableRecordError(
+                f"cannot be had: {error} What is kept aside at preparation is read again with --restart."
+            ) from error

@@ -15,8 +15,9 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.media import KINDS, Kind
 from batchloom.media.agreement import disagreement
 from batchloom.media.asked import Asked
-from batchloom.media.families import Family
+from batchloom.media.families import Family, PatchGrid
 from batchloom.media.known import Parts, known_family
+from batchloom.media.traits import traits_of
 
 # All that makes a processor but its tokenizer, in the order in which transformers writes and reads them.
 PROCESSOR_FILES = (
@@ -119,6 +120,8 @@ def read_processor_files(folder: Path) -> ProcessorFiles:
         InputMissingError: there is no such folder.
         InputError: it holds no processor, or files that are damaged.
     """
+    if folder.is_file():
+        raise InputError(f"{folder} is a file; {_REMEDY}.")
     if not folder.is_dir():
         raise InputMissingError(
             f"There is no folder {folder}{nearest_path(str(folder))}; {_REMEDY}."
@@ -173,8 +176,8 @@ def open_processor(folder: Path, tokenizer: Path | None = None) -> Processor:
     sound, _ = _made(transformers.AutoFeatureExtractor, folder)
     named = _tokens(transformers, whole, (folder, tokenizer))
     families, notes = {}, []
-    family = known_family(files.name, Parts(files.config, image, sound, named))
-    if family is not None and (differs := disagreement(family, whole, image)):
+    family, differs = _family(files, folder, Parts(files.config, image, sound, named), whole)
+    if family is not None and differs:
         notes.append(f"{files.name} is run once for each size of a medium: {differs}")
         family = None
     if family is not None:
@@ -182,12 +185,44 @@ def open_processor(folder: Path, tokenizer: Path | None = None) -> Processor:
     for kind in KINDS:
         if kind != "video" and kind not in families and getattr(whole, f"{kind}_token", None):
             families[kind] = Asked(whole, kind)
+    _refuse_unknown_positions(files, families, image)
     if not families:
         why = why or "it takes neither"
         raise InputError(
             f"{folder} holds a {files.name}, which cannot be asked what it makes of images or audio: {why}"
         )
     return Processor(files, families, tuple(notes))
+
+
+def _family(
+    files: ProcessorFiles, folder: Path, parts: Parts, whole: Any
+) -> tuple[Family | None, str]:
+    """The arithmetic that is known of a processor, and where it differs from the installed one."""
+    try:
+        family = known_family(files.name, parts)
+        return family, "" if family is None else disagreement(family, whole, parts.image)
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        raise InputError(
+            f"{folder} holds a {files.name} with settings that are none ({type(error).__name__}: {error}); {_REMEDY}."
+        ) from error
+
+
+def _refuse_unknown_positions(
+    files: ProcessorFiles, families: Mapping[Kind, Family], image: Any
+) -> None:
+    """Raise where a model wants positions of patches that nobody knows how to make.
+
+    Raises:
+        InputError: it does.
+    """
+    grids = "image_grid_thw" in (getattr(image, "model_input_names", None) or ())
+    known = isinstance(families.get("image"), PatchGrid) and traits_of(files.name).mrope
+    if "image" in families and grids and not known:
+        raise InputError(
+            f"{files.name} gives grids of patches (image_grid_thw), from which its model makes positions in time, "
+            "height and width: how is known of Qwen2-VL, Qwen2.5-VL and Qwen3-VL alone, with settings that resize "
+            "images."
+        )
 
 
 def _transformers() -> Any:

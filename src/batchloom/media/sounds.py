@@ -1,7 +1,6 @@
 """Sounds: their length from the header alone, and their samples."""
 
-import io
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,12 +8,15 @@ from numpy.typing import NDArray
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
 from batchloom.core.media import AudioFacts
 from batchloom.core.values import duration
-from batchloom.media.content import Content
+from batchloom.media.content import Content, opened
 from batchloom.media.limits import MediaLimits
 from batchloom.media.mp3 import has_length, is_mp3, mp3_samples
 
 _READ = "WAV, FLAC, MP3, Ogg (Vorbis, Opus), AIFF and what else libsndfile knows"
 _PIECE = 1 << 20
+_LOUDEST = 1e6
+_UNKNOWN = 0xFFFFFFFF - (1 << 16)
+_MOST_SAMPLES = 1 << 48
 
 
 def look_at_sound(content: Content, limits: MediaLimits) -> AudioFacts:
@@ -31,6 +33,10 @@ def look_at_sound(content: Content, limits: MediaLimits) -> AudioFacts:
         facts = AudioFacts(int(sound.frames), int(sound.samplerate), int(sound.channels))
         if facts.samples < 1:
             raise UnusableRecordError("holds no samples: there is nothing to hear")
+        if facts.samples > _MOST_SAMPLES:
+            raise UnusableRecordError(
+                "does not say how long it is, as what was streamed does not; write it anew: ffmpeg -i IN OUT"
+            )
         if facts.seconds > limits.audio_seconds:
             raise UnusableRecordError(
                 f"lasts {duration(facts.seconds)}, more than the {duration(limits.audio_seconds)} that are allowed "
@@ -60,7 +66,13 @@ def decode_sound(content: Content, facts: AudioFacts, rate: int) -> NDArray[np.f
                 raise UnusableRecordError(f"ends {left:,} samples early: its header said {said}")
             pieces.append(piece.mean(axis=1, dtype=np.float32))
             left -= len(piece)
-    return _at_rate(np.concatenate(pieces), facts, rate)
+    mono = np.concatenate(pieces)
+    # Numbers beyond this are no sound, and their squares no numbers.
+    if not (np.abs(mono) < _LOUDEST).all():
+        raise UnusableRecordError(
+            "holds samples that are no numbers, or far beyond full scale (1.0); write it anew"
+        )
+    return _at_rate(mono, facts, rate)
 
 
 def _at_rate(mono: NDArray[np.float32], facts: AudioFacts, rate: int) -> NDArray[np.float32]:
@@ -95,7 +107,7 @@ def _opened(content: Content) -> Any:
             "Sounds need soundfile: pip install 'batchloom[media]'."
         ) from error
     try:
-        return soundfile.SoundFile(io.BytesIO(content.read(0, content.size)))
+        return soundfile.SoundFile(opened(content))
     except (RuntimeError, TypeError) as error:
         head = content.read(0, 16)
         raise UnusableRecordError(
@@ -122,13 +134,22 @@ def _refuse_wrong_length(content: Content, sound: Any, samples: int) -> None:
 
 
 def _refuse_cut_wave(content: Content) -> None:
-    """Raise where a WAV is shorter than it says: libsndfile reads what is left of it."""
+    """Raise where a WAV or an AIFF is shorter than it says: libsndfile reads what is left of it."""
     head = content.read(0, 12)
-    if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
+    if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
+        order: Literal["little", "big"] = "little"
+    elif head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
+        order = "big"
+    else:
         return
-    said = int.from_bytes(head[4:8], "little") + 8
+    said = int.from_bytes(head[4:8], order) + 8
+    at = 12
+    while len(start := content.read(at, at + 8)) == 8 and start[:4] not in (b"data", b"SSND"):
+        at += 8 + int.from_bytes(start[4:], order) + int.from_bytes(start[4:], order) % 2
+    if start[:4] in (b"data", b"SSND"):
+        said = max(said, at + 8 + int.from_bytes(start[4:], order))
     # What streams is written before its length is known.
-    if content.size < said < 0xFFFFFFFF - 8 - (1 << 16):
+    if content.size < said < _UNKNOWN:
         raise UnusableRecordError(
             f"has {content.size:,} bytes, where its header says {said:,}: it is cut short; fetch it again"
         )
