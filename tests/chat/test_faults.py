@@ -94,7 +94,7 @@ def reason(form, record):
         (
             "instruction",
             {"question": "q", "answer": "a", "images": ["1.jpg"]},
-            "column 'images' is not empty: images, audio and video are read with --processor",
+            "column 'images' is not empty: images and audio are read with --processor",
         ),
         (
             "prompt-completion",
@@ -229,7 +229,7 @@ def test_columns(form, record, said):
         ),
         (
             [{"role": "user", "content": [{"type": "image", "image": "1.jpg"}]}],
-            "messages[0].content[0] is of type 'image': images, audio and video are read with --processor",
+            "messages[0].content[0] is of type 'image': images and audio are read with --processor",
         ),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], "are read with --processor"),
         (

@@ -136,6 +136,15 @@ def test_conversations_without_media_are_as_ever():
     assert made.media == []
 
 
+def test_parts_may_say_which_of_the_list_they_are():
+    parts = [{"type": "image", "index": 1, "text": None}, {"type": "image", "index": 0}]
+    made = read(asked([*parts, {"type": "text", "text": "?"}], images=["a", "b"]))
+    assert [one.place for one in made.media] == ["b", "a"]
+    for number in (2, -1, True, "0"):
+        with pytest.raises(UnusableRecordError, match="has index"):
+            read(asked([{"type": "image", "index": number}], images=["a", "b"]))
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
@@ -159,6 +168,12 @@ def test_conversations_without_media_are_as_ever():
         (
             asked([{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]),
             "base64 of nothing",
+        ),
+        (asked([{"type": ["image"], "url": "a"}]), r"content\[0\] holds an object, not"),
+        (asked("<image>?", images=["data:image/png,abc"]), "that is not base64"),
+        (
+            {**asked("<image>?", images=["a"]), "system": "See <image>"},
+            "column 'system' has a placeholder",
         ),
         (asked([{"type": "image_url", "image_url": {}}]), "has a placeholder|has nothing"),
     ],

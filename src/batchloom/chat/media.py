@@ -21,7 +21,7 @@ from batchloom.core.media import KINDS, Kind, Medium
 from batchloom.core.values import counted, kind_of
 
 _PLACEHOLDER = re.compile("<(image|audio|video)>")
-_DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*(?:;[\w=.+-]+)*;base64,", re.ASCII)
+_DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*", re.ASCII)
 # How files of media begin, in base64 (JPEG, PNG, GIF, RIFF, MP3, FLAC, Ogg, TIFF, BMP).
 _BEGINNINGS = (
@@ -102,7 +102,9 @@ def medium_of(kind: Kind, value: object, where: str) -> Medium:
         return Medium(kind, "", _decoded(value[uri.end() :], where))
     if value.startswith(_BEGINNINGS) and _BASE64.fullmatch(value):
         return Medium(kind, "", _decoded(value, where))
-    return Medium(kind, value.strip())
+    if value[:5].lower() == "data:":
+        raise UnusableRecordError(f"{where} is a data: URI that is not base64; write it as base64")
+    return Medium(kind, value)
 
 
 def _held(kind: Kind, value: Mapping[str, Any], where: str) -> Medium:
@@ -146,13 +148,15 @@ class _Taker:
         self._schema, self._row = schema, row
         self.media: list[Medium] = []
         self._beside = {kind: _listed(schema, row, kind) for kind in KINDS}
-        self._taken = dict.fromkeys(KINDS, 0)
+        self._taken: dict[Kind, set[int]] = {kind: set() for kind in KINDS}
 
     def row(self) -> dict[str, Any]:
         """The record with parts for its media, and without the columns of lists."""
         columns = self._schema.columns
         left_out = {name for kind in KINDS for name in columns.get(f"{kind}s", ())}
         row = {name: value for name, value in self._row.items() if name not in left_out}
+        for name in (*columns.get("system", ()), *columns.get("history", ())):
+            _refuse_placeholders(row.get(name), name)
         self._join_context(row)
         for role, speaker in _ROLES.items():
             for name in columns.get(role, ()):
@@ -164,11 +168,12 @@ class _Taker:
         """Raise where media stand beside the text that no placeholder asked for."""
         for kind, found in self._beside.items():
             used = self._taken[kind]
-            if used < len(found):
-                where, _ = found[used]
+            left = next((at for at in range(len(found)) if at not in used), None)
+            if left is not None:
+                where, _ = found[left]
                 raise UnusableRecordError(
-                    f"holds {counted(len(found), kind)} and {counted(used, 'placeholder')} for them: {where} stands "
-                    f"nowhere; write <{kind}> where it belongs, or leave it out"
+                    f"holds {counted(len(found), kind)} and {counted(len(used), 'placeholder')} for them: {where} "
+                    f"stands nowhere; write <{kind}> where it belongs, or leave it out"
                 )
 
     def _join_context(self, row: dict[str, Any]) -> None:
@@ -216,7 +221,7 @@ class _Taker:
         return parts
 
     def _part(self, part: Any, where: str) -> Iterator[Any]:
-        kind = _TYPES.get(part.get("type", "")) if isinstance(part, dict) else None
+        kind = _kind_of(part)
         if kind is not None:
             yield self._typed(part, kind, where)
         elif (
@@ -237,6 +242,9 @@ class _Taker:
             return self._take(medium_of(kind, own, f"{where}.{part['type']}"))
         if any(says_something(part.get(name)) for name in _HOLDERS):
             return self._take(_held(kind, part, where))
+        number = part.get("index")
+        if number is not None:
+            return self._numbered(kind, number, where)
         return self._next(kind, where)
 
     def _split(self, text: str, where: str) -> list[dict[str, Any]]:
@@ -251,17 +259,47 @@ class _Taker:
 
     def _next(self, kind: Kind, where: str) -> dict[str, Any]:
         used, found = self._taken[kind], self._beside[kind]
-        if used >= len(found):
+        number = next((at for at in range(len(found)) if at not in used), None)
+        if number is None:
             raise UnusableRecordError(
                 f"{where} has a placeholder <{kind}> without its {kind}: the record holds {counted(len(found), kind)} "
                 "beside the text; add it, or take the placeholder out"
             )
-        self._taken[kind] = used + 1
-        return self._take(found[used][1])
+        used.add(number)
+        return self._take(found[number][1])
+
+    def _numbered(self, kind: Kind, number: object, where: str) -> dict[str, Any]:
+        """The medium of a part that says which of the list it is (``index``, as TRL's data sets have it)."""
+        found = self._beside[kind]
+        if type(number) is not int or not 0 <= number < len(found):
+            raise UnusableRecordError(
+                f"{where} has index {number!r:.40}, and the record holds {counted(len(found), kind)} beside the text: "
+                f"it can be 0 to {len(found) - 1}"
+            )
+        self._taken[kind].add(number)
+        return self._take(found[number][1])
 
     def _take(self, medium: Medium) -> dict[str, Any]:
         self.media.append(medium)
         return {"type": medium.kind, "medium": Number(len(self.media) - 1)}
+
+
+def _refuse_placeholders(value: object, name: str) -> None:
+    """Raise where a column that holds no media asks for one."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            _refuse_placeholders(one, name)
+    elif isinstance(value, str) and (found := _PLACEHOLDER.search(value)):
+        raise UnusableRecordError(
+            f"column {name!r} has a placeholder {found.group()}, and media are read in the turns, the prompt and the "
+            "response alone; write the record as messages"
+        )
+
+
+def _kind_of(part: object) -> Kind | None:
+    """The kind of a typed part; None where it is none of a medium."""
+    named = part.get("type") if isinstance(part, dict) else None
+    return _TYPES.get(named) if isinstance(named, str) else None
 
 
 # Columns that hold what is said, and whose turn a text in them is; of messages each says it itself.

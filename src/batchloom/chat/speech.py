@@ -199,6 +199,6 @@ def _refuse_media(row: Row) -> None:
     for name in sorted(_MEDIA & row.keys()):
         if says_something(row[name]):
             raise UnusableRecordError(
-                f"column {name!r} is not empty: images, audio and video are read with --processor; "
+                f"column {name!r} is not empty: images and audio are read with --processor, and not in preferences; "
                 "without that column the text alone is trained"
             )

@@ -220,7 +220,7 @@ def _check_parts(parts: list[Any], place: str) -> bool:
         where = f"{place}[{number}]"
         if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PARTS):
             raise UnusableRecordError(
-                f"{where} is of type {kind!r}: images, audio and video are read with --processor alone"
+                f"{where} is of type {kind!r}: images and audio are read with --processor alone"
             )
         found = f"is of type {kind!r}" if isinstance(kind, str) else f"holds {kind_of(part)}"
         raise UnusableRecordError(f'{where} {found}, not {{"type": "text", "text": "..."}}')
