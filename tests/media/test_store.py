@@ -71,7 +71,7 @@ def test_every_document_names_its_media_and_their_tokens(store, talks, processor
     family, pad = processor.families["image"], store.tokenizer.control["<|image_pad|>"]
     media = StoreMedia(store)
     assert media.any
-    assert set(media.folders.values()) == {str(talks.parent)}
+    assert folders_of(store) == {str(talks.parent)}
     for number in range(len(store)):
         row = rows[store.origin(number).record]
         (found,) = media.of(np.array([number]))
@@ -123,8 +123,12 @@ def test_the_same_job_gives_the_same_bytes_with_any_workers(tmp_path, store, pro
     assert Path("train/shard_00000.media") in first
 
 
+def folders_of(store):
+    return {folder for some in StoreMedia(store).folders for folder in some.values()}
+
+
 def talks_of(store):
-    (folder,) = set(StoreMedia(store).folders.values())
+    (folder,) = folders_of(store)
     return Path(folder) / "talks.json"
 
 
@@ -251,6 +255,138 @@ def test_equal_texts_about_other_images_are_no_duplicates(tmp_path, processors):
     assert [store.origin(number).record for number in range(len(store))] == [0, 1]
 
 
+def test_near_duplicates_about_other_images_stay(tmp_path, processors):
+    for number in range(4):
+        (tmp_path / f"{number}.png").write_bytes(encoded(picture(seed=number), "PNG"))
+    text = "It is a cat that sits on a mat and looks at a bird that sits on a tree. " * 3
+    rows = [
+        {"messages": talk("<image>Describe it.", text), "images": [f"{number % 4}.png"]}
+        for number in range(4)
+    ]
+    rows.append({"messages": talk("<image>Describe it!", text), "images": ["0.png"]})
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store = prepared(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="near")
+    assert [store.origin(number).record for number in range(len(store))] == [0, 1, 2, 3]
+
+
+def test_paths_begin_in_the_current_folder(tmp_path, processors, monkeypatch):
+    write_images(tmp_path / "in", 2)
+    monkeypatch.chdir(tmp_path / "in")
+    store = prepared("talks.json", tmp_path / "out", processors["qwen2_vl"])
+    assert len(store) == 3
+    again = prepared(
+        "talks.json", tmp_path / "again", processors["qwen2_vl"], media={"data_folder": "."}
+    )
+    assert len(again) == 3
+
+
+def test_records_of_text_do_not_lose_their_images(tmp_path, processors):
+    rows = [{"text": "a text about a cat"}, {"text": "a text with <image>", "images": ["a.jpg"]}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store = prepared(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], max_bad=1)
+    assert len(store) == 1
+    assert "are read in conversations alone" in (store.path / "quarantine.jsonl").read_text()
+
+
+def test_images_side_by_side_whose_text_is_joined(tmp_path):
+    """Gemma 3 writes line ends around an image, and those of two images may be one token."""
+    import tokenizers
+
+    made = MADE["gemma3"]()
+    folder = save(made, tmp_path / "processor")
+    file = folder / "tokenizer.json"
+    whole = json.loads(file.read_text())
+    vocabulary, merges = whole["model"]["vocab"], whole["model"]["merges"]
+    added = [one["id"] for one in whole["added_tokens"]]
+    for piece in ("\u010a\u010a", "\u010a\u010a\u010a\u010a"):
+        if piece not in vocabulary:
+            vocabulary[piece] = max([*vocabulary.values(), *added]) + 1
+        half = piece[: len(piece) // 2]
+        if [half, half] not in merges:
+            merges.append([half, half])
+    file.write_text(json.dumps(whole))
+    ids = tokenizers.Tokenizer.from_file(str(file)).encode("\n\n\n\n<start_of_image>").ids
+    assert len(ids) == 2
+    (tmp_path / "a.png").write_bytes(encoded(picture(), "PNG"))
+    row = {"messages": talk("<image><image>Who?", "Cats."), "images": ["a.png", "a.png"]}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+    store = prepared(tmp_path / "in.jsonl", tmp_path / "out", str(folder))
+    (found,) = StoreMedia(store).of(np.array([0]))
+    control = store.tokenizer.control
+    for one in found:
+        ids = store[0].ids[one.start : one.start + one.tokens]
+        assert (ids[0], ids[-1]) == (control["<start_of_image>"], control["<end_of_image>"])
+
+
+def test_appended_files_of_one_name_keep_their_own_folders(tmp_path, processors):
+    stores = [write_images(tmp_path / name, count) for name, count in (("one", 2), ("two", 3))]
+    for number, file in enumerate(stores):
+        if number:
+            rows = json.loads(file.read_text())
+            for row in rows:
+                row["messages"][1]["content"] += " Again."
+            file.write_text(json.dumps(rows))
+        batchloom.prepare(
+            file,
+            out=tmp_path / "out",
+            append=bool(number),
+            tokenizer=None if number else processors["qwen2_vl"],
+            media={"processor": processors["qwen2_vl"]},
+            val_fraction=0,
+            dedup="none",
+        )
+    store = batchloom.open_store(tmp_path / "out")
+    found = StoreMedia(store)
+    folders = [found.folder_of(number) for number in range(len(store))]
+    assert sorted(set(folders)) == [str(tmp_path / "one"), str(tmp_path / "two")]
+    assert list(batchloom.Loader(store, seq_len=900, global_batch_size=2))
+
+
+def test_what_is_appended_is_kept_as_what_is_there(tmp_path, processors):
+    file = write_images(tmp_path / "one", 2)
+    held = prepared(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
+    assert held.manifest.recipe["reading"]["media"]["keep"] == "embed"
+    more = write_images(tmp_path / "two", 3).rename(tmp_path / "two" / "more.json")
+    batchloom.prepare(
+        more, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]}
+    )
+    grown = batchloom.open_store(tmp_path / "out")
+    found = [one for some in StoreMedia(grown).of(np.arange(len(grown))) for one in some]
+    assert all(one.blob is not None for one in found)
+
+
+def test_an_absolute_data_folder_has_to_be_said_again(tmp_path, processors):
+    file = write_images(tmp_path / "in", 2)
+    moved = file.rename(tmp_path / "talks.json")
+    media = {"data_folder": str(tmp_path / "in")}
+    prepared(moved, tmp_path / "out", processors["qwen2_vl"], media=media)
+    more = tmp_path / "more.json"
+    more.write_text(moved.read_text().replace("number", "item"))
+    with pytest.raises(SettingsError, match="was made of media below a folder 'in'"):
+        batchloom.prepare(
+            more, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]}
+        )
+    batchloom.prepare(
+        more,
+        out=tmp_path / "out",
+        append=True,
+        media={"processor": processors["qwen2_vl"], **media},
+    )
+
+
+def test_a_changed_processor_is_found_by_check_and_by_loaders(store, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(store.path, copy)
+    file = copy / "processor_state.json"
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps({**state, "tokens": {"image": "<|im_end|>"}}))
+    assert "processor_state.json is not the one" in verify_store(copy).faults[0]
+    with pytest.raises(StoreError, match="is not the one that the manifest beside it names"):
+        batchloom.Loader(batchloom.open_store(copy), seq_len=600, global_batch_size=1)
+    file.unlink()
+    assert "processor_state.json cannot be read" in verify_store(copy).faults[0]
+
+
 def test_a_data_folder_is_where_paths_begin(tmp_path, processors):
     file = write_images(tmp_path / "in", 2)
     moved = tmp_path / "elsewhere.json"
@@ -261,7 +397,7 @@ def test_a_data_folder_is_where_paths_begin(tmp_path, processors):
     store = prepared(
         moved, tmp_path / "out", processors["qwen2_vl"], media={"data_folder": str(tmp_path / "in")}
     )
-    assert set(StoreMedia(store).folders.values()) == {str(tmp_path / "in")}
+    assert folders_of(store) == {str(tmp_path / "in")}
 
 
 def test_removed_and_compacted_documents_take_their_media_along(tmp_path, processors):
@@ -305,7 +441,7 @@ def test_more_conversations_are_appended_with_the_same_processor(tmp_path, proce
     assert len(grown) > len(store)
     assert verify_store(grown.path).faults == []
     found = StoreMedia(grown)
-    assert set(found.folders.values()) == {str(first.parent), str(second.parent)}
+    assert folders_of(grown) == {str(first.parent), str(second.parent)}
     assert sum(map(len, found.of(np.arange(len(grown))))) > 6
     third = write_images(tmp_path / "three", 1)
     third = third.rename(third.with_name("other.json"))

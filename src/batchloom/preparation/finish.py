@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,6 +28,7 @@ from batchloom.store.format import (
     REPORT_NAME,
     SUBSETS,
     TOKENIZER_NAME,
+    checksum,
     of_generation,
 )
 from batchloom.store.generations import add_generation, changing, clear_leftovers, extended
@@ -103,7 +103,7 @@ def finish_store(work: WorkFolder, done: Finished, reported: Callable[[], Report
             subsets[name] = subset_entry(work.store / name, entries, done.generation)
     write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.made.tokenizer.state()))
     if (processor := _processor(done.recipe)) is not None:
-        write_file(work.store / PROCESSOR_NAME, msgspec.json.encode(processor))
+        write_file(work.store / PROCESSOR_NAME, processor)
     _write_quarantine(work, done)
     report = reported()
     write_file(work.store / of_generation(REPORT_NAME, done.generation), report_bytes(report))
@@ -114,19 +114,22 @@ def finish_store(work: WorkFolder, done: Finished, reported: Callable[[], Report
     return manifest
 
 
-def _processor(recipe: Recipe) -> dict[str, Any] | None:
+def _processor(recipe: Recipe) -> bytes | None:
     """What a store keeps of the processor of a recipe, with the tokens that media are made of; None for none."""
     media = recipe.reading.media
     if media is None:
         return None
     processor = job_processor(media, recipe.tokenizer)
     tokens = {kind: family.token for kind, family in processor.families.items()}
-    return {**processor.files.state(), "tokens": tokens}
+    return msgspec.json.encode({**processor.files.state(), "tokens": tokens})
 
 
 def _processor_entry(recipe: Recipe) -> ProcessorEntry | None:
-    state = _processor(recipe)
-    return None if state is None else ProcessorEntry(state["name"], state["fingerprint"])
+    data = _processor(recipe)
+    if data is None:
+        return None
+    state = msgspec.json.decode(data)
+    return ProcessorEntry(state["name"], state["fingerprint"], checksum(data))
 
 
 def _gather_shards(work: WorkFolder, done: Finished) -> None:

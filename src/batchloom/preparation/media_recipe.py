@@ -1,10 +1,12 @@
 """The settings of images and audio: the processor, where media lie, and how they are kept."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
 
+from batchloom.core.addresses import shown as address
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import is_text, nearest, raise_problems, shown, to_plain
 from batchloom.media.limits import MediaLimits
@@ -61,13 +63,22 @@ def media_of(value: object) -> MediaRecipe | None:
     problems = [
         f"media.{name}: unknown setting{nearest(str(name), known)}"
         for name in value
-        if name not in known
+        if name not in (*known, "data_folder_name")
     ]
     if value.get("processor") is None:
         problems.append(
             "media.processor: there is none; name the folder of a processor (--processor)"
         )
-    said = {name: one for name, one in value.items() if one is not None}
+    said: dict[str, Any] = {
+        name: os.path.expanduser(os.fspath(one)) if isinstance(one, str | os.PathLike) else one  # noqa: PTH111
+        for name, one in value.items()
+        if one is not None
+    }
+    if said.pop("data_folder_name", None) is not None and "data_folder" not in said:
+        problems.append(
+            "media.data_folder: the store was made of media below a folder "
+            f"{shown(value['data_folder_name'])}; say where that is (--data-folder)"
+        )
     limits = MediaLimits()
     try:
         limits = MediaLimits(**{name: said[name] for name in _LIMITS if name in said})
@@ -99,5 +110,7 @@ def media_plain(media: MediaRecipe) -> dict[str, Any]:
     plain["processor"] = Path(media.processor).absolute().name
     plain["processor_fingerprint"] = read_processor_files(Path(media.processor)).fingerprint
     if media.data_folder is not None and PurePath(media.data_folder).is_absolute():
-        plain["data_folder"] = Path(media.data_folder).name
+        plain["data_folder_name"] = Path(plain.pop("data_folder")).name
+    elif media.data_folder is not None:
+        plain["data_folder"] = address(media.data_folder)
     return plain

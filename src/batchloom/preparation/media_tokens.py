@@ -1,6 +1,7 @@
 """Media among the tokens of a conversation: where chat, tokens and processors meet."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from batchloom.chat.render import Rendered
 from batchloom.chat.stands import write_media
 from batchloom.chat.template import RenderError
+from batchloom.core.addresses import shown
 from batchloom.core.conversation import Conversation
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.media import Medium
@@ -92,7 +94,7 @@ def _expanded(medium: Medium, family: Family, number: int) -> Expansion:
 
 def shown_place(medium: Medium) -> str:
     """What a medium is called in a sentence."""
-    return medium.place or "in the record"
+    return shown(medium.place) if medium.place else "in the record"
 
 
 def with_runs(
@@ -123,7 +125,9 @@ def with_runs(
         repeats[at] = expansion.runs
         first, behind = _covering(made, whole, start, stop)
         mask[first:behind] = False
-        bounds.append((first, behind))
+        bounds.append(_covering(made, whole, *_own(whole, start, stop, encoder)))
+    if any(behind > first for (_, behind), (first, _) in pairwise(bounds)):
+        raise RenderError("the tokens of two media that stand side by side are joined into one")
     edges = np.concatenate([[0], np.cumsum(repeats)]).tolist()
     placed = [
         PlacedMedium(medium, edges[first], edges[behind] - edges[first], expansion.grid)
@@ -133,6 +137,12 @@ def with_runs(
     ]
     ids, starts = np.repeat(made.ids, repeats), np.repeat(made.starts, repeats)
     return Masked(ids, np.repeat(mask, repeats), starts, made.in_bytes), placed
+
+
+def _own(text: str, start: int, stop: int, encoder: ChatEncoder) -> tuple[int, int]:
+    """From the first to the last control token of what stands for a medium: what is around may join its neighbours."""
+    found = list(encoder.control.finditer(text, start, stop))
+    return (found[0].start(), found[-1].end()) if found else (start, stop)
 
 
 def _found(text: str, token: str, start: int, stop: int) -> list[int]:

@@ -214,13 +214,19 @@ def reading_of(
         raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
     columns = _filled(schema, rows)
     plain = _plain_column(schema, rows)
+    if looker is not None and schema.kind != "conversation":
+        read = _without_media(record_reader(schema))
+        if schema.kind != "preference":
+            way: Way = "text" if schema.kind == "text" else "tokens"
+            rules = replace(rules, text_field=None)
+            return Reading(rules, way, read, detected=schema.description, columns=columns)
     if plain is not None:
         rules = replace(rules, text_field=plain)
         return Reading(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
     if schema.kind == "preference":
         return _preference_reading(source, rows, rules, schema, chat)
-    way: Way = "text" if schema.kind == "text" else "tokens"
+    way = "text" if schema.kind == "text" else "tokens"
     if schema.kind != "conversation":
         read = record_reader(schema)
         return Reading(rules, way, read, detected=schema.description, columns=columns)
@@ -233,6 +239,24 @@ def reading_of(
         schema.description,
         columns,
     )
+
+
+def _without_media(read: Read) -> Read:
+    """A reader that refuses records with media, where these are not read."""
+
+    def refused(row: Mapping[str, Any]) -> Record:
+        for name in _MEDIA_COLUMNS:
+            if says_something(row.get(name)):
+                raise UnusableRecordError(
+                    f"column {name!r} is not empty, and images and audio are read in conversations alone; write the "
+                    "record as messages, or leave the column out"
+                )
+        return read(row)
+
+    return refused
+
+
+_MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 
 
 def _looking(read: Read, looker: Looker) -> Read:

@@ -13,7 +13,7 @@ from batchloom.preparation.append_refusals import refuse_without_recipe
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.fim_recipe import fim_of
 from batchloom.preparation.inputs import Given, Inputs, as_given, lifted, read_inputs
-from batchloom.preparation.media_recipe import media_of
+from batchloom.preparation.media_recipe import MediaRecipe, media_of, media_settings
 from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe, is_path
 from batchloom.preparation.recipe_file import Stated, read_recipe_file, state_recipe
@@ -224,7 +224,14 @@ def _stated(recipe: RecipePlace | None, given: Collection[str]) -> Stated:
 def _over(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with others said over them: of the two that name columns one takes the other's place."""
     gone = next((other for one, other in (_COLUMNS, _COLUMNS[::-1]) if one in given), "")
-    return {name: value for name, value in settings.items() if name != gone} | dict(given)
+    over = {name: value for name, value in settings.items() if name != gone} | dict(given)
+    then, now = settings.get("media"), given.get("media")
+    if isinstance(then, MediaRecipe):
+        then = media_settings(then)
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        # What is not said anew of media stays as it was.
+        over["media"] = {**then, **now}
+    return over
 
 
 def _full(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from msgspec.structs import replace
 
-from batchloom.core.addresses import is_url
+from batchloom.core.addresses import is_url, shown
 from batchloom.core.files import printable
 from batchloom.core.values import counted
 from batchloom.preparation.append_refusals import refuse_other_kind
@@ -273,7 +273,7 @@ class Job:
             return {}
         folders = {one.name: media_folder(media, one) for one in self._listing.sources}
         return {
-            printable(name): folder if is_url(folder) else printable(os.path.abspath(folder))  # noqa: PTH100
+            printable(name): printable(shown(folder) if is_url(folder) else os.path.abspath(folder))  # noqa: PTH100
             for name, folder in folders.items()
         }
 

@@ -19,7 +19,7 @@ from batchloom.dedup.minhash import NO_KEY, band_keys
 from batchloom.preparation.bad_order import put_in_order
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.media_tokens import PlacedMedium
-from batchloom.preparation.unit_media import UnitMedia
+from batchloom.preparation.unit_media import UnitMedia, media_salts
 from batchloom.store.format import SUBSETS
 from batchloom.store.pairs import BAD
 from batchloom.store.writer import writing
@@ -278,7 +278,7 @@ class UnitFiles:
                 if plain is not None:
                     tokens = plain[0]
                     written[rows["seen"] == 0] = plain[1]
-                self._band(tokens, written, rows, fresh, added)
+                self._band(tokens, written, rows, fresh, (added, media_salts(media, len(rows))))
             self._rows += len(rows)
 
     def _band(
@@ -287,9 +287,13 @@ class UnitFiles:
         written: NDArray[np.int64],
         rows: NDArray[np.void],
         fresh: NDArray[np.bool_],
-        added: tuple[int, int],
+        how_compared: tuple[tuple[int, int], NDArray[np.uint64]],
     ) -> None:
-        """Keep what says which documents are alike; those of one record are looked at as one."""
+        """Keep what says which documents are alike; those of one record are looked at as one.
+
+        ``how_compared``: control tokens added before and behind, and what keeps documents about other media apart.
+        """
+        added, salts = how_compared
         how = self._dedup.banding
         # What is seen is a duplicate already, whatever it is like.
         first = np.flatnonzero(fresh & (rows["seen"] == 0))
@@ -300,8 +304,9 @@ class UnitFiles:
             ids, lengths = without_control(tokens[skipped:], lengths, added)
             found = band_keys(ids, lengths, bands=how.bands, rows=how.rows, shingle=how.shingle)
             # Of one text with two labels neither is a copy of the other.
-            other = (rows["side"][first] == BAD)[:, None] & (found != NO_KEY)
-            keys[first] = np.where(other, np.maximum(found ^ _BAD_LABEL, 1), found)
+            salt = np.where(rows["side"][first] == BAD, _BAD_LABEL, salts[first])
+            other = (salt != 0)[:, None] & (found != NO_KEY)
+            keys[first] = np.where(other, np.maximum(found ^ salt[:, None], 1), found)
         with writing(self._folder):
             self._open[BANDS_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 

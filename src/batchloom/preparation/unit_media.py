@@ -92,3 +92,13 @@ class UnitMedia:
         """Close the files."""
         for file in self._open.values():
             file.close()
+
+
+def media_salts(media: Sequence[Sequence[PlacedMedium]], documents: int) -> NDArray[np.uint64]:
+    """What tells documents about other media apart where their tokens are alike, 0 of those without any [documents]."""
+    salts = np.zeros(documents, np.uint64)
+    for number, some in enumerate(media):
+        if some:
+            digests = b"".join(one.medium.seen.digest for one in some if one.medium.seen)
+            salts[number] = xxhash.xxh3_64_intdigest(digests) or 1
+    return salts

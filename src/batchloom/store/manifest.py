@@ -172,10 +172,11 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProcessorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The class of the processor whose media the documents hold, and its fingerprint."""
+    """The class of the processor whose media the documents hold, its fingerprint, and the checksum of its state."""
 
     name: str
     fingerprint: str
+    state: str
 
 
 class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -100,7 +100,12 @@ class MediaRows:
         """The path or URL of a medium."""
         begin = int(self.rows["place"][row])
         data = bytes(self.places[begin : begin + int(self.rows["place_size"][row])])
-        return data.decode()
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise StoreError(
+                f"The place of a medium is no UTF-8: its file is damaged. {CHECK}"
+            ) from error
 
     def take(self, documents: NDArray[np.int64]) -> "MediaRows":
         """Those of some documents, ascending [D], which are numbered by their places among these."""

@@ -25,6 +25,7 @@ from batchloom.store.origins import map_origins
 from batchloom.store.pairs import map_sides, pair_numbers
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
+from batchloom.store.stored_media import read_processor_state
 from batchloom.store.sums import COUNTED, BlockSums
 from batchloom.store.synthetic import is_synthetic
 from batchloom.store.verify_generations import older_faults, removed_faults
@@ -116,6 +117,12 @@ def verify_store(
     if manifest.history:
         verdict.facts["generation"] = _generations_of(manifest)
         verdict.faults += older_faults(folder, manifest)
+    if manifest.processor is not None:
+        verdict.facts["processor"] = f"{manifest.processor.name}, {manifest.processor.fingerprint}"
+        try:
+            read_processor_state(folder, manifest.processor)
+        except StoreError as error:
+            verdict.faults.append(str(error))
     if manifest.preferences:
         verdict.facts["preferences"] = _PREFERENCES[manifest.preferences]
     if not verdict.faults:
@@ -161,6 +168,8 @@ def _used_of(verdict: Verdict, counts: dict[str, int], older: str = "") -> str:
         return "nothing, before what is faulty is mended"
     if verdict.facts.get("preferences"):
         return "preference trainers read it (batchloom.store.preferences), and batchloom train refuses it"
+    if verdict.facts.get("processor"):
+        return "batchloom.Loader gives its images and audio, too, and batchloom train refuses it (docs/media.md)"
     if not counts.get("train"):
         return "nothing by batchloom train: it has no document of a subset train"
     val = f", and looks at the {counts['val']:,} of subset val" if counts.get("val") else ""
