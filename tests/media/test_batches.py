@@ -10,15 +10,17 @@ from PIL import Image
 from torch.nn import functional
 
 import batchloom
-from batchloom.batches.media import MediaSpec, _Budget
-from batchloom.core.errors import MediumError, PlanError, SettingsError
+from batchloom.adapters.pytorch import LoaderDataset
+from batchloom.batches.media import _Budget
+from batchloom.batches.spec import MediaSpec
+from batchloom.core.errors import MediumError, PlanError, SettingsError, StoreError
 from batchloom.media.content import Held
 from batchloom.media.features import joined
 from batchloom.media.limits import MediaLimits
 from batchloom.media.rope import mrope_positions
 from batchloom.media.sounds import decode_sound, look_at_sound
 from batchloom.testing.stores import write_store
-from media.made import encoded, picture, write_images, write_sounds
+from media.made import encoded, picture, talk, write_images, write_sounds
 from media.models import inputs_of, make
 from media.processors import MADE, save
 from media.test_tokens import LINES, PLACES
@@ -241,6 +243,21 @@ def test_positions_are_those_of_the_model(qwen):
         assert seen == len(grids)
 
 
+def test_positions_of_aligned_documents_in_a_flattened_row(qwen):
+    store = qwen[3]
+    loader = batchloom.Loader(store, seq_len=904, global_batch_size=2, align=8, form="varlen")
+    rows = batchloom.Loader(store, seq_len=904, global_batch_size=2, align=8)
+    for flat, batch in zip(loader, rows, strict=True):
+        bounds = flat["cu_seq_lens_q"].tolist()
+        cuts = batch.cuts
+        owners = np.repeat(np.arange(2), np.diff(cuts.pointers))
+        for span, length in enumerate(cuts.lengths.tolist()):
+            place = int(cuts.places[span])
+            expected = batch["position_ids"][:, owners[span], place : place + length]
+            found = flat["position_ids"][:, 0, bounds[span] : bounds[span] + length]
+            assert torch.equal(found, expected)
+
+
 def test_positions_of_a_pinned_document():
     found = mrope_positions(9, [(2, 4, (1, 4, 4))], 2)
     assert found.tolist() == [
@@ -320,6 +337,42 @@ def test_a_medium_that_is_gone_or_another_is_told_with_its_document(moved, chang
     assert "pictures/3_0.jpg" in str(told.value)
 
 
+def test_a_source_that_cuts_its_documents_is_told(qwen):
+    from batchloom.plan.mixture import SourceSpec
+
+    mixture = batchloom.Mixture(
+        {"a": 1}, stores={"a": qwen[3]}, sources={"a": SourceSpec(overlong="split")}
+    )
+    with pytest.raises(PlanError, match="holds images or audio and is cut by the plan"):
+        list(batchloom.Loader(mixture, seq_len=64, global_batch_size=2, overlong="drop", steps=6))
+
+
+def test_an_image_that_another_decoder_turns_is_told(qwen, tmp_path, monkeypatch):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(encoded(picture(140, 60), "PNG"))
+    row = {"messages": talk("<image>Who?", "A cat."), "images": ["a.png"]}
+    (folder / "in.jsonl").write_text(json.dumps(row))
+    store = stored(folder / "in.jsonl", tmp_path / "store", qwen[3].path.parent / "processor")
+    monkeypatch.setattr("PIL.ImageOps.exif_transpose", lambda image: image.rotate(90, expand=True))
+    with pytest.raises(MediumError, match="is 60 x 140 pixels, and its header said 140 x 60"):
+        list(batchloom.Loader(store, **SIZES, prefetch=0))
+
+
+def test_a_child_goes_on_while_its_parent_decodes(qwen):
+    import multiprocessing
+
+    loader = batchloom.Loader(qwen[3], **SIZES)
+    iterator = iter(loader)
+    next(iterator)
+    # As if threads of the parent held all of it when the child was forked.
+    with loader._media._budget.room(1 << 50):
+        child = multiprocessing.get_context("fork").Process(target=loader.batch, args=(0,))
+        child.start()
+        child.join(60)
+    assert child.exitcode == 0
+
+
 def test_media_may_have_moved_as_a_whole(moved):
     store, file = moved
     before = [as_numpy(batch) for batch in batchloom.Loader(store, **SIZES)]
@@ -329,6 +382,30 @@ def test_media_may_have_moved_as_a_whole(moved):
         list(batchloom.Loader(store, **SIZES))
     found = batchloom.Loader(store, **SIZES, media=MediaSpec(folder=str(elsewhere)))
     for first, second in zip(before, found, strict=True):
+        same(first, as_numpy(second))
+
+
+def test_a_damaged_report_is_told_where_it_is_needed(moved):
+    store, file = moved
+    (store.path / "report.json").write_text("{")
+    with pytest.raises(StoreError, match="it says where paths of images and audio begin"):
+        list(batchloom.Loader(store, **SIZES))
+    assert list(batchloom.Loader(store, **SIZES, media=MediaSpec(folder=str(file.parent))))
+    (store.path / "report.json").unlink()
+    with pytest.raises(MediumError, match="the store's report does not say where paths begin"):
+        list(batchloom.Loader(store, **SIZES))
+
+
+def test_workers_of_a_dataloader_read_media_as_they_are_told(moved):
+    store, file = moved
+    before = [as_numpy(batch) for batch in batchloom.Loader(store, **SIZES)]
+    elsewhere = file.parent.with_name("elsewhere")
+    file.parent.rename(elsewhere)
+    loader = batchloom.Loader(store, **SIZES, media=MediaSpec(folder=str(elsewhere)))
+    given = torch.utils.data.DataLoader(
+        LoaderDataset(loader), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+    )
+    for first, second in zip(before, given, strict=True):
         same(first, as_numpy(second))
 
 
@@ -353,8 +430,8 @@ def test_stores_of_several_processors_are_refused(qwen, tmp_path):
 
 def test_wrong_settings_are_told():
     with pytest.raises(SettingsError) as told:
-        MediaSpec(workers=-1, memory=3)
-    assert len(told.value.problems) == 2
+        MediaSpec(workers=-1, memory=3, folder=5)
+    assert len(told.value.problems) == 3
 
 
 def test_a_budget_is_given_back_and_never_waits_for_ever():

@@ -16,6 +16,8 @@ from batchloom.plan.rows import Rows, aligned
 IGNORE = -100
 _APART = 64
 _PLAIN_AXES = 2
+# How processors begin the names of features.
+_OF_MEDIA = ("pixel_", "image_", "input_features", "feature_", "audio_")
 _OF_TOKENS = ("input_ids", "labels", "position_ids", "seq_idx", "token_type_ids")
 # Longer sequences hold fewer spans for their tokens: there the views cost nothing.
 _MOST_KEPT_RAMPS = 8192
@@ -159,8 +161,7 @@ def _firsts(rows: int, size: int) -> range:
 def _rows_part(batch: Batch, cuts: BatchCuts | None, first: int, stop: int) -> dict[str, Any]:
     """Some rows of a batch of rows; features of media that these rows do not hold are left out."""
     media = cuts.media if cuts is not None else {}
-    positions = batch.get("position_ids")
-    if cuts is None and positions is not None and positions.ndim > _PLAIN_AXES:
+    if cuts is None and _seems_seen(batch):
         raise PlanError(
             "A batch with media that was rebuilt from its arrays does not know which features its rows hold: split it "
             "before it is moved, and move the parts."
@@ -174,6 +175,14 @@ def _rows_part(batch: Batch, cuts: BatchCuts | None, first: int, stop: int) -> d
         if key not in media
     }
     return part | _media_part(batch, media, first, stop)
+
+
+def _seems_seen(batch: Batch) -> bool:
+    """Whether a batch that knows nothing of its rows holds features of media."""
+    positions = batch.get("position_ids")
+    if positions is not None and positions.ndim > _PLAIN_AXES:
+        return True
+    return any(name.startswith(_OF_MEDIA) for name in batch)
 
 
 def _media_part(batch: Batch, media: MediaCuts, first: int, stop: int) -> dict[str, Any]:

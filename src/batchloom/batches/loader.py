@@ -32,7 +32,7 @@ from batchloom.batches.fetching import Fetching, Found, blocks_of, fetch_rows, r
 from batchloom.batches.id_range import refuse_beyond
 from batchloom.batches.iterations import Iterations
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
-from batchloom.batches.media import READ_AS_USUAL, MediaSpec, batch_media
+from batchloom.batches.media import batch_media
 from batchloom.batches.origin import origin_of
 from batchloom.batches.share import (
     Share,
@@ -46,7 +46,7 @@ from batchloom.batches.share import (
     whole_step,
 )
 from batchloom.batches.shelf import Shelf
-from batchloom.batches.spec import BatchSpec, Form, Labels, Output
+from batchloom.batches.spec import READ_AS_USUAL, BatchSpec, Form, Labels, MediaSpec, Output
 from batchloom.batches.streamed import Streamed, Streaming, no_step, streaming
 from batchloom.batches.tables import IN_PLACE, count_beside, load_tables, wait_for_tables
 from batchloom.batches.world import find_world
@@ -94,8 +94,7 @@ class Loader:
             that carry no loss, so that all have the same number.
         micro_batch_size: rows of one forward pass: a rank's rows are to divide into it (with
             ``pad`` they are filled up to do); ``batch.split(micro_batch_size)`` cuts a batch.
-        balance: deal the rows of each step so that every rank has about the same sum of squared
-            span lengths, the costliest first; which rows a step holds stays as it is.
+        balance: deal the rows a step holds so that ranks have about the same sum of squared span lengths.
         labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
@@ -103,7 +102,7 @@ class Loader:
         device: ``cpu``, ``cuda`` (torch's current one now), ``cuda:N`` or a ``torch.device``: tensors are given
             there, copied ahead on a stream of their own. None for tensors in the memory they were made in.
         augment: tokens that are masked or replaced: an ``Augment`` of ``batches.augment``, or its settings; or None.
-        media: how images and audio are read, where stores hold some: a ``MediaSpec`` of ``batches.media``.
+        media: how images and audio are read, where stores hold some: a ``MediaSpec`` of ``batches.spec``.
 
     Attributes:
         augmentation: ``augment`` made ready for the store; None where nothing is changed.
@@ -183,6 +182,7 @@ class Loader:
             micro_batch_size=micro_batch_size,
             balance=balance,
             device=None if device is None else str(device),
+            media=media,
         )
         self._stage = stage_of(self.spec)
         self._turn = threading.RLock()
@@ -197,7 +197,7 @@ class Loader:
             self.share_at(0)
             return
         self.store: Store | Shelf = store_of(self.plan)
-        self._media = batch_media(self._stores(), media, self.plan.spec, self.spec, augment)
+        self._media = batch_media(self._stores(), self.plan.spec, self.spec, augment)
         self.holds_media = self._media is not None
         self.share_at(0)
         _LOADERS.add(self)

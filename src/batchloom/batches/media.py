@@ -5,19 +5,27 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
 
 from batchloom.batches.assemble import BatchCuts, Ids, MediaCut, MediaCuts
-from batchloom.batches.spec import BatchSpec
-from batchloom.core.errors import InputError, MediumError, PlanError, UnusableRecordError
+from batchloom.batches.spec import BatchSpec, MediaSpec
+from batchloom.core.addresses import shown
+from batchloom.core.errors import (
+    InputError,
+    MediumError,
+    PlanError,
+    StoreError,
+    UnusableRecordError,
+)
+from batchloom.core.files import because
 from batchloom.core.media import AudioFacts, Facts, Medium
-from batchloom.core.spec import raise_problems, set_wholes
 from batchloom.media.content import Content, Held, edge_hash, edges
 from batchloom.media.features import Arrays, Features, joined
+from batchloom.media.limits import MediaLimits
 from batchloom.media.places import Places
 from batchloom.media.processor import ProcessorFiles
 from batchloom.media.rope import mrope_positions
@@ -31,27 +39,6 @@ from batchloom.store.stored_media import StoreMedia
 
 # What decoding a pixel or a sample takes: 3 bytes and as many numbers of 32 bits, some of them twice.
 _BYTES_A_PIXEL, _BYTES_A_SAMPLE = 30, 12
-
-
-@dataclass(frozen=True, slots=True)
-class MediaSpec:
-    """How media are read for batches.
-
-    Attributes:
-        workers: threads that decode and process; 0 for as many as there are cores, at most 8.
-        memory: bytes that media may take at once while they are decoded.
-        folder: where paths of media begin, in place of what the store's report says.
-    """
-
-    workers: int = 0
-    memory: int = 1 << 30
-    folder: str | None = None
-
-    def __post_init__(self) -> None:
-        raise_problems(set_wholes(self, {"workers": (0, 256), "memory": (1 << 20, 1 << 50)}))
-
-
-READ_AS_USUAL = MediaSpec()
 
 
 class Reads(Protocol):
@@ -104,6 +91,7 @@ class BatchMedia:
         self._traits = traits_of(self._files.name)
         self._features = Features(self._files)
         self._budget = _Budget(spec.memory)
+        self._limits = [_limits_of(store) for store in stores]
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     @property
@@ -131,7 +119,7 @@ class BatchMedia:
         found = self._found(rows)
         if self._traits.mrope:
             arrays["position_ids"] = self._positions(
-                arrays["position_ids"], rows, found, varlen=varlen
+                arrays["position_ids"], rows, found, cuts.bounds if varlen else None
             )
         if self._traits.token_types:
             arrays["token_type_ids"] = self._token_types(arrays["input_ids"])
@@ -179,6 +167,7 @@ class BatchMedia:
             left = ~are_removed(self._stores[number].removed, documents)
             spans, documents = spans[left], documents[left]
             those = media.of(documents)
+            self._refuse_cut(number, rows, spans, documents, those)
             found += [
                 _Found(span, number, medium)
                 for span, some in zip(spans.tolist(), those, strict=True)
@@ -186,13 +175,30 @@ class BatchMedia:
             ]
         return sorted(found, key=lambda one: (one.span, one.medium.start))
 
-    def _positions(self, plain: Ids, rows: Rows, found: Sequence[_Found], *, varlen: bool) -> Ids:
-        """Positions of the text and in time, height and width, int64 [4, rows, tokens]."""
+    def _refuse_cut(
+        self, number: int, rows: Rows, spans: Ids, documents: Ids, media: Sequence[object]
+    ) -> None:
+        """Raise where a span is a part of a document with media: its features would be those of the whole."""
+        store = self._stores[number]
+        cut = (rows.starts[spans] != 0) | (rows.lengths[spans] != store.lengths.take(documents))
+        for at in np.flatnonzero(cut).tolist():
+            if media[at]:
+                raise PlanError(
+                    f"Document {int(documents[at])} of {store.place} holds images or audio and is cut by the plan: "
+                    "give its source overlong='drop' or 'error', and a packing that cuts nothing (best_fit)."
+                )
+
+    def _positions(
+        self, plain: Ids, rows: Rows, found: Sequence[_Found], bounds: Ids | None
+    ) -> Ids:
+        """Positions of the text and in time, height and width, int64 [4, rows, tokens].
+
+        ``bounds`` says where spans begin in a flattened row, None for rows.
+        """
         positions = np.repeat(plain[None], 4, axis=0)
         merge = self._merge
         at = 0
         owners = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
-        begins = np.concatenate([[0], np.cumsum(rows.lengths)])
         while at < len(found):
             span = found[at].span
             stop = at
@@ -201,12 +207,23 @@ class BatchMedia:
             media = [
                 (one.medium.start, one.medium.tokens, one.medium.grid) for one in found[at:stop]
             ]
+            for one in found[at:stop]:
+                self._refuse_other_grid(one)
             length = int(rows.lengths[span])
-            row = 0 if varlen else int(owners[span])
-            place = int(begins[span] if varlen else rows.places[span])
+            row = int(owners[span]) if bounds is None else 0
+            place = int(rows.places[span] if bounds is None else bounds[span])
             positions[1:, row, place : place + length] = mrope_positions(length, media, merge)
             at = stop
         return positions
+
+    def _refuse_other_grid(self, found: _Found) -> None:
+        medium, merge = found.medium, self._merge
+        time, rows, columns = medium.grid
+        if time * (rows // merge) * (columns // merge) != medium.tokens:
+            raise StoreError(
+                f"{self._stores[found.store].place}: document {medium.document} has {medium.tokens} tokens of a medium "
+                f"whose grid is {medium.grid}: the store is damaged. Run batchloom check on it."
+            )
 
     @cached_property
     def _merge(self) -> int:
@@ -232,6 +249,9 @@ class BatchMedia:
         """The pool of this process: threads do not come through a fork."""
         pid = os.getpid()
         if self._pool is None or self._pool[0] != pid:
+            if self._pool is not None:
+                # What threads of the parent held when it was forked is given back by nobody here.
+                self._budget, self._features = _Budget(self._spec.memory), Features(self._files)
             workers = self._spec.workers or min(8, os.cpu_count() or 1)
             self._pool = pid, ThreadPoolExecutor(workers, "batchloom-media")
         return self._pool[1]
@@ -239,12 +259,15 @@ class BatchMedia:
     def _one(self, found: _Found) -> Arrays:
         medium = found.medium
         try:
-            with self._budget.room(_decoded_bytes(medium.facts)), self._opened(found) as content:
+            room = medium.size + _decoded_bytes(medium.facts)
+            with self._budget.room(room), self._opened(found) as content:
                 if medium.blob is None:
                     _refuse_changed(medium, content)
-                return self._features.of(content, medium.facts)
+                made = self._features.of(content, medium.facts)
+            _refuse_unlike(medium, made)
         except UnusableRecordError as error:
             raise self._told(found, error.reason) from error
+        return made
 
     @contextmanager
     def _opened(self, found: _Found) -> Iterator[Content]:
@@ -256,10 +279,18 @@ class BatchMedia:
                     file.seek(begin)
                     data = file.read(medium.size)
             except OSError as error:
-                raise UnusableRecordError(f"cannot be read from {path}: {error}") from error
+                raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+            if (
+                len(data) != medium.size
+                or edge_hash(len(data), *edges(Held(data))) != medium.digest
+            ):
+                raise StoreError(
+                    f"{path} does not hold the bytes of document {medium.document}'s {medium.kind}: it is damaged. Run "
+                    "batchloom check on the store."
+                )
             yield Held(data)
             return
-        places = Places(self._folder(found))
+        places = Places(self._folder(found), self._limits[found.store])
         with places.open(Medium(medium.kind, medium.place)) as content:
             yield content
 
@@ -267,16 +298,13 @@ class BatchMedia:
         """Where the paths begin that the source of a document names."""
         if self._spec.folder is not None:
             return self._spec.folder
-        folders = self._media[found.store].folders
-        if len(set(folders.values())) == 1:
-            return next(iter(folders.values()))
-        source = self._stores[found.store].origin(found.medium.document).source
-        if source not in folders:
+        folder = self._media[found.store].folder_of(found.medium.document)
+        if folder is None:
             raise UnusableRecordError(
                 "is named only, and the store's report does not say where paths begin: give "
                 "media=MediaSpec(folder=...)"
             )
-        return folders[source]
+        return folder
 
     def _told(self, found: _Found, reason: str) -> MediumError:
         store, medium = self._stores[found.store], found.medium
@@ -284,7 +312,7 @@ class BatchMedia:
         line = (
             f", line {origin.line}" if origin.line is not None else f", record {origin.record + 1}"
         )
-        place = medium.place or f"of {medium.size:,} bytes in the store"
+        place = shown(medium.place) if medium.place else f"of {medium.size:,} bytes in the store"
         return MediumError(
             f"Document {medium.document} of {store.place} ({origin.source}{line}): {medium.kind} {place} {reason}."
         )
@@ -300,6 +328,25 @@ def _refuse_changed(medium: StoredMedium, content: Content) -> None:
         raise UnusableRecordError(
             "is not the file that was there when the store was made; bring that one back"
         )
+
+
+def _limits_of(store: Store) -> MediaLimits:
+    """The limits that a store was prepared with."""
+    recipe = store.manifest.recipe if store.manifest else {}
+    said = (recipe.get("reading") or {}).get("media") or {}
+    known = {field.name for field in fields(MediaLimits)}
+    return MediaLimits(**{name: value for name, value in said.items() if name in known})
+
+
+def _refuse_unlike(medium: StoredMedium, made: Arrays) -> None:
+    """Raise where features are not of the grid that tokens and positions were made for."""
+    if (grid := made.get("image_grid_thw")) is not None and any(medium.grid):
+        found = tuple(int(side) for side in grid[0])
+        if found != medium.grid:
+            raise UnusableRecordError(
+                f"becomes a grid of {found} now, and was of {medium.grid} when the store was made: the processor, or "
+                "what decodes the image, is another; prepare the data again"
+            )
 
 
 def _decoded_bytes(facts: Facts) -> int:
@@ -359,15 +406,14 @@ class _Budget:
 
 
 def batch_media(
-    stores: Sequence[Store], spec: MediaSpec, plan: PlanSpec, batch: BatchSpec, augment: object
+    stores: Sequence[Store], plan: PlanSpec, spec: BatchSpec, augment: object
 ) -> BatchMedia | None:
     """What makes the media of batches of these stores; None where none of them was made with a processor.
 
     Args:
         stores: that rows are read from.
-        spec: how media are read.
         plan: the settings of the plan.
-        batch: the settings of the batches.
+        spec: the settings of the batches.
         augment: what is to be changed of tokens; None for nothing.
 
     Raises:
@@ -375,8 +421,8 @@ def batch_media(
     """
     if not any(store.manifest is not None and store.manifest.processor for store in stores):
         return None
-    _refuse(plan, batch, augmented=augment is not None)
-    return BatchMedia(stores, spec)
+    _refuse(plan, spec, augmented=augment is not None)
+    return BatchMedia(stores, spec.media)
 
 
 def text_alone(loader: Reads, who: str) -> None:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.core.spec import is_switch, nearest, raise_problems, set_wholes, shown
+from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, set_wholes, shown
 from batchloom.plan.ranks import DATA_PARALLEL, Mesh, Uneven
 
 Labels = Literal["aligned", "shifted"]
@@ -22,6 +22,30 @@ _BOUNDS = {
 
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?", re.ASCII)
 _WORDS = (("labels", Labels), ("output", Output), ("form", Form), ("uneven", Uneven))
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpec:
+    """How media are read for batches.
+
+    Attributes:
+        workers: threads that decode and process; 0 for as many as there are cores, at most 8.
+        memory: bytes that media may take at once while they are decoded.
+        folder: where paths of media begin, in place of what the store's report says.
+    """
+
+    workers: int = 0
+    memory: int = 1 << 30
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        problems = set_wholes(self, {"workers": (0, 256), "memory": (1 << 20, 1 << 50)})
+        if self.folder is not None and not is_text(self.folder):
+            problems.append(f"folder: {shown(self.folder)} is no path; name a folder or a URL")
+        raise_problems(problems)
+
+
+READ_AS_USUAL = MediaSpec()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +67,7 @@ class BatchSpec:
         balance: whether the rows of a step are dealt to ranks by their attention cost.
         device: where torch tensors are to be, ``cpu``, ``cuda`` or ``cuda:N``; None for tensors that share
             the memory batches are assembled in.
+        media: how images and audio are read.
     """
 
     labels: Labels = "aligned"
@@ -56,6 +81,7 @@ class BatchSpec:
     mesh: Mesh = DATA_PARALLEL
     balance: bool = False
     device: str | None = None
+    media: MediaSpec = READ_AS_USUAL
 
     def __post_init__(self) -> None:
         problems = set_wholes(self, _BOUNDS)
@@ -73,6 +99,9 @@ class BatchSpec:
                 f"labels: 'aligned' are for models to shift, and slices of {mesh.context} context ranks cannot be: "
                 "give labels='shifted' and a loss that does not shift (transformers' shift_labels)"
             )
+        media: object = self.media
+        if not isinstance(media, MediaSpec):
+            problems.append(f"media: {shown(media)} is no MediaSpec; give MediaSpec(workers=4)")
         if not is_switch(self.balance):
             problems.append(f"balance: {shown(self.balance)} is neither True nor False")
         raise_problems(problems + self._of_device())

@@ -1,0 +1,211 @@
+"""Images: how fast headers are looked at, and how a loader's batches compare with bare calls of their processor.
+
+    python bench/media.py [--images 2000] [--steps 300] [--workers 2]
+
+Looking is told in images a second of one process, beside Pillow's own opening of the same files. Loading is told as a
+share of the speed at which as many threads decode the same images and call the same image processor, turn by turn in
+one run, nothing made ahead. All files are in the page cache. With --steps 10000 the memory of the last steps is told beside that of the
+first thousand. The processor is Qwen2-VL's, over a tokenizer learned here.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+import batchloom
+from batchloom.batches.spec import MediaSpec
+from batchloom.core.media import Medium
+from batchloom.media.limits import MediaLimits
+from batchloom.media.look import Looker
+from batchloom.media.places import Places
+
+SIZES = ((640, 480), (480, 640), (1024, 768), (320, 240), (800, 600))
+SEQ_LEN, ROWS, TURNS = 4096, 4, 5
+
+
+def write_images(folder: Path, count: int) -> list[str]:
+    """JPEGs of soft noise, which compress about as photographs do; their names."""
+    rng, names = np.random.default_rng(0), []
+    (folder / "images").mkdir()
+    for number in range(count):
+        width, height = SIZES[number % len(SIZES)]
+        small = rng.integers(0, 255, (height // 8, width // 8, 3), dtype=np.uint8)
+        soft = Image.fromarray(small).resize((width, height)).filter(ImageFilter.GaussianBlur(1))
+        names.append(f"images/{number}.jpg")
+        soft.save(folder / names[-1], quality=88)
+    return names
+
+
+def write_talks(folder: Path, names: list[str]) -> Path:
+    """A conversation about each image, and one in five without any."""
+    rows = []
+    for number, name in enumerate(names):
+        question = {"role": "user", "content": f"<image>What is on picture {number}?"}
+        answer = {
+            "role": "assistant",
+            "content": f"Colours, softly mixed, number {number}. " * (1 + number % 9),
+        }
+        rows.append({"messages": [question, answer], "images": [name]})
+        if number % 5 == 0:
+            rows.append({"messages": [{**question, "content": f"And {number}?"}, answer]})
+    file = folder / "talks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def make_processor(folder: Path) -> str:
+    """A folder of Qwen2-VL's image processor and a byte-level tokenizer with its tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    control = ["<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, show_progress=False, initial_alphabet=alphabet, special_tokens=control
+    )
+    made.train_from_iterator(["What is on picture 1? Colours, softly mixed"], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>").save_pretrained(folder)
+    Qwen2VLImageProcessorPil(max_pixels=28 * 28 * 256).save_pretrained(folder)
+    path = folder / "preprocessor_config.json"
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "processor_class": "Qwen2VLProcessor"})
+    )
+    return str(folder)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def look_at(folder: Path, names: list[str]) -> str:
+    """Looking at every image as preparation does, and Pillow's opening alone."""
+    look = Looker(Places(str(folder), MediaLimits()), ["image"], held=False)
+
+    def ours() -> None:
+        for name in names:
+            look([Medium("image", name)])
+
+    def pillow() -> None:
+        for name in names:
+            with Image.open(folder / name) as image:
+                assert image.size[0]
+
+    pillow()
+    times = [(seconds(ours), seconds(pillow)) for _ in range(TURNS)]
+    # What is known is not looked at again, so that the first turn alone counts.
+    first = times[0][0]
+    alone = statistics.median(second for _, second in times)
+    return (
+        f"headers: {len(names) / first:,.0f} images/s a core, checked and hashed at their edges; "
+        f"{alone / first:.2f} of the speed of Pillow's opening alone"
+    )
+
+
+def paths_of(loader: batchloom.Loader, step: int, folder: Path) -> list[Path]:
+    """The images of a step, in their order."""
+    from batchloom.store.stored_media import StoreMedia
+
+    rows = loader.plan.rows(*loader.plan.positions_of(step))
+    media = StoreMedia(loader.store).of(rows.documents)
+    return [folder / one.place for some in media for one in some]
+
+
+def load(
+    store: batchloom.Store, folder: Path, processor: str, workers: int, steps: int
+) -> Iterator[str]:
+    """The loader's batches, and the bare calls that their images take, in turns."""
+    from transformers import AutoImageProcessor
+
+    loader = batchloom.Loader(
+        store,
+        seq_len=SEQ_LEN,
+        global_batch_size=ROWS,
+        steps=10**6,
+        prefetch=0,
+        media=MediaSpec(workers=workers),
+    )
+    part = AutoImageProcessor.from_pretrained(processor)
+
+    def bare(path: Path) -> object:
+        with Image.open(path) as image:
+            return part(images=[image.convert("RGB")], return_tensors="np")
+
+    batches, ratios, images, at = iter(loader), [], 0, 0
+    size = max(1, steps // (2 * TURNS))
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in range(TURNS):
+            paths = [
+                path for step in range(at, at + size) for path in paths_of(loader, step, folder)
+            ]
+            ours = seconds(lambda: [next(batches) for _ in range(size)])
+            theirs = seconds(lambda paths=paths: list(pool.map(bare, paths)))
+            ratios.append(theirs / ours)
+            images, at = images + len(paths), at + size
+    fill = (
+        1
+        - np.mean([(loader[step]["labels"].shape[1] - _used(loader, step)) for step in range(20)])
+        / SEQ_LEN
+    )
+    yield (
+        f"loading: {statistics.median(ratios):.2f} of the speed of bare calls ({min(ratios):.2f} to {max(ratios):.2f} "
+        f"in {TURNS} turns), {images / at:.1f} images a step, {workers} threads"
+    )
+    yield f"rows are {fill:.2%} full"
+    if steps >= 10_000:
+        yield memory(batches, steps)
+
+
+def _used(loader: batchloom.Loader, step: int) -> float:
+    rows = loader.plan.rows(*loader.plan.positions_of(step))
+    return float(rows.lengths.sum()) / len(rows)
+
+
+def memory(batches: Iterator[object], steps: int) -> str:
+    """The most memory after a thousand steps and after all."""
+    most = []
+    for count in (1000, steps - 1000):
+        for _ in range(count):
+            next(batches)
+        most.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return f"memory: at most {most[0]:,.0f} MiB in 1,000 steps, {most[1]:,.0f} MiB in {steps:,}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--workers", type=int, default=2)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        names = write_images(folder, asked.images)
+        print(look_at(folder, names))
+        processor = make_processor(folder / "processor")
+        batchloom.prepare(
+            write_talks(folder, names), out=folder / "store", tokenizer=processor,
+            media={"processor": processor}, val_fraction=0,
+        )  # fmt: skip
+        store = batchloom.open_store(folder / "store")
+        for line in load(store, folder, processor, asked.workers, asked.steps):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
