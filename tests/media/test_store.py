@@ -472,7 +472,10 @@ def test_a_store_is_made_again_by_its_own_recipe(tmp_path, processors, monkeypat
 def test_the_commands_take_no_more_than_processor_tokenizer_and_out(
     tmp_path, processors, real_data
 ):
-    for name, file in (("qwen2_vl", "mllm_demo.json"), ("qwen2_audio", "mllm_audio_demo.json")):
+    for name, file, file_kind in (
+        ("qwen2_vl", "mllm_demo.json", "image"),
+        ("qwen2_audio", "mllm_audio_demo.json", "audio"),
+    ):
         out, folder = tmp_path / name, processors[name]
         source = real_data / "multimodal" / file
         given = [
@@ -496,6 +499,14 @@ def test_the_commands_take_no_more_than_processor_tokenizer_and_out(
                 [sys.executable, "-m", "batchloom", *command], capture_output=True, text=True
             )
             assert done.returncode == 0, (command, done.stdout, done.stderr)
+            if command[0] == "inspect":
+                store = batchloom.open_store(out)
+                found = StoreMedia(store).of(np.arange(len(store)))
+                media = sum(len(some) for some in found)
+                assert f"{media} {file_kind}s in " in done.stdout
+            if command[0] == "doctor":
+                assert "batchloom train refuses it" in done.stdout
+                assert "batchloom train --data" not in done.stdout
 
 
 def test_wrong_settings_of_media_are_told_at_once(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
+from batchloom.core.media import Kind
 from batchloom.core.spec import raise_problems, shown, whole
 from batchloom.plan.plan import Plan
 from batchloom.plan.pools import LeftOut
@@ -15,6 +16,7 @@ from batchloom.store.opening import open_store
 from batchloom.store.pairs import SIDE_NAMES
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
+from batchloom.store.stored_media import MediaCount, StoreMedia
 
 PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
 _SAMPLED_POOLS = 4
@@ -57,6 +59,9 @@ class Inspection:
         first: the beginning of the first documents, decoded (empty for a bare prefix).
         preferences: ``pairs`` or ``labels`` where the documents are preferences, else empty.
         sides: documents by side (``chosen``, ``rejected``, ``good``, ``bad``), of preferences.
+        processor: class of the processor whose media the documents may hold, else empty.
+        media: by kind (``image``, ``audio``) how many media there are, in how many documents, and how many tokens
+            stand for them; empty for a store elsewhere, whose media are not read.
         generation: of a store, which one; else None.
         removed: documents that were removed; they count among the others until the store is compacted.
     """
@@ -79,6 +84,8 @@ class Inspection:
     first: tuple[str, ...]
     preferences: str = ""
     sides: dict[str, int] = field(default_factory=dict)
+    processor: str = ""
+    media: dict[Kind, MediaCount] = field(default_factory=dict)
     generation: int | None = None
     removed: int = 0
 
@@ -140,6 +147,10 @@ def inspect(
         first=tuple(texts),
         preferences=store.preferences,
         sides=_sides(store),
+        processor=store.manifest.processor.name
+        if store.manifest and store.manifest.processor
+        else "",
+        media={} if store.is_far else StoreMedia(store).counts(),
         generation=store.generation,
         removed=int(store.removed.size),
     )

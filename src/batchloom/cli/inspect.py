@@ -73,6 +73,11 @@ def _print_counts(console: Console, found: Inspection) -> None:
     if found.preferences:
         sides = ", ".join(f"{count:,} {side}" for side, count in found.sides.items())
         console.print(f"preferences ({found.preferences}): {sides}")
+    for kind, some in found.media.items():
+        console.print(
+            f"{counted(some.media, kind)} in {counted(some.documents, 'document')}: {some.tokens:,} tokens, "
+            f"{some.tokens / found.tokens:.1%} of all ({visible(found.processor)})"
+        )
     console.print(
         f"lengths in tokens: shortest {found.shortest:,}, median {found.median:,.0f}, mean {found.mean:,.1f}, "
         f"longest {found.longest:,}",

@@ -305,16 +305,29 @@ def _note(prepared: PreparedFacts) -> str:
             f"{prepared.path} holds preferences ({kind}): preference trainers read it with "
             "batchloom.store.preferences, and batchloom train refuses it."
         )
+    if _processor(prepared):
+        return (
+            f"{prepared.path} holds documents of a {_processor(prepared)}: batchloom.Loader gives their images and "
+            "audio, and batchloom train refuses it (docs/media.md)."
+        )
     return ""
 
 
 def _uses(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
     """The commands that use what is prepared: ids become a store, all else is trained on."""
-    return tuple(_use(one) for one in prepared if not one.faults and not _preferences(one))
+    return tuple(
+        _use(one)
+        for one in prepared
+        if not one.faults and not _preferences(one) and not _processor(one)
+    )
 
 
 def _preferences(prepared: PreparedFacts) -> str:
     return prepared.inspection.preferences if prepared.inspection else ""
+
+
+def _processor(prepared: PreparedFacts) -> str:
+    return prepared.inspection.processor if prepared.inspection else ""
 
 
 def _use(prepared: PreparedFacts) -> str:

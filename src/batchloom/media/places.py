@@ -14,7 +14,7 @@ from batchloom.core.reach import fetch_whole
 from batchloom.media.content import Content, Held, OpenFile
 from batchloom.media.limits import MediaLimits
 
-_KNOWN = ("http", "https", "s3", "s3a", "gs", "gcs", "hf", "memory")
+_KNOWN = ("http", "https", "s3", "s3a", "gs", "gcs", "hf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import msgspec
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import NOT_JSON, because, read_regular
+from batchloom.core.media import KINDS, Kind
 from batchloom.store.format import PROCESSOR_NAME, REPORT_NAME, checksum, of_generation
 from batchloom.store.manifest import ProcessorEntry
 from batchloom.store.media import MediaRows, StoredMedium, map_media, stored_media
@@ -38,6 +39,14 @@ def read_processor_state(folder: Path, entry: ProcessorEntry) -> dict[str, Any]:
         return msgspec.json.decode(data, type=dict[str, Any])
     except NOT_JSON as error:
         raise StoreError(f"{path} cannot be read: {error}; {_RESTORE}.") from error
+
+
+class MediaCount(NamedTuple):
+    """Media of one kind: how many, in how many documents, and how many tokens stand for them."""
+
+    media: int
+    documents: int
+    tokens: int
 
 
 @final
@@ -94,6 +103,26 @@ class StoreMedia:
             for entry in (manifest.all_history if manifest else ())
         ]
         return [_folders_in(path) if path.is_file() else {} for path in reports]
+
+    def counts(self) -> dict[Kind, MediaCount]:
+        """How many media of each kind there are, and how many tokens stand for them.
+
+        Raises:
+            StoreError: a file of media is missing or damaged.
+        """
+        found = np.zeros((3, len(KINDS)), np.int64)
+        for shard in np.flatnonzero(self._listed).tolist():
+            rows = self._rows(shard)[0].rows
+            kinds = rows["kind"].astype(np.int64)
+            owners = np.unique(rows["document"].astype(np.int64) * len(KINDS) + kinds) % len(KINDS)
+            tokens = np.bincount(kinds, rows["tokens"], len(KINDS)).astype(np.int64)
+            found += [
+                np.bincount(kinds, minlength=len(KINDS)),
+                np.bincount(owners, minlength=len(KINDS)),
+                tokens,
+            ]
+        told = {kind: MediaCount(*some) for kind, some in zip(KINDS, found.T.tolist(), strict=True)}
+        return {kind: one for kind, one in told.items() if one.media}
 
     def folder_of(self, document: int) -> str | None:
         """Where paths of media begin that a document's source names; None where no report says."""
