@@ -1,18 +1,16 @@
 """The Hub: a server on loopback stands for it; the cache first; offline is one sentence."""
 
-import hashlib
 import json
 import os
 import socket
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
 from batchloom.tokens import resolve_tokenizer
+from tokens.model_hub import serving_models
 
 CODE = """
 import json, sys
@@ -26,7 +24,6 @@ for spec in sys.argv[1:]:
     except BatchloomError as error:
         print(type(error).__name__ + ": " + str(error))
 """
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def resolve_elsewhere(home, specs, **environment):
@@ -61,44 +58,8 @@ def hub(trained, gpt2):
         ("openai-community/gpt2", "tokenizer.json"): json.dumps(gpt2.state()["tokenizer"]).encode(),
     }
 
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self, *, body):
-            parts = self.path.strip("/").split("/")
-            repo, name = "/".join(parts[:2]), parts[-1]
-            content = files.get((repo, name))
-            if content is None:
-                known = any(repo == one for one, _ in files)
-                self.send_response(404)
-                self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
-                if known:
-                    self.send_header("X-Repo-Commit", COMMIT)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            self.send_response(200)
-            self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if body:
-                self.wfile.write(content)
-
-        def do_HEAD(self):
-            self.answer(body=False)
-
-        def do_GET(self):
-            self.answer(body=True)
-
-        def log_message(self, *_args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving_models(files) as address:
+        yield address
 
 
 def test_from_the_hub_and_then_from_the_cache(hub, tmp_path, trained):

@@ -163,7 +163,7 @@ def prepare(
     processor: Annotated[
         str | None,
         typer.Option(
-            help="Folder of a processor of transformers: conversations may hold images or audio.",
+            help="Folder or Hub id of a processor of transformers: conversations may hold images or audio.",
             rich_help_panel=_MEDIA,
         ),
     ] = None,

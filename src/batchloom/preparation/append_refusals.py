@@ -6,7 +6,7 @@ from typing import Any
 
 from batchloom.core.errors import InputError, StoreConflictError
 from batchloom.core.synthetic import SYNTHETIC
-from batchloom.media.processor import read_processor_files
+from batchloom.preparation.media_recipe import fingerprint_of
 from batchloom.preparation.reading import Readings, called
 from batchloom.preparation.recipe import Recipe, recipe_plain
 from batchloom.sources.rules import Source
@@ -79,7 +79,7 @@ def refuse_unlike(
 def _processor(recipe: Recipe) -> str | None:
     """The fingerprint of the processor of a recipe; None where it has none."""
     media = recipe.reading.media
-    return None if media is None else read_processor_files(Path(media.processor)).fingerprint
+    return None if media is None else fingerprint_of(media.processor)
 
 
 def _is_other(recipe: Recipe, base: Manifest) -> bool:

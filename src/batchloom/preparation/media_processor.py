@@ -5,6 +5,7 @@ from pathlib import Path
 
 from batchloom.media.processor import Processor, open_processor, read_processor_files
 from batchloom.preparation.media_recipe import MediaRecipe
+from batchloom.preparation.processor_folder import processor_folder
 from batchloom.tokens.local import read_beside
 
 
@@ -19,7 +20,7 @@ def job_processor(media: MediaRecipe, tokenizer: str) -> Processor:
         InputError: there is none, or it cannot be made.
         MissingDependencyError: transformers or Pillow is not installed.
     """
-    folder = Path(media.processor).expanduser()
+    folder = processor_folder(media.processor)
     beside = Path(tokenizer).expanduser()
     own = beside if beside.is_dir() else None
     return _opened(folder, own, read_processor_files(folder).fingerprint)
@@ -39,4 +40,4 @@ def processor_template(media: MediaRecipe) -> str | None:
     Raises:
         TokenizerError: it cannot be read.
     """
-    return read_beside(Path(media.processor).expanduser()).chat.templates.get("default")
+    return read_beside(processor_folder(media.processor)).chat.templates.get("default")

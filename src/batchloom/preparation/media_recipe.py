@@ -11,6 +11,7 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.spec import is_text, nearest, raise_problems, shown, to_plain
 from batchloom.media.limits import MediaLimits
 from batchloom.media.processor import read_processor_files
+from batchloom.preparation.processor_folder import names_repository, processor_folder
 
 Keep = Literal["reference", "embed"]
 KEEP: tuple[str, ...] = get_args(Keep)
@@ -24,7 +25,7 @@ class MediaRecipe:
     What is wrong with one is told by the recipe that holds it, with all else that is wrong.
 
     Attributes:
-        processor: the folder of a processor of transformers.
+        processor: the folder of a processor of transformers, or its repository on the Hub.
         data_folder: where paths of media begin, a folder or a URL; None: the folder of the file that names them.
         keep: ``reference``: the store names media, ``embed``: it holds their bytes. Those that stand in records
             are always held.
@@ -100,6 +101,15 @@ def media_settings(media: MediaRecipe | None) -> dict[str, Any] | None:
     return {name: one for name, one in said.items() if one is not None} | keep | limits
 
 
+def fingerprint_of(processor: str) -> str:
+    """What names the processor that a recipe names: 32 hex digits.
+
+    Raises:
+        InputError, MissingDependencyError: there is no such processor, or it cannot be had.
+    """
+    return read_processor_files(processor_folder(processor)).fingerprint
+
+
 def media_plain(media: MediaRecipe) -> dict[str, Any]:
     """The same as the manifest holds it: the processor by name and content, no absolute paths.
 
@@ -107,8 +117,9 @@ def media_plain(media: MediaRecipe) -> dict[str, Any]:
         InputError: there is no such processor.
     """
     plain = media_settings(media) or {}
-    plain["processor"] = Path(media.processor).absolute().name
-    plain["processor_fingerprint"] = read_processor_files(Path(media.processor)).fingerprint
+    if not names_repository(media.processor):
+        plain["processor"] = Path(media.processor).absolute().name
+    plain["processor_fingerprint"] = fingerprint_of(media.processor)
     if media.data_folder is not None and PurePath(media.data_folder).is_absolute():
         plain["data_folder_name"] = Path(plain.pop("data_folder")).name
     elif media.data_folder is not None:

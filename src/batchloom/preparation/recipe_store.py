@@ -15,7 +15,7 @@ from batchloom.core.errors import InputError, InputMissingError, SettingsError, 
 from batchloom.core.files import NOT_JSON, because, printable, read_regular
 from batchloom.core.spec import from_plain, nearest, raise_problems
 from batchloom.core.synthetic import SYNTHETIC, SyntheticSpec
-from batchloom.media.processor import read_processor_files
+from batchloom.preparation.media_recipe import fingerprint_of
 from batchloom.preparation.read_recipe import SourceRecipe
 from batchloom.preparation.recipe import flat_settings
 from batchloom.preparation.recipe_file import SETTINGS, Stated
@@ -212,7 +212,7 @@ def _media(plain: dict[str, Any], folder: Path, *, look: bool) -> dict[str, Any]
     needed = f"{folder} was made with the processor in a folder {media.get('processor')}"
     remedy = "give its path with --processor"
     try:
-        found = read_processor_files(Path(str(media.get("processor")))).fingerprint
+        found = fingerprint_of(str(media.get("processor")))
     except InputMissingError:
         raise InputMissingError(f"{needed}, which is not here; {remedy}.") from None
     if found != expected:

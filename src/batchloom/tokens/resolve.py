@@ -20,7 +20,7 @@ _FORMS = (
     "give bytes, gpt2, train:8192, tiktoken:NAME, the path of a tokenizer.json or of its folder, "
     "or a Hub id such as org/name"
 )
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 _GPT2_ON_HUB = ("openai-community/gpt2", "gpt2")
 
 
@@ -64,7 +64,7 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
             return tokenizer_from_path(path, end_token)
     except OSError as error:
         raise TokenizerError(f"{spec} cannot be read: {because(error)}") from error
-    if _HUB_ID.fullmatch(spec):
+    if HUB_ID.fullmatch(spec):
         return _from_hub(spec, end_token)
     known = ["bytes", "gpt2", "train:8192", *(f"tiktoken:{name}" for name in ENCODINGS)]
     raise TokenizerError(f"there is no tokenizer {spec!r}{nearest(spec, known)}; {_FORMS}")

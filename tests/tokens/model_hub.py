@@ -1,0 +1,54 @@
+"""A stand-in for the Hub on loopback: files of models, as its client asks for them."""
+
+import hashlib
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@contextmanager
+def serving_models(files):
+    """The address of a server that has ``files``, bytes by (repository, name)."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self, *, body):
+            parts = self.path.strip("/").split("/")
+            repo, name = "/".join(parts[:2]), parts[-1]
+            content = files.get((repo, name))
+            if content is None:
+                known = any(repo == one for one, _ in files)
+                self.send_response(404)
+                self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
+                if known:
+                    self.send_header("X-Repo-Commit", COMMIT)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if body:
+                self.wfile.write(content)
+
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            self.answer(body=True)
+
+        def log_message(self, *_args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
