@@ -409,6 +409,43 @@ def test_workers_of_a_dataloader_read_media_as_they_are_told(moved):
         same(first, as_numpy(second))
 
 
+def test_what_is_banned_is_served_without_its_media(qwen):
+    mixture = batchloom.Mixture({"a": 1}, stores={"a": qwen[3]})
+    loader = batchloom.Loader(mixture, **SIZES, steps=4, overlong="drop")
+    before = batchloom.explain(loader, 0)
+    held = [span for sequence in before for span in sequence.spans]
+    banned = next(span.document for span in held if span.media)
+    gone = sum(len(span.media) for span in held if span.document == banned)
+    images = len(loader[0]["image_grid_thw"])
+    loader.edit(batchloom.Edit(step=0, ban={"a": [banned]}))
+    batch = as_numpy(loader[0])
+    told = [span for sequence in batchloom.explain(loader, 0) for span in sequence.spans]
+    assert all(span.media == () for span in told if span.document == banned)
+    assert len(batch["image_grid_thw"]) == images - gone
+    pad = qwen[3].tokenizer.control["<|image_pad|>"]
+    patches = int(batch["image_grid_thw"].prod(axis=1).sum())
+    assert int((batch["input_ids"] == pad).sum()) == patches // 4
+
+
+def test_what_a_step_holds_is_told_with_its_media(qwen):
+    loader = batchloom.Loader(qwen[3], **SIZES)
+    told = [
+        (span, medium)
+        for step in range(len(loader))
+        for sequence in batchloom.explain(loader, step)
+        for span in sequence.spans
+        for medium in span.media
+    ]
+    assert told
+    pad = qwen[3].tokenizer.control["<|image_pad|>"]
+    for span, medium in told:
+        assert medium.kind == "image"
+        assert (qwen[4].parent / medium.path).is_file()
+        ids = qwen[3][span.document].ids[medium.start : medium.stop]
+        assert pad in ids
+        assert span.trained < span.stop - span.start - (medium.stop - medium.start)
+
+
 def test_held_media_need_no_files(qwen, tmp_path):
     folder = tmp_path / "in"
     shutil.copytree(qwen[4].parent, folder)

@@ -104,6 +104,10 @@ def _span_line(span: ExplainedSpan) -> str:
         facts.append(
             f"{visible(span.origin.source)} {unit} {where:,} (byte {span.origin.offset:,})"
         )
+    facts += [
+        f"{one.kind} {visible(one.path) or 'of the record'} ({one.stop - one.start:,} tokens)"
+        for one in span.media
+    ]
     begins = f": {span.text!r}" if span.text else ""
     return ", ".join(facts) + begins
 

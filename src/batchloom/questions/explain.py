@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.loader import Loader
+from batchloom.core.addresses import shown as shown_address
 from batchloom.core.errors import PlanError, SettingsError
+from batchloom.core.media import Kind
 from batchloom.core.spec import raise_problems, shown, whole
 from batchloom.plan.plan import Plan
 from batchloom.plan.rows import Rows, reorder_rows, slice_rows
@@ -15,9 +17,26 @@ from batchloom.questions.tables import have_tables_for
 from batchloom.store.origins import Origin
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
+from batchloom.store.stored_media import StoreMedia
 from batchloom.store.whence import origins_of
 
 _MOST_TEXT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedMedium:
+    """An image or a sound of a document.
+
+    Attributes:
+        kind: ``image`` or ``audio``.
+        start, stop: the tokens of the document that stand for it.
+        path: its path or URL as its record had it; empty where the record held its bytes.
+    """
+
+    kind: Kind
+    start: int
+    stop: int
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +55,8 @@ class ExplainedSpan:
         origin: the input file, the record (from 0), its line (from 1) where records are lines, its byte offset and the
             hash of its text; None where the store does not say.
         text: how the span begins, decoded; None where it was not asked for, is not served, or cannot be decoded.
+        media: the images and sounds that are served with it, in the order of their tokens; none of a store elsewhere,
+            whose media are not read.
     """
 
     source: str
@@ -49,6 +70,7 @@ class ExplainedSpan:
     removed: bool
     origin: Origin | None
     text: str | None
+    media: tuple[ExplainedMedium, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +215,9 @@ def _rows(plan: Plan, start: int, chosen: NDArray[np.int64]) -> Rows:
 def _spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
     count = len(rows.documents)
     banned = np.zeros(count, bool) if rows.banned is None else rows.banned
-    told = _Told([0] * count, [0] * count, [False] * count, [None] * count, [None] * count)
+    told = _Told(
+        [0] * count, [0] * count, [False] * count, [None] * count, [None] * count, [()] * count
+    )
     for source in np.unique(rows.sources).tolist():
         store = plan.stores[plan.names[source]]
         at = np.flatnonzero(rows.sources == source)
@@ -217,6 +241,7 @@ def _spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
             told.removed,
             told.origins,
             told.texts,
+            told.media,
             strict=True,
         )
     ]
@@ -231,6 +256,7 @@ class _Told:
     removed: list[bool]
     origins: list[Origin | None]
     texts: list[str | None]
+    media: list[tuple[ExplainedMedium, ...]]
 
 
 def _tell(
@@ -252,8 +278,18 @@ def _tell(
         masks = store.mask(rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
         for place, mask in zip(long.tolist(), masks, strict=True):
             told.trained[place] = int(mask.sum())
+    shown_at = at[~gone & ~banned[at]]
+    if not store.is_far:
+        for place, media in zip(
+            shown_at.tolist(), StoreMedia(store).of(rows.documents[shown_at]), strict=True
+        ):
+            told.media[place] = tuple(
+                ExplainedMedium(
+                    one.kind, one.start, one.start + one.tokens, shown_address(one.place)
+                )
+                for one in media
+            )
     if text and store.manifest is not None:
-        shown_at = at[~gone & ~banned[at]]
         # A token is at least one byte, and a character at most four.
         sizes = np.minimum(rows.lengths[shown_at], 4 * text)
         views = store.read(rows.documents[shown_at], rows.starts[shown_at], sizes)
