@@ -146,8 +146,10 @@ class StoreMedia:
         Raises:
             StoreError: a file of media is missing or damaged.
         """
-        shards = np.searchsorted(self._bounds, documents, side="right") - 1
         found: list[list[StoredMedium]] = [[] for _ in documents]
+        if not self.any:  # bare prefixes and made-up documents have no shards listed
+            return found
+        shards = np.searchsorted(self._bounds, documents, side="right") - 1
         for shard in np.unique(shards).tolist():
             if self._listed[shard]:
                 self._add(found, shard, np.flatnonzero(shards == shard), documents)
