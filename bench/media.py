@@ -27,6 +27,7 @@ from batchloom.core.media import Medium
 from batchloom.media.limits import MediaLimits
 from batchloom.media.look import Looker
 from batchloom.media.places import Places
+from batchloom.media.sampling import Sampling
 
 SIZES = ((640, 480), (480, 640), (1024, 768), (320, 240), (800, 600))
 SEQ_LEN, ROWS, TURNS = 4096, 4, 5
@@ -94,7 +95,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def look_at(folder: Path, names: list[str]) -> str:
     """Looking at every image as preparation does, and Pillow's opening alone."""
-    look = Looker(Places(str(folder), MediaLimits()), ["image"], held=False)
+    look = Looker(Places(str(folder), MediaLimits()), ["image"], Sampling(), held=False)
 
     def ours() -> None:
         for name in names:

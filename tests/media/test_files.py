@@ -15,6 +15,7 @@ from batchloom.media.limits import MediaLimits
 from batchloom.media.look import Looker
 from batchloom.media.mp3 import has_length, is_mp3, mp3_samples
 from batchloom.media.places import Places
+from batchloom.media.sampling import Sampling
 from batchloom.media.sounds import decode_sound, look_at_sound
 from media.made import encoded, noise, picture, sound
 from media.web import hanging, serving
@@ -312,11 +313,11 @@ def test_paths_begin_at_the_folder_and_never_leave_it(tmp_path):
     (tmp_path / "in" / "a.png").write_bytes(encoded(picture(), "PNG"))
     (tmp_path / "out.png").write_bytes(encoded(picture(), "PNG"))
     places = Places(str(tmp_path / "in"))
-    look = Looker(places, ["image"], held=False)
-    (found,) = look([Medium("image", "deep/../a.png")])
+    look = Looker(places, ["image"], Sampling(), held=False)
+    ((found,),) = look([Medium("image", "deep/../a.png")])
     assert found.seen.facts == ImageFacts(30, 20)
-    assert look([Medium("image", str(tmp_path / "in" / "a.png"))])[0].seen == found.seen
-    assert look([Medium("image", f"file://{tmp_path}/in/a.png")])[0].seen == found.seen
+    assert look([Medium("image", str(tmp_path / "in" / "a.png"))])[0][0].seen == found.seen
+    assert look([Medium("image", f"file://{tmp_path}/in/a.png")])[0][0].seen == found.seen
     for place in ("../out.png", str(tmp_path / "out.png"), "/etc/passwd", "a/../../out.png"):
         with pytest.raises(UnusableRecordError, match="lies outside of"):
             look([Medium("image", place)])
@@ -342,22 +343,26 @@ def test_below_a_url_paths_stay_there():
 def test_media_of_the_web_come_whole_or_are_refused():
     data = encoded(picture(), "PNG")
     with serving({"/a.png": data, "/page.png": b"<html>log in</html>"}) as address:
-        look = Looker(Places(".", MediaLimits(file_bytes=100_000)), ["image"], held=False)
-        (found,) = look([Medium("image", f"{address}/a.png")])
+        look = Looker(
+            Places(".", MediaLimits(file_bytes=100_000)), ["image"], Sampling(), held=False
+        )
+        ((found,),) = look([Medium("image", f"{address}/a.png")])
         assert found.seen.facts == ImageFacts(30, 20)
         assert found.seen.size == len(data)
         with pytest.raises(UnusableRecordError, match="is not there"):
             look([Medium("image", f"{address}/none.png")])
         with pytest.raises(UnusableRecordError, match="is a page of HTML"):
             look([Medium("image", f"{address}/page.png")])
-        small = Looker(Places(".", MediaLimits(file_bytes=100)), ["image"], held=False)
+        small = Looker(Places(".", MediaLimits(file_bytes=100)), ["image"], Sampling(), held=False)
         with pytest.raises(UnusableRecordError, match="where 100 are allowed"):
             small([Medium("image", f"{address}/a.png")])
 
 
 def test_a_url_that_hangs_is_given_up():
     with hanging() as address:
-        look = Looker(Places(".", MediaLimits(fetch_seconds=0.5)), ["image"], held=False)
+        look = Looker(
+            Places(".", MediaLimits(fetch_seconds=0.5)), ["image"], Sampling(), held=False
+        )
         with pytest.raises(UnusableRecordError, match=r"did not come within 0.5 s"):
             look([Medium("image", f"{address}/a.png")])
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from batchloom.batches.assemble import BatchCuts, Ids, MediaCut, MediaCuts
 from batchloom.batches.spec import BatchSpec, MediaSpec
-from batchloom.core.addresses import shown
+from batchloom.core.addresses import is_url, shown
 from batchloom.core.errors import (
     InputError,
     MediumError,
@@ -22,7 +22,7 @@ from batchloom.core.errors import (
     UnusableRecordError,
 )
 from batchloom.core.files import because
-from batchloom.core.media import AudioFacts, Facts, Medium
+from batchloom.core.media import AudioFacts, Facts, FrameFacts, Medium
 from batchloom.media.content import Content, Held, edge_hash, edges
 from batchloom.media.features import Arrays, Features, joined
 from batchloom.media.limits import MediaLimits
@@ -243,7 +243,8 @@ class BatchMedia:
     def _features_of(self, found: Sequence[_Found]) -> list[Arrays]:
         if not found:
             return []
-        return list(self._threads().map(self._one, found))
+        made = self._threads().map(self._one, _files_of(found))
+        return [one for some in made for one in some]
 
     def _threads(self) -> ThreadPoolExecutor:
         """The pool of this process: threads do not come through a fork."""
@@ -256,17 +257,24 @@ class BatchMedia:
             self._pool = pid, ThreadPoolExecutor(workers, "batchloom-media")
         return self._pool[1]
 
-    def _one(self, found: _Found) -> Arrays:
-        medium = found.medium
+    def _one(self, found: Sequence[_Found]) -> list[Arrays]:
+        """The features of the media that one file holds: frames of a video, or a single one."""
+        medium = found[0].medium
+        frames = [one.medium.facts for one in found if isinstance(one.medium.facts, FrameFacts)]
+        decoded = sum(_decoded_bytes(one.medium.facts) for one in found)
         try:
-            room = medium.size + _decoded_bytes(medium.facts)
-            with self._budget.room(room), self._opened(found) as content:
+            room = _read_bytes(medium) + decoded
+            with self._budget.room(room), self._opened(found[0]) as content:
                 if medium.blob is None:
                     _refuse_changed(medium, content)
-                made = self._features.of(content, medium.facts)
-            _refuse_unlike(medium, made)
+                if frames:
+                    made = self._features.of_frames(content, frames)
+                else:
+                    made = [self._features.of(content, medium.facts)]
+            for one, features in zip(found, made, strict=True):
+                _refuse_unlike(one.medium, features)
         except UnusableRecordError as error:
-            raise self._told(found, error.reason) from error
+            raise self._told(found[0], error.reason) from error
         return made
 
     @contextmanager
@@ -347,6 +355,37 @@ def _refuse_unlike(medium: StoredMedium, made: Arrays) -> None:
                 f"becomes a grid of {found} now, and was of {medium.grid} when the store was made: the processor, or "
                 "what decodes the image, is another; prepare the data again"
             )
+
+
+def _files_of(found: Sequence[_Found]) -> list[list[_Found]]:
+    """Media that follow each other as the frames of one video, which is decoded once; others by themselves."""
+    files: list[list[_Found]] = []
+    for one in found:
+        last = files[-1][-1] if files else None
+        if last is not None and _goes_on(last, one):
+            files[-1].append(one)
+        else:
+            files.append([one])
+    return files
+
+
+def _goes_on(last: _Found, one: _Found) -> bool:
+    """Whether a medium is a later frame of the same video of the same document."""
+    before, facts = last.medium.facts, one.medium.facts
+    return (
+        isinstance(before, FrameFacts)
+        and isinstance(facts, FrameFacts)
+        and before.time < facts.time
+        and (last.span, last.store) == (one.span, one.store)
+        and last.medium.digest == one.medium.digest
+        and (last.medium.place, last.medium.blob) == (one.medium.place, one.medium.blob)
+    )
+
+
+def _read_bytes(medium: StoredMedium) -> int:
+    """How much of a medium's file is in memory at once; of a video that lies on this machine next to nothing."""
+    seeks = isinstance(medium.facts, FrameFacts) and medium.blob is None
+    return 0 if seeks and not is_url(medium.place) else medium.size
 
 
 def _decoded_bytes(facts: Facts) -> int:

@@ -74,8 +74,9 @@ def _print_counts(console: Console, found: Inspection) -> None:
         sides = ", ".join(f"{count:,} {side}" for side, count in found.sides.items())
         console.print(f"preferences ({found.preferences}): {sides}")
     for kind, some in found.media.items():
+        each = "video frame" if kind == "video" else kind
         console.print(
-            f"{counted(some.media, kind)} in {counted(some.documents, 'document')}: {some.tokens:,} tokens, "
+            f"{counted(some.media, each)} in {counted(some.documents, 'document')}: {some.tokens:,} tokens, "
             f"{some.tokens / found.tokens:.1%} of all ({visible(found.processor)})"
         )
     console.print(

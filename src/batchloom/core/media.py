@@ -23,6 +23,19 @@ class ImageFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameFacts(ImageFacts):
+    """A frame of a video, which stands as an image.
+
+    Attributes:
+        width: in pixels, upright and made as large as it is to be seen.
+        height: in pixels.
+        time: when it is shown, in microseconds from the beginning.
+    """
+
+    time: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AudioFacts:
     """What decides how many tokens a sound becomes.
 
@@ -69,7 +82,7 @@ class Medium:
     """An image, a sound or a video of a record.
 
     Attributes:
-        kind: which of them.
+        kind: which of them; each frame of a video that was looked at is an image.
         place: its path or URL as the record has it; empty where the record holds its bytes.
         data: its bytes where the record holds them, else None.
         seen: what was found there; None before anybody has looked.

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, UnusableRecordError
-from batchloom.core.media import AudioFacts, Facts, ImageFacts
+from batchloom.core.media import AudioFacts, Facts, FrameFacts, ImageFacts
 from batchloom.media.content import Content
 from batchloom.media.images import decode_image
 from batchloom.media.processor import ProcessorFiles, make_part
 from batchloom.media.sounds import decode_sound
 from batchloom.media.traits import traits_of
+from batchloom.media.videos import decode_frames
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -53,6 +54,10 @@ class Features:
                 )
             return self._image(picture)
         return self._sound(content, facts)
+
+    def of_frames(self, content: Content, facts: Sequence[FrameFacts]) -> list[Arrays]:
+        """The features of frames of a video, ascending by time, of each those of an image; raises as :meth:`of`."""
+        return [self._image(picture) for picture in decode_frames(content, facts)]
 
     def setting(self, auto: str, name: str) -> Any:
         """A setting of a part of the processor, such as ``AutoImageProcessor``."""

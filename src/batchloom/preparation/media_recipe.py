@@ -11,11 +11,13 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.spec import is_text, nearest, raise_problems, shown, to_plain
 from batchloom.media.limits import MediaLimits
 from batchloom.media.processor import read_processor_files
+from batchloom.media.sampling import Sampling
 from batchloom.preparation.processor_folder import names_repository, processor_folder
 
 Keep = Literal["reference", "embed"]
 KEEP: tuple[str, ...] = get_args(Keep)
 _LIMITS = tuple(field.name for field in fields(MediaLimits))
+_SAMPLING = {f"video_{field.name}": field.name for field in fields(Sampling)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +32,14 @@ class MediaRecipe:
         keep: ``reference``: the store names media, ``embed``: it holds their bytes. Those that stand in records
             are always held.
         limits: what is refused for its size.
+        sampling: which frames of videos are seen.
     """
 
     processor: str
     data_folder: str | None = None
     keep: Keep = "reference"
     limits: MediaLimits = field(default_factory=MediaLimits)
+    sampling: Sampling = field(default_factory=Sampling)
 
     def problems(self) -> list[str]:
         """What is wrong with these values, by their names."""
@@ -60,7 +64,7 @@ def media_of(value: object) -> MediaRecipe | None:
         return value
     if not isinstance(value, Mapping):
         raise SettingsError([f"media: {shown(value)} is no mapping; write {{processor: FOLDER}}"])
-    known = ("processor", "data_folder", "keep", *_LIMITS)
+    known = ("processor", "data_folder", "keep", *_LIMITS, *_SAMPLING)
     problems = [
         f"media.{name}: unknown setting{nearest(str(name), known)}"
         for name in value
@@ -80,25 +84,38 @@ def media_of(value: object) -> MediaRecipe | None:
             "media.data_folder: the store was made of media below a folder "
             f"{shown(value['data_folder_name'])}; say where that is (--data-folder)"
         )
-    limits = MediaLimits()
+    if "video_fps" in said and "video_frames" in said:
+        problems.append("media.video_frames: video_fps says how many frames, too; give one of them")
+    limits, sampling = MediaLimits(), Sampling()
     try:
         limits = MediaLimits(**{name: said[name] for name in _LIMITS if name in said})
     except SettingsError as error:
         problems += [f"media.{one}" for one in error.problems]
+    try:
+        wanted = {own: said[name] for name, own in _SAMPLING.items() if name in said}
+        sampling = Sampling(**wanted)
+    except SettingsError as error:
+        problems += [f"media.video_{one}" for one in error.problems]
     raise_problems(problems)
-    rest = {name: one for name, one in said.items() if name not in _LIMITS}
-    return MediaRecipe(**rest, limits=limits)
+    rest = {name: one for name, one in said.items() if name not in (*_LIMITS, *_SAMPLING)}
+    return MediaRecipe(**rest, limits=limits, sampling=sampling)
 
 
 def media_settings(media: MediaRecipe | None) -> dict[str, Any] | None:
     """The settings of media as a recipe file has them; what is as usual is left out."""
     if media is None:
         return None
-    usual = to_plain(MediaLimits())
     said = {"processor": media.processor, "data_folder": media.data_folder}
-    limits = {name: one for name, one in to_plain(media.limits).items() if one != usual[name]}
     keep = {} if media.keep == "reference" else {"keep": media.keep}
-    return {name: one for name, one in said.items() if one is not None} | keep | limits
+    usual = to_plain(MediaLimits()) | _sampling_plain(Sampling())
+    amounts = to_plain(media.limits) | _sampling_plain(media.sampling)
+    changed = {name: one for name, one in amounts.items() if one != usual[name]}
+    return {name: one for name, one in said.items() if one is not None} | keep | changed
+
+
+def _sampling_plain(sampling: Sampling) -> dict[str, Any]:
+    plain = to_plain(sampling)
+    return {name: plain[own] for name, own in _SAMPLING.items()}
 
 
 def fingerprint_of(processor: str) -> str:

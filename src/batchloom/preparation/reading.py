@@ -8,6 +8,7 @@ import msgspec
 
 from batchloom.chat.columns import says_something, value_at
 from batchloom.chat.detect import Shape, detect_schema, shape_of
+from batchloom.chat.frames import with_frames
 from batchloom.chat.records import Read, Record, record_reader
 from batchloom.chat.schema import Schema
 from batchloom.core.conversation import Conversation, Labelled, Pair
@@ -168,7 +169,7 @@ class Readings:
             return None
         kinds = job_processor(media, self._recipe.tokenizer).families
         places = Places(media_folder(media, source), media.limits)
-        return Looker(places, kinds, held=media.keep == "embed")
+        return Looker(places, kinds, media.sampling, held=media.keep == "embed")
 
 
 def media_folder(media: MediaRecipe, source: Source) -> str:
@@ -265,7 +266,7 @@ def _looking(read: Read, looker: Looker) -> Read:
     def looked(row: Mapping[str, Any]) -> Record:
         found = read(row)
         if isinstance(found, Conversation) and found.media:
-            return replace(found, media=looker(found.media))
+            return with_frames(found, looker(found.media))
         return found
 
     return looked

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError
 from batchloom.core.media import KINDS
 from batchloom.preparation.media_tokens import PlacedMedium
-from batchloom.store.media import NOT_HELD, ROW, numbers_of
+from batchloom.store.media import NOT_HELD, ROW, kind_of, numbers_of
 from batchloom.store.writer import writing
 
 MEDIA_NAMES = ("media.rows", "media.places", "media.blobs")
@@ -32,6 +32,7 @@ class UnitMedia:
         self._open: dict[str, IO[bytes]] = {}
         self._places = self._blobs = 0
         self._held: dict[bytes, int] = {}
+        self._last: tuple[bytes, int] | None = None
 
     def add(self, media: Sequence[Sequence[PlacedMedium]], first: int) -> None:
         """Append the media of documents, of which ``first`` is the number of the first in the unit."""
@@ -67,11 +68,13 @@ class UnitMedia:
         row["place"], row["place_size"] = self._places, size
         row["facts"], row["grid"] = numbers_of(medium.seen.facts), placed.grid
         row["document"], row["start"], row["tokens"] = document, placed.start, placed.tokens
-        row["kind"] = KINDS.index(medium.kind)
+        row["kind"] = KINDS.index(kind_of(medium.seen.facts))
         self._places += size
 
     def _hold(self, data: bytes) -> int:
         """Where bytes lie among those that are held; equal ones are written once."""
+        if self._last is not None and self._last[0] is data:
+            return self._last[1]  # the frames of a video are of the same bytes
         digest = xxhash.xxh3_128_digest(data)
         begin = self._held.get(digest)
         if begin is None:
@@ -79,6 +82,7 @@ class UnitMedia:
             with writing(self._folder):
                 self._open[MEDIA_NAMES[2]].write(data)
             self._blobs += len(data)
+        self._last = data, begin
         return begin
 
     def sync(self) -> None:

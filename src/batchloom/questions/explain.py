@@ -55,8 +55,8 @@ class ExplainedSpan:
         origin: the input file, the record (from 0), its line (from 1) where records are lines, its byte offset and the
             hash of its text; None where the store does not say.
         text: how the span begins, decoded; None where it was not asked for, is not served, or cannot be decoded.
-        media: the images and sounds that are served with it, in the order of their tokens; none of a store elsewhere,
-            whose media are not read.
+        media: the images, sounds and frames of videos that are served with it, in the order of their tokens; none of a
+            store elsewhere, whose media are not read.
     """
 
     source: str

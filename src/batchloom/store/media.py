@@ -4,10 +4,10 @@ Layout (little-endian): 8 bytes ``BLMEDIA\0``; u64 version 1; u64 media M; u64 b
 96 bytes in the order of documents and of tokens in them; then P bytes of UTF-8. A row is: digest u64 [2] (low half,
 high half; of size and edges, ``media/content.py``), u64 size of the medium's file, u64 where its bytes begin in
 ``.blobs`` (2**64 - 1 where it is named only), u64 where its place begins among those of the file, facts u64 [3] (of
-an image width, height, animated; of a sound samples, rate, channels), grid u32 [3] (patches in time, height and
-width, or zeros), u32 bytes of its place, u32 document in the shard, u32 its first token in the document, u32 its
-tokens, u8 kind (0 image, 1 audio, 2 video), three zeros. ``.blobs`` is the bytes of media back to back, equal ones
-once, without a header.
+an image width, height, animated; of a sound samples, rate, channels; of a frame of a video width, height,
+microseconds from its beginning), grid u32 [3] (patches in time, height and width, or zeros), u32 bytes of its place,
+u32 document in the shard, u32 its first token in the document, u32 its tokens, u8 kind (0 image, 1 audio, 2 a frame of
+a video), three zeros. ``.blobs`` is the bytes of media back to back, equal ones once, without a header.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.media import KINDS, AudioFacts, Facts, ImageFacts, Kind
+from batchloom.core.media import KINDS, AudioFacts, Facts, FrameFacts, ImageFacts, Kind
 from batchloom.store.headed import CHECK, HEADER, map_headed
 from batchloom.store.index import map_file
 
@@ -49,7 +49,7 @@ class StoredMedium(NamedTuple):
 
     Attributes:
         document: number of the document.
-        kind: ``image`` or ``audio``.
+        kind: ``image``, ``audio``, or ``video``: one frame of it.
         start: its first token inside the document.
         tokens: how many stand for it.
         grid: its patches in time, height and width; zeros where the model asks for none.
@@ -252,13 +252,24 @@ def facts_of(kind: Kind, numbers: Sequence[int]) -> Facts:
     first, second, third = numbers
     if kind == "audio":
         return AudioFacts(first, second, third)
+    if kind == "video":
+        return FrameFacts(first, second, time=third)
     return ImageFacts(first, second, bool(third))
+
+
+def kind_of(facts: Facts) -> Kind:
+    """The kind of a row."""
+    if isinstance(facts, AudioFacts):
+        return "audio"
+    return "video" if isinstance(facts, FrameFacts) else "image"
 
 
 def numbers_of(facts: Facts) -> tuple[int, int, int]:
     """What :func:`facts_of` gives back."""
     if isinstance(facts, AudioFacts):
         return facts.samples, facts.rate, facts.channels
+    if isinstance(facts, FrameFacts):
+        return facts.width, facts.height, facts.time
     return facts.width, facts.height, int(facts.animated)
 
 

@@ -1,0 +1,409 @@
+"""Videos: which frames are seen of them, the frames themselves, and what becomes of what is none."""
+
+import json
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from transformers.video_utils import VideoMetadata, default_sample_indices_fn
+
+import batchloom
+from batchloom.batches.spec import MediaSpec
+from batchloom.core.errors import MediumError, SettingsError, UnusableRecordError
+from batchloom.core.media import FrameFacts
+from batchloom.media.content import Held
+from batchloom.media.limits import MediaLimits
+from batchloom.media.sampling import Sampling, fitted, frame_times
+from batchloom.media.videos import decode_frames, look_at_video
+from media.films import decoded, film, heard
+from media.made import encoded, picture, sound, talk
+from media.processors import MADE, save
+from media.test_batches import as_numpy, same, stored
+from media.test_tokens import LINES, PLACES
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+FORMS = [
+    ("mp4", "mpeg4"),
+    ("mp4", "libx264"),
+    ("webm", "libvpx-vp9"),
+    ("avi", "mpeg4"),
+    ("mov", "libx264"),
+]
+
+
+def seen(data, limits=None, **sampling):
+    return look_at_video(Held(data), limits or MediaLimits(), Sampling(**sampling))
+
+
+def sampled_by_transformers(total, rate, **wanted):
+    return default_sample_indices_fn(VideoMetadata(total, fps=rate), **wanted).tolist()
+
+
+@pytest.mark.parametrize(("total", "rate"), [(50, 25), (301, 30), (7, 10), (100, 24), (1, 25)])
+def test_frames_are_those_that_transformers_takes(total, rate):
+    seconds = Fraction(total, rate)
+    for count in (1, 2, 3, 7):
+        if count <= total:
+            found = frame_times(seconds, Fraction(rate), Sampling(frames=count))
+            expected = sampled_by_transformers(total, rate, num_frames=count)
+            assert [math.floor(Fraction(time, 10**6) * rate) for time in found] == expected
+    for fps in (1, 2, 2.5, 1 / 3):
+        found = frame_times(seconds, Fraction(rate), Sampling(fps=fps, max_frames=10**6))
+        expected = sampled_by_transformers(total, rate, fps=fps)
+        assert [math.floor(Fraction(time, 10**6) * rate) for time in found] == expected
+
+
+def test_there_is_always_a_frame_and_never_more_than_there_are():
+    assert frame_times(Fraction(1, 10), Fraction(10), Sampling(fps=0.1)) == [0]
+    assert frame_times(Fraction(1), Fraction(3), Sampling(frames=9)) == [0, 333_334, 666_667]
+    assert len(frame_times(Fraction(36_000), Fraction(30), Sampling(fps=2, max_frames=16))) == 16
+    assert len(frame_times(Fraction(2), None, Sampling(frames=9))) == 9
+
+
+def test_frames_keep_their_form():
+    sampling = Sampling(min_pixels=100, max_pixels=10_000)
+    assert fitted(50, 40, sampling) == (50, 40)
+    assert fitted(400, 100, sampling) == (200, 50)
+    assert fitted(2, 2, sampling) == (10, 10)
+    assert fitted(100_000, 1, sampling) == (31_622, 1)
+
+
+@pytest.mark.parametrize(("form", "codec"), FORMS)
+def test_frames_of_a_video_are_those_that_are_shown_then(form, codec):
+    data = film(50, 25, form=form, codec=codec)
+    every = decoded(data)
+    for sampling in ({"fps": 5}, {"frames": 50}, {"frames": 3}, {}):
+        facts = seen(data, **sampling)
+        found = list(decode_frames(Held(data), facts))
+        assert [(one.width, one.height) for one in facts] == [(64, 48)] * len(facts)
+        expected = [every[number * 50 // len(facts)] for number in range(len(facts))]
+        assert [one.tobytes() for one in found] == [one.tobytes() for one in expected]
+    # Beginning anywhere gives the same as beginning with the first.
+    alone = list(decode_frames(Held(data), facts[2:3]))
+    assert alone[0].tobytes() == found[2].tobytes()
+
+
+def test_frames_far_from_each_other_are_sought():
+    data = film(600, 10, codec="libx264", gop=10)
+    every = decoded(data)
+    facts = seen(data, frames=5)
+    assert [one.time for one in facts] == [0, 12_000_000, 24_000_000, 36_000_000, 48_000_000]
+    found = list(decode_frames(Held(data), facts))
+    assert [one.tobytes() for one in found] == [
+        every[at].tobytes() for at in (0, 120, 240, 360, 480)
+    ]
+    # Of keyframes that are rare each is reached as well.
+    rare = film(600, 10, codec="libx264", gop=600)
+    facts = seen(rare, frames=60)
+    found = list(decode_frames(Held(rare), facts))
+    assert [one.tobytes() for one in found] == [one.tobytes() for one in decoded(rare)[::10]]
+
+
+def test_a_frame_stays_until_the_next_comes():
+    times = [0, 100, 1000, 1500, 4000, 4500]
+    data = film(6, 10, form="matroska", codec="libx264", times=times)
+    every = decoded(data)
+    facts = seen(data, frames=4)
+    shown = [max(at for at, time in enumerate(times) if time * 1000 <= one.time) for one in facts]
+    found = list(decode_frames(Held(data), facts))
+    assert [one.tobytes() for one in found] == [every[at].tobytes() for at in shown]
+    assert len(set(shown)) > 2
+
+
+def test_large_frames_are_made_smaller_and_small_ones_larger():
+    data = film(10, 5, size=(320, 160))
+    facts = seen(data, frames=2, max_pixels=3200)
+    assert {(one.width, one.height) for one in facts} == {(80, 40)}
+    (first, _) = decode_frames(Held(data), facts)
+    near = np.abs(
+        np.asarray(first, np.int64) - np.asarray(decoded(data)[0].resize((80, 40)), np.int64)
+    )
+    assert near.max() <= 1
+    assert seen(film(4, 4, size=(16, 16)), min_pixels=1024)[0].width == 32
+
+
+def remuxed(source, to, **options):
+    """The same packets in another file."""
+    import av
+
+    with av.open(source) as given, av.open(to, "w", options=options) as made:
+        stream = made.add_stream_from_template(given.streams.video[0])
+        for packet in given.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = stream
+                made.mux(packet)
+
+
+def turned(data, degrees):
+    """A video that says it lies on its side, as those of telephones do."""
+    whole = bytearray(data)
+    # The matrix of the track's header (tkhd), 16.16 fixed point.
+    at = whole.index(b"tkhd") + 4 + 40
+    one = 1 << 16
+    a, b, c, d = {90: (0, one, -one, 0), 180: (-one, 0, 0, -one), 270: (0, -one, one, 0)}[degrees]
+    matrix = (a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    whole[at : at + 36] = b"".join(value.to_bytes(4, "big", signed=True) for value in matrix)
+    return bytes(whole)
+
+
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_videos_on_their_side_are_turned_upright(degrees):
+    plain = film(8, 4)
+    data = turned(plain, degrees)
+    facts = seen(data, frames=2)
+    assert (facts[0].width, facts[0].height) == ((64, 48) if degrees == 180 else (48, 64))
+    (first, _) = decode_frames(Held(data), facts)
+    # A matrix of the file turns clockwise, Pillow the other way.
+    expected = decoded(plain)[0].rotate(-degrees, expand=True)
+    assert first.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is empty"),
+        (b"<html>log in</html>", "which no video does that is read"),
+        (b"#EXTM3U\n#EXT-X-VERSION:3\nfile:///etc/passwd\n", "which no video does that is read"),
+        (b"ffconcat version 1.0\nfile /etc/passwd\n", "which no video does that is read"),
+        (encoded(picture(), "PNG"), "which no video does that is read"),
+        (b"\0\0\0\x1cftypavif" + b"\0" * 60, "is an image"),
+        (b"\0\0\0\x1cftypisom" + b"\0" * 60, "cannot be decoded"),
+        (b"\x1aE\xdf\xa3" + b"\0" * 60, "cannot be decoded"),
+        (b"RIFF\0\0\0\0AVI " + b"\0" * 60, "cannot be decoded"),
+    ],
+)
+def test_what_is_no_video_is_refused(data, said):
+    with pytest.raises(UnusableRecordError, match=said):
+        seen(data)
+
+
+def test_sound_alone_is_no_video():
+    with pytest.raises(UnusableRecordError, match="holds no video"):
+        seen(heard())
+    with pytest.raises(UnusableRecordError, match="which no video does"):
+        seen(sound())
+
+
+@pytest.mark.parametrize(("form", "codec"), FORMS)
+def test_cut_videos_are_refused(form, codec):
+    data = film(250, 25, form=form, codec=codec)
+    for share in (0.1, 0.5, 0.8):
+        with pytest.raises(UnusableRecordError):
+            seen(data[: int(len(data) * share)])
+
+
+def test_a_video_that_streams_is_seen_to_be_cut(tmp_path):
+    path = tmp_path / "a.mp4"
+    path.write_bytes(film(250, 25, codec="libx264"))
+    remuxed(path, tmp_path / "b.mp4", movflags="faststart")
+    data = (tmp_path / "b.mp4").read_bytes()
+    assert len(seen(data)) == 20
+    with pytest.raises(UnusableRecordError, match="cut short|damaged"):
+        seen(data[: len(data) // 2])
+
+
+def test_frames_of_too_many_pixels_are_refused():
+    with pytest.raises(
+        UnusableRecordError, match="has frames of 3,072 pixels, more than the 3,000"
+    ):
+        seen(film(4, 4), MediaLimits(image_pixels=3000))
+
+
+def test_settings_that_are_none_are_told_at_once():
+    with pytest.raises(SettingsError) as told:
+        Sampling(fps=0, frames=0, max_frames=-1, min_pixels="few", max_pixels=1.5)
+    assert len(told.value.problems) == 5
+    with pytest.raises(SettingsError, match="is more than max_pixels"):
+        Sampling(min_pixels=100, max_pixels=10)
+
+
+def conversations(folder):
+    """Conversations about videos and images; gives the file."""
+    (folder / "films").mkdir(parents=True)
+    for number, (form, codec) in enumerate(FORMS):
+        size = (64 + 16 * number, 48)
+        (folder / f"films/{number}.{form}").write_bytes(
+            film(20 + 10 * number, 10, size=size, form=form, codec=codec)
+        )
+    (folder / "a.png").write_bytes(encoded(picture(40, 30), "PNG"))
+    rows = [
+        {
+            "messages": talk(f"<video> What is film {number}?", f"It is film {number}."),
+            "videos": [f"films/{number}.{form}"],
+        }
+        for number, (form, _) in enumerate(FORMS)
+    ]
+    both = {"images": ["a.png"], "videos": ["films/1.mp4", "films/0.mp4"]}
+    rows.append({"messages": talk("<video><image> and <video>?", "All."), **both})
+    parts = [
+        {"type": "text", "text": "Who?"},
+        {"type": "video_url", "video_url": {"url": "films/1.mp4"}},
+    ]
+    rows.append({"messages": talk(parts, "Nobody.")})
+    rows.append({"messages": talk("And without?", "Yes.")})
+    file = folder / "talks.json"
+    file.write_text(json.dumps(rows))
+    return file
+
+
+def frames_of(path, **sampling):
+    data = path.read_bytes()
+    return list(decode_frames(Held(data), seen(data, **sampling)))
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3", "idefics3"])
+def test_a_video_stands_as_its_frames(name, tmp_path):
+    """The store's tokens and the batch's features are those of the processor, given the frames as images."""
+    made = MADE[name]()
+    template = LINES.replace("KIND", "image").replace("PLACE", PLACES.get(name, "<image>"))
+    where = save(made, tmp_path / "processor")
+    (where / "chat_template.jinja").write_text(template)
+    file = conversations(tmp_path / "in")
+    sampling = {"fps": 1.5, "max_pixels": 2000}
+    given = {f"video_{key}": value for key, value in sampling.items()}
+    store = stored(file, tmp_path / "store", where, **given)
+    assert len(store) == 8
+    loader = batchloom.Loader(store, seq_len=4096, global_batch_size=1)
+    batches = list(loader)
+    features = {}
+    for number, row in enumerate(json.loads(file.read_text())):
+        films = [file.parent / one for one in row.get("videos", [])]
+        if number == 6:
+            films = [file.parent / "films/1.mp4"]
+        runs = [frames_of(one, **sampling) for one in films]
+        images = [
+            [one] for one in map(open_image, [file.parent / one for one in row.get("images", [])])
+        ]
+        kinds = ["video", "image", "video"] if images else ["video"] * len(runs)
+        order = [runs.pop(0) if kind == "video" else images.pop(0) for kind in kinds]
+        content = [{"type": "image"} for some in order for _ in some]
+        text = {5: " and ", 6: "Who?", 7: "And without?"}.get(number, f" What is film {number}?")
+        said = [{"type": "text", "text": text}]
+        if number == 5:
+            last = len(order[2])
+            content = [*content[:-last], *said, *content[-last:], {"type": "text", "text": "?"}]
+        else:
+            content = [*said, *content] if number >= 6 else [*content, *said]
+        messages = [{"role": "user", "content": content if order else text}, row["messages"][1]]
+        written = made.tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=False
+        )
+        media = {"images": [one for some in order for one in some]} if order else {}
+        inputs = made(text=[written], return_tensors="np", **media)
+        document = next(at for at in range(8) if store.origin(at).record == number)
+        assert store[document].ids.tolist() == np.asarray(inputs["input_ids"])[0].tolist()
+        if order:
+            features[document] = np.asarray(inputs["pixel_values"])
+    found = {}
+    for batch in batches:
+        rows = loader.plan.rows(*loader.plan.positions_of(batch.step))
+        held = [int(one) for one in rows.documents if int(one) in features]
+        axis = 1 if name == "idefics3" else 0
+        expected = np.concatenate([features[one] for one in held], axis) if held else None
+        if held and name != "idefics3":
+            assert np.array_equal(np.asarray(batch["pixel_values"]), expected)
+        elif held:
+            assert batch["pixel_values"].shape[:2] == expected.shape[:2]
+        found.update(dict.fromkeys(held, True))
+    assert set(found) == set(features)
+
+
+def open_image(path):
+    from PIL import Image
+
+    return Image.open(path).convert("RGB")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A processor, and the file of conversations."""
+    folder = tmp_path_factory.mktemp("plain")
+    where = save(MADE["llava"](), folder / "processor")
+    template = LINES.replace("KIND", "image").replace("PLACE", "<image>")
+    (where / "chat_template.jinja").write_text(template)
+    return where, conversations(folder / "in")
+
+
+def test_embedded_videos_are_kept_once_and_give_the_same(plain, tmp_path):
+    where, file = plain
+    named = stored(file, tmp_path / "named", where)
+    held = stored(file, tmp_path / "held", where, keep="embed")
+    films = {path.read_bytes() for path in (file.parent / "films").iterdir()}
+    size = sum(map(len, films)) + (file.parent / "a.png").stat().st_size
+    assert (tmp_path / "held/train/shard_00000.blobs").stat().st_size == size
+    (file.parent / "films").rename(file.parent / "gone")
+    try:
+        sizes = {"seq_len": 4096, "global_batch_size": 2}
+        moved = as_numpy(batchloom.Loader(held, **sizes)[0])
+        with pytest.raises(MediumError, match=r"record .*: video films/.* is not there"):
+            batchloom.Loader(named, **sizes)[0]
+    finally:
+        (file.parent / "gone").rename(file.parent / "films")
+    same(as_numpy(batchloom.Loader(named, **sizes)[0]), moved)
+    one = batchloom.Loader(named, **sizes, media=MediaSpec(workers=1, memory=1 << 20), prefetch=0)
+    same(as_numpy(one[0]), moved)
+
+
+def test_a_video_that_has_changed_is_an_error(plain, tmp_path):
+    where, file = plain
+    store = stored(file, tmp_path / "store", where)
+    path = file.parent / "films/3.avi"
+    data = path.read_bytes()
+    path.write_bytes(film(50, 10, size=(112, 48), form="avi", gop=3))
+    try:
+        with pytest.raises(MediumError, match="films/3.avi"):
+            list(batchloom.Loader(store, seq_len=4096, global_batch_size=2))
+    finally:
+        path.write_bytes(data)
+
+
+def test_the_store_says_which_frames_it_holds(plain, tmp_path):
+    where, file = plain
+    store = stored(file, tmp_path / "store", where, video_frames=3)
+    counts = batchloom.inspect(tmp_path / "store").media
+    assert counts["video"].media == 3 * 8
+    assert counts["video"].documents == 7
+    recipe = store.manifest.recipe["reading"]["media"]
+    assert recipe["video_frames"] == 3
+    (rows,) = batchloom.explain(batchloom.Loader(store, seq_len=4096, global_batch_size=8), 0)[:1]
+    kinds = {medium.kind for span in rows.spans for medium in span.media}
+    assert kinds == {"image", "video"}
+
+
+def test_bad_videos_are_kept_aside_by_their_lines(plain, tmp_path):
+    where, _ = plain
+    good = film(8, 4)
+    (tmp_path / "cut.mp4").write_bytes(good[: len(good) // 2])
+    (tmp_path / "page.mp4").write_bytes(b"<html></html>")
+    (tmp_path / "good.mp4").write_bytes(good)
+    rows = [
+        {"messages": talk("<video>?", "Yes."), "videos": [name]}
+        for name in ("good.mp4", "cut.mp4", "page.mp4", "none.mp4")
+    ]
+    rows.append({"messages": talk("Where?", "No."), "videos": ["good.mp4"]})
+    rows.append({"messages": talk("<video>?", "No.")})
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store = stored(file, tmp_path / "store", where)
+    assert len(store) == 1
+    aside = (tmp_path / "store/quarantine.jsonl").read_text().splitlines()
+    told = {one["line"]: one["reason"] for one in map(json.loads, aside)}
+    assert set(told) == {2, 3, 4, 5, 6}
+    assert "video 1 (cut.mp4) holds no video" in told[2]
+    assert "no video does that is read" in told[3]
+    assert "is not there" in told[4]
+    assert "stands nowhere" in told[5]
+    assert "without its video" in told[6]
+
+
+def test_two_ways_to_say_how_many_frames_are_refused(plain, tmp_path):
+    where, file = plain
+    with pytest.raises(SettingsError, match="media.video_frames: video_fps says how many"):
+        stored(file, tmp_path / "store", where, video_fps=1, video_frames=3)
+    with pytest.raises(SettingsError, match="media.video_fps: -1 is no number above 0"):
+        stored(file, tmp_path / "store", where, video_fps=-1)
+
+
+def test_a_frame_is_known_by_its_time():
+    assert FrameFacts(4, 3, time=5) != FrameFacts(4, 3, time=6)
