@@ -51,12 +51,67 @@ def qwen2_vl(processor):
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
         },
-        image_token_id=token(processor, "<|image_pad|>"),
-        video_token_id=token(processor, "<|video_pad|>"),
-        vision_start_token_id=token(processor, "<|vision_start|>"),
-        vision_end_token_id=token(processor, "<|vision_end|>"),
+        **qwen_tokens(processor),
     )
     return Qwen2VLForConditionalGeneration(config)
+
+
+def qwen_tokens(processor):
+    named = {
+        "image_token_id": "<|image_pad|>",
+        "video_token_id": "<|video_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+    }
+    return {key: token(processor, name) for key, name in named.items()}
+
+
+def qwen2_5_vl(processor):
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    config = Qwen2_5_VLConfig(
+        text_config=text(
+            processor, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2]}
+        ),
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+        },
+        **qwen_tokens(processor),
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def qwen3_vl(processor):
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    config = Qwen3VLConfig(
+        text_config=text(
+            processor,
+            head_dim=8,
+            rope_parameters={
+                "rope_type": "default",
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+            },
+        ),
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+        **qwen_tokens(processor),
+    )
+    return Qwen3VLForConditionalGeneration(config)
 
 
 def llava(processor):
@@ -142,6 +197,8 @@ def qwen2_audio(processor):
 
 MODELS = {
     "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen3_vl": qwen3_vl,
     "llava": llava,
     "llava_next": llava_next,
     "idefics3": idefics3,

@@ -32,12 +32,12 @@ def tokenizer(extra, named=None, **settings):
     )
 
 
-def qwen2_vl(**settings):
-    """Qwen2-VL without its part for video, which needs torchvision."""
-    from transformers import Qwen2VLProcessor
+def qwen2_vl(name="Qwen2VLProcessor", **settings):
+    """Qwen2-VL, or one of its heirs, without its part for video, which needs torchvision."""
+    import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    class WithoutVideo(Qwen2VLProcessor):
+    class WithoutVideo(getattr(transformers, name)):
         def check_argument_for_proper_class(self, name, argument):
             return type(argument)
 
@@ -46,6 +46,14 @@ def qwen2_vl(**settings):
         **{"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, **settings}
     )
     return WithoutVideo(image_processor=image, tokenizer=tokenizer(control), video_processor=None)
+
+
+def qwen2_5_vl():
+    return qwen2_vl("Qwen2_5_VLProcessor")
+
+
+def qwen3_vl():
+    return qwen2_vl("Qwen3VLProcessor", patch_size=16, min_pixels=32 * 32, max_pixels=32 * 32 * 60)
 
 
 def llava():
@@ -131,6 +139,8 @@ def qwen2_audio():
 
 MADE = {
     "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen3_vl": qwen3_vl,
     "llava": llava,
     "llava_next": llava_next,
     "idefics3": idefics3,
@@ -149,5 +159,7 @@ def save(processor, folder):
     processor.image_processor.save_pretrained(folder)
     path = folder / "preprocessor_config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "processor_class": "Qwen2VLProcessor"}))
+    path.write_text(
+        json.dumps({**config, "processor_class": type(processor).__bases__[0].__name__})
+    )
     return folder

@@ -16,6 +16,8 @@ from media.processors import MADE, aya_vision, llava, qwen2_audio, qwen2_vl, sav
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 FAMILIES = {
     "qwen2_vl": PatchGrid,
+    "qwen2_5_vl": PatchGrid,
+    "qwen3_vl": PatchGrid,
     "llava": OneSize,
     "llava_next": Tiles,
     "idefics3": Splits,

@@ -33,7 +33,9 @@ STRINGS = (
     "<|im_end|>\n{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 PLACES = {
-    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"
+    ),
     "gemma3": "<start_of_image>",
     "qwen2_audio": "Audio: <|audio_bos|><|AUDIO|><|audio_eos|>\n",
 }
