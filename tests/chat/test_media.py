@@ -199,3 +199,14 @@ def test_base64_is_told_from_a_path():
     long = "a" * 80
     assert medium_of("image", long, "images[0]") == Medium("image", long)
     assert medium_of("image", IN_TEXT, "images[0]").data == PNG
+    for beginning in (
+        b"\0\0\0\x1cftypavif",
+        b"\xff\xfb\x90d",
+        b"\xff\xf3\x90d",
+        b"\x1aE\xdf\xa3",
+        b"ID3",
+    ):
+        data = beginning + bytes(range(60))
+        assert medium_of("image", base64.b64encode(data).decode(), "images[0]").data == data
+    for path in ("//server/share/" + "a" * 60 + ".mp3", "AAAA/" + "b" * 70 + ".mp4"):
+        assert medium_of("audio", path, "audios[0]").place == path

@@ -23,20 +23,22 @@ from batchloom.core.values import counted, kind_of
 _PLACEHOLDER = re.compile("<(image|audio|video)>")
 _DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*", re.ASCII)
-# How files of media begin, in base64 (JPEG, PNG, GIF, RIFF, MP3, FLAC, Ogg, TIFF, BMP).
+# How files of media begin, in base64 (JPEG, MP3; PNG, GIF, RIFF, MP3 with tags, FLAC, Ogg, TIFF, BMP; AVIF, MP4 and
+# MOV; WebM). A name that does so, of so many letters and no dot, is none of a file of media.
 _BEGINNINGS = (
     "/9j/",
+    "//",
     "iVBORw0KGgo",
     "R0lGOD",
     "UklGR",
     "SUQz",
-    "//uQ",
-    "//sQ",
     "ZkxhQ",
     "T2dnU",
     "SUkqA",
     "TU0AK",
     "Qk",
+    "AAAA",
+    "GkXfo",
 )
 _TYPES: dict[str, Kind] = {
     **{kind: kind for kind in KINDS},
