@@ -178,7 +178,7 @@ dataset:
   processor_config: {processor_nam: bytes}
   datasets:
     - {path: a, weigth: 1}
-    - {path: 5, weight: -1, type: vision, data_type: yaml, name: "", mapping: {promt: q}}
+    - {path: 5, weight: -1, type: audio, data_type: yaml, name: "", mapping: {promt: q}}
     - five
     - {weight: true, mapping: {prompt: q}, text_field: t}
 """
@@ -237,12 +237,8 @@ dataset:
         ),
         ({"dataset_path": "x", "datasets": [{"path": "y"}]}, "dataset_path: goes with no datasets"),
         (
-            {"dataset_path": "x", "dataset_type": "vision"},
-            "dataset_type: 'vision' is understood and not read yet",
-        ),
-        (
-            {"dataset_path": "x", "dataset_type": "vision_audio"},
-            "images and sounds come in a later version",
+            {"dataset_path": "x", "dataset_type": "video"},
+            "dataset_type: 'video' is none of text, fineweb_edu, vision, vision_audio",
         ),
         ({"datasets": [{"path": "x", "weight": float("nan")}]}, r"datasets\[0\].weight: nan"),
         ({"datasets": [{"path": "x\0"}]}, r"datasets\[0\].path"),

@@ -36,7 +36,8 @@ from batchloom.sources.forms import Form
 DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]
 Format = Literal["json", "jsonl", "yaml", "hf_dataset", "arrow", "parquet", "csv"]
 
-_TEXTS = ("text", "fineweb_edu")
+# What is read with a processor, and never cut.
+MULTIMODAL = ("vision", "vision_audio")
 _MOST_PROBLEMS = 100
 # Settings of other trainers' blocks that say nothing of texts; they are accepted, and told.
 _UNUSED = (
@@ -60,15 +61,6 @@ _UNUSED = (
 def _text(value: str) -> str:
     if not is_text(value) or "\0" in value:
         raise ValueError(f"{shown(value)} is not a word; write one, or leave it out")
-    return value
-
-
-def _read(value: str) -> str:
-    if value not in _TEXTS:
-        raise ValueError(
-            f"{value!r} is understood and not read yet: images and sounds come in a later version; for records of "
-            "text alone write text"
-        )
     return value
 
 
@@ -114,7 +106,6 @@ def _path_text(value: object) -> object:
 Word = Annotated[StrictStr, AfterValidator(_text)]
 Path_ = Annotated[StrictStr, BeforeValidator(_path_text), AfterValidator(_text)]
 Folder = Annotated[StrictStr, BeforeValidator(_path_text), AfterValidator(_folder)]
-Type = Annotated[DatasetType, AfterValidator(_read)]
 
 
 @contextmanager
@@ -157,9 +148,11 @@ class ProcessorConfig(_Settings):
     """What makes tokens.
 
     Attributes:
-        processor_name: the tokenizer, as ``prepare`` takes it: a path or a Hub id.
-        processor_type: what kind of processor it is; texts need none.
-        max_pixels, min_pixels, kwargs, extra_kwargs: of images; not used for texts.
+        processor_name: the tokenizer, as ``prepare`` takes it: a path or a Hub id; of ``vision`` and
+            ``vision_audio`` also the processor.
+        processor_type: what kind of processor it is; its files say so, and this is not used.
+        max_pixels, min_pixels, kwargs, extra_kwargs: not used for texts; with images and sounds refused,
+            since a processor's settings stand in its files.
     """
 
     processor_name: Word
@@ -191,7 +184,7 @@ class DatasetEntry(_Settings):
     data_type: Annotated[Format, AfterValidator(_no_list)] | None = None
     name: Word | None = None
     weight: Annotated[StrictFloat, AfterValidator(_weight)] | None = None
-    type: Type | None = None
+    type: DatasetType | None = None
     mapping: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     text_field: Word | None = None
     split: Word | None = None
@@ -215,25 +208,26 @@ class DatasetConfig(_Settings):
     ``batchloom.prepare`` takes it as an input, ``plan_settings`` are those of a ``Loader``.
 
     Attributes:
-        dataset_type: ``text`` or ``fineweb_edu`` (a column called text). ``vision`` and
-            ``vision_audio`` are refused: images and sounds are not read yet.
+        dataset_type: ``text``, ``fineweb_edu`` (a column called text), ``vision`` (conversations that may hold
+            images) or ``vision_audio`` (images and sounds).
         dataset_format: what the files are: json, jsonl, csv, parquet, arrow, hf_dataset (a folder
             of ``save_to_disk`` or a Hub id), or yaml, a file with a list of data sets; None: told
             by names and contents.
         dataset_path: file, folder, glob, URL or Hub id.
         datasets: data sets one by one, in place of ``dataset_path``.
-        processor_config: its ``processor_name`` is the tokenizer.
+        processor_config: its ``processor_name`` is the tokenizer, and of images and sounds the processor.
         shuffle: whether documents come in a random order.
         packing: whether several documents share a sequence.
         packing_length: tokens of a sequence.
         packing_strategy: ``first_fit``, ``window_N``, ``best_fit`` or ``wrap``.
-        filter_overlong: whether documents longer than a sequence are left out; else they are cut.
+        filter_overlong: whether documents longer than a sequence are left out; else they are cut, and where there
+            are images or sounds, which are never cut, refused.
 
     Raises:
         SettingsError: everything that is wrong, each with its path.
     """
 
-    dataset_type: Type = "text"
+    dataset_type: DatasetType = "text"
     dataset_format: Format | None = None
     dataset_path: Path_ | None = None
     datasets: tuple[DatasetEntry, ...] | None = None
@@ -275,10 +269,16 @@ class DatasetConfig(_Settings):
 
     @property
     def tokenizer(self) -> str | None:
-        """The tokenizer, as ``prepare`` takes it; None where none is named."""
+        """The tokenizer, as ``prepare`` takes it; None where none is named. Of a multimodal one the processor, too."""
         if self.processor_config is None:
             return None
         return self._written.below(self.processor_config.processor_name)
+
+    @property
+    def multimodal(self) -> bool:
+        """Whether it says itself that data sets hold images or sounds; a list in another file may say so, too."""
+        said = [self.dataset_type, *(entry.type for entry in self.datasets or ())]
+        return any(one in MULTIMODAL for one in said)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -303,10 +303,11 @@ class DatasetConfig(_Settings):
         length = self.packing_length
         if longest is not None and "packing_length" not in self.model_fields_set:
             length = min(length, longest)
+        kept = "error" if self.multimodal else "split"
         return {
             "seq_len": length,
             "packing": self.packing_strategy if self.packing else "none",
-            "overlong": "drop" if self.filter_overlong else "split",
+            "overlong": "drop" if self.filter_overlong else kept,
             "shuffle": self.shuffle,
         }
 

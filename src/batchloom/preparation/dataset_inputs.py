@@ -9,9 +9,15 @@ from typing import final
 from batchloom.core.addresses import STANDARD_INPUT, is_url, local_path
 from batchloom.core.addresses import shown as address
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
-from batchloom.core.spec import shown
+from batchloom.core.spec import raise_problems, shown
 from batchloom.core.synthetic import NAMES as SYNTHETIC_NAMES
-from batchloom.preparation.dataset_config import FORM_OF, DatasetConfig, DatasetEntry, DatasetType
+from batchloom.preparation.dataset_config import (
+    FORM_OF,
+    MULTIMODAL,
+    DatasetConfig,
+    DatasetEntry,
+    DatasetType,
+)
 from batchloom.preparation.dataset_file import Written
 from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.read_recipe import SourceRecipe
@@ -20,17 +26,29 @@ from batchloom.sources.listing import fixed_part, not_found
 from batchloom.sources.presets import preset
 
 _PRESET = "fineweb-edu"
+_OF_PROCESSORS = ("max_pixels", "min_pixels", "kwargs", "extra_kwargs")
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """What inputs come to when every manifest is followed."""
+    """What inputs come to when every manifest is followed.
+
+    Attributes:
+        inputs: in order.
+        sources: what is said of each.
+        tokenizer: the one that is named; None for none.
+        notes: what is to be told, one sentence each.
+        multimodal: where it is said of a data set that it holds images or sounds, and what; empty for none.
+        processor: the processor that is named for those; None for none.
+    """
 
     inputs: tuple[str, ...]
     sources: tuple[SourceRecipe, ...]
     tokenizer: str | None
     notes: tuple[str, ...]
+    multimodal: str = ""
+    processor: str | None = None
 
 
 def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
@@ -45,6 +63,7 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
     sources: list[SourceRecipe] = []
     named: dict[str, str] = {}
     notes: list[str] = []
+    multimodal: list[tuple[str, DatasetConfig]] = []
     for one in given:
         if isinstance(one, str) and not is_manifest(one):
             inputs.append(one)
@@ -54,16 +73,46 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
         notes += config.notes
         if config.tokenizer is not None:
             named.setdefault(config.tokenizer, str(config.written.file or "a DatasetConfig"))
-        for place, source in _located(config):
+        for place, source, kind in _located(config):
             inputs.append(place)
             sources.append(source)
+            if kind in MULTIMODAL:
+                multimodal.append((f"{source.place}: {kind!r}", config))
     if len(named) > 1:
         (first, one_file), (second, other_file) = list(named.items())[:2]
         raise InputError(
             f"{one_file} names the tokenizer {first} and {other_file} {second}, and a store has one; choose with "
             "--tokenizer."
         )
-    return Expanded(tuple(inputs), tuple(sources), next(iter(named), None), tuple(notes))
+    for where, config in multimodal:
+        _refuse_settings(where, config)
+    processors = [name for _, config in multimodal if (name := config.tokenizer) is not None]
+    return Expanded(
+        tuple(inputs),
+        tuple(sources),
+        next(iter(named), None),
+        tuple(notes),
+        next((where for where, _ in multimodal), ""),
+        next(iter(processors), None),
+    )
+
+
+def _refuse_settings(where: str, config: DatasetConfig) -> None:
+    """Refuse settings of a processor, which would not be those that its files hold.
+
+    Raises:
+        SettingsError: names each.
+    """
+    said = config.processor_config
+    given = [name for name in _OF_PROCESSORS if said is not None and getattr(said, name)]
+    raise_problems(
+        [
+            f"{where} is read by the processor as its files say, and processor_config.{name} is "
+            f"{shown(getattr(said, name))}: write it into {config.tokenizer}/preprocessor_config.json, and leave it "
+            "out here"
+            for name in given
+        ]
+    )
 
 
 def located(entries: Sequence[DatasetEntry], written: Written) -> list[tuple[str, SourceRecipe]]:
@@ -71,19 +120,28 @@ def located(entries: Sequence[DatasetEntry], written: Written) -> list[tuple[str
 
     Raises:
         InputMissingError: names all that are not there.
+        SettingsError: a data set of images or sounds, which a recipe reads by its own setting.
     """
+    raise_problems(
+        [
+            f"{written.where('')}inputs[{number}].type: {entry.type!r} goes with no recipe; leave it out, and write "
+            "media: {processor: FOLDER}"
+            for number, entry in enumerate(entries)
+            if entry.type in MULTIMODAL
+        ]
+    )
     named = ((f"inputs[{number}]", entry, written) for number, entry in enumerate(entries))
-    return _found(named, _Places(written), "text")
+    return [(place, source) for place, source, _ in _found(named, _Places(written), "text")]
 
 
-def _located(config: DatasetConfig) -> list[tuple[str, SourceRecipe]]:
-    """The data sets of a config: where each lies, and what is said of it."""
+def _located(config: DatasetConfig) -> list[tuple[str, SourceRecipe, DatasetType]]:
+    """The data sets of a config: where each lies, what is said of it, and its type."""
     return _found(_entries(config), _Places(config.written), config.dataset_type)
 
 
 def _found(
     entries: Iterable[tuple[str, DatasetEntry, Written]], places: "_Places", usual: DatasetType
-) -> list[tuple[str, SourceRecipe]]:
+) -> list[tuple[str, SourceRecipe, DatasetType]]:
     found = []
     for name, entry, written in entries:
         if written != places.written:
@@ -100,7 +158,7 @@ def _found(
             weight=entry.weight,
             place=f"{written.file}, {written.block}{name}" if written.file else name,
         )
-        found.append((places.find(entry, source.place), source))
+        found.append((places.find(entry, source.place), source, kind))
     places.raise_missing()
     return found
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 from batchloom.core.addresses import shown
 from batchloom.core.errors import InputError
 from batchloom.preparation.manifests import is_manifest
+from batchloom.preparation.media_recipe import MediaRecipe
 from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import Recipe, make_inputs
 from batchloom.sources.listing import Listing, list_sources
@@ -57,7 +58,8 @@ def read_inputs(
     Raises:
         SettingsError: whatever is wrong with what a manifest says, all at once.
         InputMissingError: a manifest, or what one names, is not there.
-        InputError: a manifest cannot be read, or names what lies outside of its folder.
+        InputError: a manifest cannot be read, names what lies outside of its folder, or has images or sounds read
+            without a processor.
     """
     given = as_given(inputs)
     if not any(is_config(one) or is_manifest(one) for one in given):
@@ -66,6 +68,13 @@ def read_inputs(
     from batchloom.preparation.dataset_inputs import expand  # noqa: PLC0415
 
     found = expand(given)
+    if found.multimodal and reading.media is None:
+        if found.processor is None:
+            raise InputError(
+                f"{found.multimodal} is read with a processor, and none is named: write "
+                "processor_config: {processor_name: FOLDER}, or give --processor."
+            )
+        reading = replace(reading, media=MediaRecipe(processor=found.processor))
     chosen = tokenizer if tokenizer is not None else found.tokenizer or _TOKENIZER
     return Inputs(found.inputs, *lifted(found.sources, reading), chosen, found.notes)
 
