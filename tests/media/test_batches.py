@@ -337,14 +337,12 @@ def test_a_medium_that_is_gone_or_another_is_told_with_its_document(moved, chang
     assert "pictures/3_0.jpg" in str(told.value)
 
 
-def test_a_source_that_cuts_its_documents_is_told(qwen):
-    from batchloom.plan.mixture import SourceSpec
-
-    mixture = batchloom.Mixture(
-        {"a": 1}, stores={"a": qwen[3]}, sources={"a": SourceSpec(overlong="split")}
-    )
+def test_an_edit_that_cuts_documents_is_told(qwen):
+    mixture = batchloom.Mixture({"a": 1}, stores={"a": qwen[3]})
+    loader = batchloom.Loader(mixture, **SIZES, steps=6)
+    loader.edit(batchloom.Edit(step=1, seq_len=64))
     with pytest.raises(PlanError, match="holds images or audio and is cut by the plan"):
-        list(batchloom.Loader(mixture, seq_len=64, global_batch_size=2, overlong="drop", steps=6))
+        list(loader)
 
 
 def test_an_image_that_another_decoder_turns_is_told(qwen, tmp_path, monkeypatch):

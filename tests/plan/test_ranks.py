@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.plan.deal import balanced, imbalance, max_load, row_costs, stretches
+from batchloom.plan.deal import (
+    balanced,
+    costliest_first,
+    imbalance,
+    max_load,
+    row_costs,
+    stretches,
+)
 from batchloom.plan.plan import Plan
 from batchloom.plan.ranks import Mesh, check_world, rank_positions, rows_of_rank, slice_indices
 from batchloom.plan.spec import PlanSpec
@@ -175,6 +182,55 @@ def test_dealing_by_hand():
     # 9 to rank 0; 4 and 4 to 1 and 2; the 1s to those that have least and room.
     assert balanced(costs, 3).tolist() == [0, 1, 1, 2, 2, 0]
     assert balanced(costs[:0], 3).tolist() == []
+
+
+two_kinds = st.lists(
+    st.tuples(st.integers(0, 1 << 48), st.integers(0, 1 << 24)), min_size=1, max_size=60
+)
+
+
+@given(costs=two_kinds, world=st.integers(1, 20))
+def test_several_kinds_of_work_are_dealt_no_worse_than_in_stretches(costs, world):
+    costs = np.array(costs, np.int64).T
+    count = costs.shape[1]
+    dealt, plain = balanced(costs, world), stretches(count, world)
+    assert np.array_equal(dealt, balanced(costs.copy(), world))
+    assert np.bincount(dealt, minlength=world).max() <= -(-count // world)
+    assert imbalance(costs, dealt, world) <= imbalance(costs, plain, world)
+    assert sorted(costliest_first(costs).tolist()) == list(range(count))
+
+
+@given(costs=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=60), world=st.integers(1, 9))
+def test_work_that_there_is_none_of_changes_nothing(costs, world):
+    """A step without media is dealt as one of a store without media."""
+    alone = np.array(costs, np.int64)
+    beside = np.stack([alone, np.zeros_like(alone)])
+    assert np.array_equal(balanced(beside, world), balanced(alone, world))
+    assert np.array_equal(costliest_first(beside), costliest_first(alone))
+    assert imbalance(beside, stretches(len(alone), world), world) == imbalance(
+        alone, stretches(len(alone), world), world
+    )
+
+
+def test_dealing_evens_out_media_and_attention_at_once():
+    """Packed rows of texts and of images mixed: what attention alone would deal leaves towers waiting."""
+    rng = np.random.default_rng(0)
+    squares = rng.integers(1 << 18, 1 << 24, 256)
+    media = np.where(rng.random(256) < 0.4, rng.integers(64, 4096, 256), 0)
+    costs = np.stack([squares, media])
+    plain, by_attention = stretches(256, 32), balanced(squares, 32)
+    dealt = balanced(costs, 32)
+    assert imbalance(media, plain, 32) > 1.5
+    assert imbalance(media, by_attention, 32) > 1.5
+    assert imbalance(media, dealt, 32) < 1.1
+    assert imbalance(squares, dealt, 32) < 1.1
+
+
+def test_dealing_several_kinds_by_hand():
+    # Halves of the one work and quarters of the other: rows 0 and 1 cost most, 2 and 3 a quarter of all media.
+    costs = np.array([[4, 4, 0, 0], [2, 2, 2, 2]], np.int64)
+    assert costliest_first(costs).tolist() == [0, 1, 2, 3]
+    assert balanced(costs, 2).tolist() == [0, 1, 0, 1]
 
 
 def test_the_cost_of_a_row_is_the_sum_of_its_squares():

@@ -12,9 +12,10 @@ from batchloom.core.spec import to_plain
 from batchloom.plan.lane_plan import LanePlan
 from batchloom.plan.mixture import Mixture, SourceSpec
 from batchloom.plan.plan import SOURCE, Plan
-from batchloom.plan.spec import GROUPED, PlanSpec
+from batchloom.plan.spec import GROUPED, Overlong, PlanSpec
 from batchloom.store.manifest import generation_with
 from batchloom.store.reader import Store
+from batchloom.store.stored_media import holds_media
 from batchloom.store.stretches import read_stretches
 
 Order = Literal["pools", "lanes"]
@@ -138,9 +139,9 @@ def plan_of(
         raise SettingsError(missing)
     order = settings.pop("order")
     if settings["overlong"] is None:
-        alone = isinstance(data, Store) and data.conversations
-        settings = {**settings, "overlong": "drop" if alone else "split"}
-        data = _dropping_conversations(data) if isinstance(data, Mixture) else data
+        usual = usual_overlong(data) if isinstance(data, Store) else "split"
+        settings = {**settings, "overlong": usual}
+        data = _dropping(data) if isinstance(data, Mixture) else data
     spec = PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size, **settings)
     if order == "pools":
         return Plan(data, spec)
@@ -155,14 +156,28 @@ def plan_of(
     return cast("Plan", repeated)
 
 
-def _dropping_conversations(mixture: Mixture) -> Mixture:
-    """The same mixture, whose sources of conversations alone leave out what is too long, unless it says otherwise."""
+def usual_overlong(store: Store) -> Overlong:
+    """What becomes of documents that are too long where nobody says: conversations and media are never cut."""
+    return "drop" if store.conversations or holds_media(store) else "split"
+
+
+def _dropping(mixture: Mixture) -> Mixture:
+    """The same mixture, of which each source does with what is too long what is usual, unless it says otherwise."""
     sources = dict(mixture.sources)
     for name, store in mixture.stores.items():
         own = sources.get(name, SourceSpec())
-        if isinstance(store, Store) and store.conversations and own.overlong is None:
+        if isinstance(store, Store) and usual_overlong(store) == "drop" and own.overlong is None:
             sources[name] = replace(own, overlong="drop")
     return replace(mixture, sources=sources)
+
+
+def overlong_of(plan: Plan) -> dict[str, Overlong]:
+    """What becomes of long documents of each source of a plan."""
+    said = plan.data.sources if isinstance(plan.data, Mixture) else {}
+    return {
+        name: (said[name].overlong if name in said else None) or plan.spec.overlong
+        for name in plan.stores
+    }
 
 
 _DEFAULTS = {

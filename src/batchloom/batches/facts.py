@@ -24,7 +24,7 @@ class StepFacts:
         trained: tokens that carry a loss; None where only masks tell.
         capacity: tokens that its sequences can hold.
         places: tokens that all ranks compute, padding included.
-        imbalance: of the attention cost; None where ranks cannot differ.
+        imbalance: of its cost, see ``Loader.imbalance``; None where ranks cannot differ.
     """
 
     tokens: Ints
@@ -45,11 +45,11 @@ def step_facts(loader: Loader, step: int) -> StepFacts:
     copies = ranks if loader.store.replicated else 1
     uneven = None
     if loader.store.replicated:
-        rows, _ = rank_rows(plan, step, share, balance=how.balance)
-        owners, costs = np.zeros(len(rows), np.int64), row_costs(rows)
+        rows, _ = rank_rows(plan, step, share, loader.costs if how.balance else None)
+        owners = np.zeros(len(rows), np.int64)
     else:
         rows = plan.rows(*plan.positions_of(step))
-        costs = row_costs(rows)
+        costs = loader.costs.of(plan, rows)
         owners, uneven = imbalance_of(plan, step, costs, ranks, balance=how.balance)
     served = rows.lengths if rows.banned is None else np.where(rows.banned, 0, rows.lengths)
     places = ranks * share.rows * spec.seq_len
@@ -61,7 +61,7 @@ def step_facts(loader: Loader, step: int) -> StepFacts:
     return StepFacts(
         tokens=_by_rank(rows, served, owners, ranks, copies),
         sources=copies * _sums(rows.sources, served, len(plan.stores)),
-        squares=copies * int(costs.sum()),
+        squares=copies * int(row_costs(rows).sum()),
         trained=None if _only_masks_tell(loader) else copies * int((served - 1).clip(0).sum()),
         capacity=copies * len(rows) * spec.seq_len,
         places=places,

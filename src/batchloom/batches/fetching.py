@@ -12,6 +12,7 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.costs import RowCosts
 from batchloom.batches.share import Share, rank_rows
 from batchloom.core.errors import BatchloomError
 from batchloom.plan.lane_plan import LanePlan
@@ -275,13 +276,13 @@ atexit.register(_end_all)
 
 
 def rows_of(
-    plan: Plan, share: Callable[[PlanSpec], Share], *, balance: bool
+    plan: Plan, share: Callable[[PlanSpec], Share], balance: RowCosts | None = None
 ) -> Callable[[int], Found | None]:
     """What tells the rows of a rank in each step and their positions, None behind the last."""
 
     def found(step: int) -> Found | None:
         if not plan.has_step(step):
             return None
-        return rank_rows(plan, step, share(plan.spec_at(step)), balance=balance)
+        return rank_rows(plan, step, share(plan.spec_at(step)), balance)
 
     return found

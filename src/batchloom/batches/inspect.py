@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.data import usual_overlong
 from batchloom.core.errors import InputError
 from batchloom.core.media import Kind
 from batchloom.core.spec import raise_problems, shown, whole
@@ -143,7 +144,7 @@ def inspect(
             overlong: Plan(store, replace(spec, overlong=overlong)).left_out()
             for overlong in _LEAVE_OUT
         },
-        overlong="drop" if store.conversations else "split",
+        overlong=usual_overlong(store),
         first=tuple(texts),
         preferences=store.preferences,
         sides=_sides(store),

@@ -6,6 +6,7 @@ from batchloom.batches.origin import log_of
 from batchloom.plan.plan import SOURCE, Plan
 from batchloom.plan.source import SourceOrder
 from batchloom.store.reader import Store
+from batchloom.store.stored_media import holds_media
 
 # Counting reads every length: up to so many documents that takes a few milliseconds.
 _AT_ONCE = 1 << 20
@@ -24,12 +25,12 @@ def announce_left_out(plan: Plan) -> bool:
     for order in leaving:
         rule = order.spec.overlong
         log_of(order.store).warning(
-            "overlong=%r leaves out %s%s longer than seq_len %d; plan.left_out() counts them, and "
-            "overlong='split' keeps them.",
+            "overlong=%r leaves out %s%s longer than seq_len %d; plan.left_out() counts them, and %s keeps them.",
             rule,
             "documents" if rule == "drop" else "the ends of documents",
             _whose(order),
             order.spec.seq_len,
+            _keeps(order),
         )
     return True
 
@@ -41,6 +42,12 @@ def _leaving(plan: Plan) -> list[SourceOrder]:
 
 def _whose(order: SourceOrder) -> str:
     return "" if order.name == SOURCE else f" of {order.name!r}"
+
+
+def _keeps(order: SourceOrder) -> str:
+    """What would keep documents that are left out."""
+    media = isinstance(order.store, Store) and holds_media(order.store)
+    return "a larger seq_len" if media else "overlong='split'"
 
 
 def announce_cut(plan: Plan) -> None:
@@ -73,11 +80,12 @@ def _tell_numbers(plan: Plan) -> None:
         if left_out.tokens:
             log_of(order.store).warning(
                 "overlong=%r leaves %s of %s documents%s and %s tokens out of every epoch, as longer than seq_len "
-                "%d; overlong='split' keeps them.",
+                "%d; %s keeps them.",
                 spec.overlong,
                 f"{left_out.documents:,}",
                 f"{order.pools.documents:,}",
                 _whose(order),
                 f"{left_out.tokens:,}",
                 spec.seq_len,
+                _keeps(order),
             )

@@ -13,20 +13,9 @@ from numpy.typing import NDArray
 
 from batchloom.batches.ahead import Ahead, in_turn, reserve
 from batchloom.batches.assemble import IGNORE, Batch, Reader
-from batchloom.batches.augment import (
-    Augment,
-    make_augmentation,
-    with_augment,
-    without_augment,
-)
-from batchloom.batches.data import (
-    Data,
-    Order,
-    named_by,
-    plan_of,
-    refuse_other_generation,
-    store_of,
-)
+from batchloom.batches.augment import Augment, make_augmentation, with_augment, without_augment
+from batchloom.batches.costs import RowCosts
+from batchloom.batches.data import Data, Order, named_by, plan_of, refuse_other_generation, store_of
 from batchloom.batches.device import Staged, stage_of
 from batchloom.batches.fetching import Fetching, Found, blocks_of, fetch_rows, rows_of, sizes_of
 from batchloom.batches.id_range import refuse_beyond
@@ -83,7 +72,7 @@ class Loader:
         order: ``pools``; or ``lanes``: over a store that a stream kept, with its settings and ``lanes``,
             the order of the stream.
         overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
-            of is worth nothing, and ``split`` for any other.
+            of is worth nothing, or with images or audio, and ``split`` for any other; in a mixture for each.
         rank: data-parallel rank; found out when neither it nor ``world_size`` is given: from an
             initialised torch.distributed, torchrun, SLURM or MPI variables, else 0 of 1.
         world_size: number of data-parallel ranks.
@@ -94,7 +83,8 @@ class Loader:
             that carry no loss, so that all have the same number.
         micro_batch_size: rows of one forward pass: a rank's rows are to divide into it (with
             ``pad`` they are filled up to do); ``batch.split(micro_batch_size)`` cuts a batch.
-        balance: deal the rows a step holds so that ranks have about the same sum of squared span lengths.
+        balance: deal the rows a step holds so that ranks have about the same sum of squared span lengths, and of
+            tokens of media.
         labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
@@ -106,6 +96,7 @@ class Loader:
 
     Attributes:
         augmentation: ``augment`` made ready for the store; None where nothing is changed.
+        costs: what rows cost, by which ``balance`` deals them.
         holds_media: whether its stores hold images or audio.
         plan: the order, as a value.
         store: the open store the tokens are read from; of several the shelf they stand on (``batches.shelf``).
@@ -184,7 +175,8 @@ class Loader:
             device=None if device is None else str(device),
             media=media,
         )
-        self._stage = stage_of(self.spec)
+        self._stage, self.costs = stage_of(self.spec), RowCosts()
+        self._balance = self.costs if balance else None
         self._turn = threading.RLock()
         # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
         self._beside = self.plan
@@ -197,7 +189,7 @@ class Loader:
             self.share_at(0)
             return
         self.store: Store | Shelf = store_of(self.plan)
-        self._media = batch_media(self._stores(), self.plan.spec, self.spec, augment)
+        self._media = batch_media(self._stores(), self.plan, self.spec, augment)
         self.holds_media = self._media is not None
         self.share_at(0)
         _LOADERS.add(self)
@@ -312,7 +304,7 @@ class Loader:
 
     def _fetching(self, plan: Plan, first: int) -> Fetching:
         """What has the steps of a plan fetched from one on."""
-        rows = rows_of(plan, self._share, balance=self.spec.balance)
+        rows = rows_of(plan, self._share, self._balance)
         return Fetching(self._stores(), blocks_of(plan), rows, first, sizes_of(plan, self._share))
 
     def __len__(self) -> int:
@@ -359,7 +351,7 @@ class Loader:
         # An edit waits until the batch is made: it is one plan's, and one store's.
         with self._turn:
             share = self.share_at(step)
-            found = rank_rows(self.plan, step, share, balance=self.spec.balance)
+            found = rank_rows(self.plan, step, share, self._balance)
             if not self.spec.prefetch and self._is_far:
                 fetch_rows(self._stores(), blocks_of(self.plan), found[0])
             return self._batch_of(step, found)
@@ -393,7 +385,7 @@ class Loader:
         with self._turn:
             if self.store.replicated:
                 share = self.share_at(step)
-                rows, _ = rank_rows(self.plan, step, share, balance=self.spec.balance)
+                rows, _ = rank_rows(self.plan, step, share, self._balance)
                 return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
             start, stop = self.plan.positions_of(step)
             rows = self._numbered(self.plan.rows(start, stop))
@@ -410,7 +402,7 @@ class Loader:
     def tokens(self, step: int) -> int:
         """Tokens of this rank's rows of a step; of a stream, of one that was given."""
         if self._stream is None:
-            rows, _ = rank_rows(self.plan, step, self.share_at(step), balance=self.spec.balance)
+            rows, _ = rank_rows(self.plan, step, self.share_at(step), self._balance)
             return int(rows.lengths.sum())
         steps = self._iterations.steps
         if steps is None:
@@ -418,10 +410,11 @@ class Loader:
         return steps.tokens(step)
 
     def imbalance(self, step: int) -> Imbalance:
-        """How unevenly the attention cost of a step lies on ranks, in stretches and as it is dealt."""
+        """How unevenly the cost of a step, or of its media, lies on ranks, in stretches and as it is dealt."""
         if self._stream is not None:
             raise no_step(str(step))
-        return measured(self.plan, step, self.share_at(step), balance=self.spec.balance)
+        share, balance = self.share_at(step), self.spec.balance
+        return measured(self.plan, step, share, self.costs, balance=balance)
 
     def _spec_at(self, step: int) -> PlanSpec:
         """The settings that hold at a step."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, final
 import numpy as np
 
 from batchloom.batches.assemble import BatchCuts, Ids, MediaCut, MediaCuts
+from batchloom.batches.data import overlong_of
 from batchloom.batches.spec import BatchSpec, MediaSpec
 from batchloom.core.addresses import is_url, shown
 from batchloom.core.errors import (
@@ -30,12 +31,13 @@ from batchloom.media.places import Places
 from batchloom.media.processor import ProcessorFiles
 from batchloom.media.rope import mrope_positions
 from batchloom.media.traits import Traits, traits_of
+from batchloom.plan.mixture import Mixture
+from batchloom.plan.plan import Plan
 from batchloom.plan.rows import Rows
-from batchloom.plan.spec import PlanSpec
 from batchloom.store.media import StoredMedium
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
-from batchloom.store.stored_media import StoreMedia
+from batchloom.store.stored_media import StoreMedia, holds_media
 
 # What decoding a pixel or a sample takes: 3 bytes and as many numbers of 32 bits, some of them twice.
 _BYTES_A_PIXEL, _BYTES_A_SAMPLE = 30, 12
@@ -445,13 +447,13 @@ class _Budget:
 
 
 def batch_media(
-    stores: Sequence[Store], plan: PlanSpec, spec: BatchSpec, augment: object
+    stores: Sequence[Store], plan: Plan, spec: BatchSpec, augment: object
 ) -> BatchMedia | None:
     """What makes the media of batches of these stores; None where none of them was made with a processor.
 
     Args:
         stores: that rows are read from.
-        plan: the settings of the plan.
+        plan: the order, whose sources they are of.
         spec: the settings of the batches.
         augment: what is to be changed of tokens; None for nothing.
 
@@ -481,18 +483,23 @@ def text_alone(loader: Reads, who: str) -> None:
         )
 
 
-def _refuse(plan: PlanSpec, spec: BatchSpec, *, augmented: bool) -> None:
+def _refuse(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
     """Refuse what documents with media do not allow.
 
     Raises:
         PlanError: says what to leave out.
     """
-    if plan.packing == "wrap" or plan.overlong in ("split", "truncate"):
-        what = "packing='wrap'" if plan.packing == "wrap" else f"overlong={plan.overlong!r}"
-        raise PlanError(
-            f"{what} cuts documents, and a document with images or audio is never cut: give "
-            "packing='best_fit' and overlong='drop', or 'error'."
-        )
+    mixed = isinstance(plan.data, Mixture)
+    rules = overlong_of(plan)
+    for name, store in plan.stores.items():
+        if not (isinstance(store, Store) and holds_media(store)):
+            continue
+        whose = f" of source {name!r}" if mixed else ""
+        if plan.spec.packing == "wrap":
+            raise _cuts("packing='wrap'", whose, "packing='best_fit'")
+        if rules[name] in ("split", "truncate"):
+            remedy = f"sources: {{{name}: {{overlong: drop}}}}" if mixed else "overlong='drop'"
+            raise _cuts(f"overlong={rules[name]!r}", whose, f"{remedy}, or 'error'")
     if spec.mesh.context > 1:
         raise PlanError(
             "Images and audio are not cut for context-parallel ranks: give a mesh without context ranks."
@@ -501,3 +508,9 @@ def _refuse(plan: PlanSpec, spec: BatchSpec, *, augmented: bool) -> None:
         raise PlanError(
             "Augmentation would change what stands for images and audio: leave augment out."
         )
+
+
+def _cuts(what: str, whose: str, remedy: str) -> PlanError:
+    return PlanError(
+        f"{what} cuts documents, and a document with images or audio{whose} is never cut: give {remedy}."
+    )

@@ -10,10 +10,18 @@ from numpy.typing import NDArray
 from batchloom.batches.assemble import BatchCuts, Reader, assemble_rows, assemble_varlen
 from batchloom.batches.augment import Augmentation
 from batchloom.batches.augmented import augment_batch
+from batchloom.batches.costs import RowCosts
 from batchloom.batches.spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.spec import shown, whole
-from batchloom.plan.deal import Imbalance, balanced, imbalance, row_costs, stretches
+from batchloom.plan.deal import (
+    Costs,
+    Imbalance,
+    balanced,
+    costliest_first,
+    imbalance,
+    stretches,
+)
 from batchloom.plan.plan import Plan
 from batchloom.plan.ranks import Place, check_world, rank_positions, rows_of_rank, slice_indices
 from batchloom.plan.rows import Rows, join_rows, reorder_rows
@@ -143,20 +151,27 @@ def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
 
 
 def rank_rows(
-    plan: Plan, step: int, share: Share, *, balance: bool
+    plan: Plan, step: int, share: Share, balance: RowCosts | None = None
 ) -> tuple[Rows, NDArray[np.int64]]:
     """The rows a data-parallel rank holds of a step, and the position of each in the run, int64 [R].
 
     Those without loss that fill it up come last; they have no position (-1).
+
+    Args:
+        plan: the order.
+        step: its number.
+        share: of the rank.
+        balance: what tells the costs that rows are dealt by; None for stretches.
     """
     place, (start, stop) = share.place, plan.positions_of(step)
     lanes = plan.spec.lanes
-    if balance and place.world_size > 1:
+    if balance is not None and place.world_size > 1:
         rows = plan.rows(start, stop)
-        costs = row_costs(rows)
-        own = np.flatnonzero(balanced(costs, place.world_size) == place.rank)
+        costs = balance.of(plan, rows)
+        ranks = balanced(costs, place.world_size)
         # The costliest first, so that the micro-batches ranks do at the same time are alike, too.
-        own = own[np.argsort(-costs[own], kind="stable")]
+        order = costliest_first(costs)
+        own = order[ranks[order] == place.rank]
         rows, positions = reorder_rows(rows, own), start + own
     elif lanes > 1 and lanes % place.world_size == 0:
         part = (place.rank, place.world_size)
@@ -180,18 +195,18 @@ def filled_up(
     return join_rows([rows], share.rows), np.concatenate([positions, none])
 
 
-def measured(plan: Plan, step: int, share: Share, *, balance: bool) -> Imbalance:
-    """How unevenly the attention cost of a step lies on data-parallel ranks."""
-    costs = row_costs(plan.rows(*plan.positions_of(step)))
-    return imbalance_of(plan, step, costs, share.place.world_size, balance=balance)[1]
+def measured(plan: Plan, step: int, share: Share, costs: RowCosts, *, balance: bool) -> Imbalance:
+    """How unevenly the cost of a step lies on data-parallel ranks."""
+    found = costs.of(plan, plan.rows(*plan.positions_of(step)))
+    return imbalance_of(plan, step, found, share.place.world_size, balance=balance)[1]
 
 
 def imbalance_of(
-    plan: Plan, step: int, costs: NDArray[np.int64], world_size: int, *, balance: bool
+    plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool
 ) -> tuple[NDArray[np.int64], Imbalance]:
     """The data-parallel rank of each row of a step, int64 [B], and how unevenly their costs lie on ranks."""
     if world_size == 1:
-        return np.zeros(len(costs), np.int64), Imbalance(1.0, 1.0)
+        return np.zeros(costs.shape[-1], np.int64), Imbalance(1.0, 1.0)
     plain = ranks_of_rows(plan, step, costs, world_size, balance=False)
     in_order = imbalance(costs, plain, world_size)
     if not balance:
@@ -201,23 +216,23 @@ def imbalance_of(
 
 
 def ranks_of_rows(
-    plan: Plan, step: int, costs: NDArray[np.int64], world_size: int, *, balance: bool
+    plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool
 ) -> NDArray[np.int64]:
     """The data-parallel rank that holds each row of a step, as :func:`rank_rows` deals them, int64 [B].
 
     Args:
         plan: the order.
         step: its number.
-        costs: of each row of the step, int64 [B].
+        costs: of each row of the step, int64 [B], or of several kinds of work [K, B].
         world_size: data-parallel ranks.
         balance: whether rows are dealt by their costs.
     """
     if balance and world_size > 1:
         return balanced(costs, world_size)
     if plan.spec.lanes == 1 or plan.spec.lanes % world_size:
-        return stretches(len(costs), world_size)
+        return stretches(costs.shape[-1], world_size)
     start, stop = plan.positions_of(step)
-    ranks = np.zeros(len(costs), np.int64)
+    ranks = np.zeros(costs.shape[-1], np.int64)
     for rank in range(world_size):
         ranks[plan.positions_in(start, stop, (rank, world_size)) - start] = rank
     return ranks

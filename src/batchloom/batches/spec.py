@@ -64,7 +64,7 @@ class BatchSpec:
             ``refuse``, or ``pad`` with rows that carry no loss.
         micro_batch_size: rows of one forward pass, which a rank's rows are to divide into; None for all.
         mesh: how processes stand together that are tensor-, context- or pipeline-parallel.
-        balance: whether the rows of a step are dealt to ranks by their attention cost.
+        balance: whether the rows of a step are dealt to ranks by what they cost: attention, and media.
         device: where torch tensors are to be, ``cpu``, ``cuda`` or ``cuda:N``; None for tensors that share
             the memory batches are assembled in.
         media: how images and audio are read.

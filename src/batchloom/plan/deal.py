@@ -1,8 +1,13 @@
-"""Dealing the rows of a step to ranks so that attention costs each of them about the same.
+"""Dealing the rows of a step to ranks so that they cost each of them about the same.
 
 Attention costs a span the square of its tokens. Rows are taken from the costliest down, each by the
 rank that has least so far and still has room: longest-processing-time first (Graham: Bounds on
 Multiprocessing Timing Anomalies, SIAM J. Appl. Math. 1969) with a bound on the rows of a rank.
+
+Where rows cost several kinds of work, of which ranks wait for each other in each (attention, and the tower that
+media go through), each is counted as a part of all of it in the step, and a row goes to the rank whose largest part
+stays least: the greedy rule for vectors (Chekuri and Khanna: On Multidimensional Packing Problems, SIAM J. Comput.
+2004).
 """
 
 import heapq
@@ -13,10 +18,18 @@ from numpy.typing import NDArray
 
 from batchloom.plan.rows import Rows
 
+# Of each row, [B]; of several kinds of work [K, B].
+Costs = NDArray[np.int64]
+# All of a kind of work in a step, of which rows cost a part.
+_WHOLE, _SUM_BITS = 1 << 30, 32
+_FULL = np.iinfo(np.int64).max
+
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """The most that a rank has of the attention cost of a step, over the mean of all ranks; 1 is none.
+    """The most that a rank has of the cost of a step, over the mean of all ranks; 1 is none.
+
+    Where rows cost several kinds of work it is that of the kind that lies most unevenly.
 
     Attributes:
         in_order: dealt in stretches, as without balancing.
@@ -40,22 +53,37 @@ def stretches(rows: int, world_size: int) -> NDArray[np.int64]:
     return np.repeat(np.arange(world_size), np.diff(bounds))
 
 
-def balanced(costs: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
+def balanced(costs: Costs, world_size: int) -> NDArray[np.int64]:
     """The rank of each row of a step, so that ranks cost about the same; at most ceil(B / ranks) rows each.
 
-    A function of its arguments alone: every rank computes it for itself. Never worse than in stretches.
+    A function of its arguments alone: every rank computes it for itself. Never worse than in stretches, of several
+    kinds of work by the one that lies most unevenly.
 
     Args:
-        costs: of each row, in the order of positions, int64 [B].
+        costs: of each row, in the order of positions, int64 [B]; of several kinds of work int64 [K, B].
         world_size: number of data-parallel ranks.
 
     Returns:
         int64 [B].
     """
-    plain = stretches(len(costs), world_size)
-    dealt = _costliest_first(costs, world_size)
-    worst = max_load(costs, plain, world_size)
-    return dealt if max_load(costs, dealt, world_size) < worst else plain
+    parts = _parts(costs)
+    plain = stretches(parts.shape[1], world_size)
+    order = costliest_first(costs)
+    deal = _to_least if len(parts) == 1 else _to_least_of_all
+    dealt = deal(parts, order, world_size)
+    worst = imbalance(costs, plain, world_size)
+    return dealt if imbalance(costs, dealt, world_size) < worst else plain
+
+
+def costliest_first(costs: Costs) -> NDArray[np.int64]:
+    """The rows of a step from the costliest down, equal ones by position, int64 [B].
+
+    Of several kinds of work a row counts by its largest part, then by all its parts together.
+    """
+    parts = _parts(costs)
+    if len(parts) == 1:
+        return np.argsort(-parts[0], kind="stable")
+    return np.lexsort((-parts.sum(axis=0), -parts.max(axis=0)))
 
 
 def max_load(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int) -> int:
@@ -63,10 +91,34 @@ def max_load(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int
     return int(_loads(costs, ranks, world_size).max())
 
 
-def imbalance(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int) -> float:
-    """The most that a rank has over the mean of all; 1 where there is no cost."""
-    total = int(costs.sum())
-    return max_load(costs, ranks, world_size) * world_size / total if total else 1.0
+def imbalance(costs: Costs, ranks: NDArray[np.int64], world_size: int) -> float:
+    """The most that a rank has over the mean of all; 1 where there is no cost. Of several kinds of work the largest."""
+    return max(
+        max_load(line, ranks, world_size) * world_size / total
+        if (total := int(line.sum()))
+        else 1.0
+        for line in np.atleast_2d(costs)
+    )
+
+
+def _parts(costs: Costs) -> NDArray[np.int64]:
+    """Costs that can be held against each other, int64 [K, B]: what one kind costs as it is, several as parts of all.
+
+    A kind of which there is none plays no part.
+    """
+    lines = np.atleast_2d(costs)
+    some = [line for line in lines if line.any()]
+    if len(some) < 2:
+        return np.stack(some) if some else lines[:1]
+    totals = [int(line.sum()) for line in some]
+    return np.array(
+        [
+            # As whole numbers of any size: squares of long rows would not fit 64 bits.
+            [cost * _WHOLE // total for cost in line.tolist()]
+            for line, total in zip(some, totals, strict=True)
+        ],
+        np.int64,
+    )
 
 
 def _loads(
@@ -77,12 +129,15 @@ def _loads(
     return loads
 
 
-def _costliest_first(costs: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
+def _to_least(
+    parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int
+) -> NDArray[np.int64]:
+    """Each row to the rank that has least."""
+    costs = parts[0]
     most = -(-len(costs) // world_size)
     rows = [0] * world_size
     # A rank in the queue is one number: its load, then its own.
     queue = list(range(world_size))
-    order = np.argsort(-costs, kind="stable")
     dealt = []
     for cost in costs[order].tolist():
         rank = queue[0] % world_size
@@ -94,4 +149,24 @@ def _costliest_first(costs: NDArray[np.int64], world_size: int) -> NDArray[np.in
             heapq.heappop(queue)
     ranks = np.empty(len(costs), np.int64)
     ranks[order] = dealt
+    return ranks
+
+
+def _to_least_of_all(
+    parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int
+) -> NDArray[np.int64]:
+    """Each row to the rank whose largest part of any kind of work, then all whose parts, are least with it."""
+    kinds, count = parts.shape
+    most = -(-count // world_size)
+    loads, rows = np.zeros((kinds, world_size), np.int64), np.zeros(world_size, np.int64)
+    ranks = np.empty(count, np.int64)
+    for row in order.tolist():
+        would = loads + parts[:, row, None]
+        # Parts add up to at most kinds x 2**30, so that both fit into one number.
+        key = (would.max(axis=0) << _SUM_BITS) + would.sum(axis=0)
+        key[rows == most] = _FULL
+        rank = int(key.argmin())
+        loads[:, rank] = would[:, rank]
+        rows[rank] += 1
+        ranks[row] = rank
     return ranks

@@ -7,7 +7,7 @@ from batchloom.batches.loader import Loader
 from batchloom.batches.streamed import Streamed
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.spec import shown, whole
-from batchloom.plan.deal import balanced, row_costs, stretches
+from batchloom.plan.deal import balanced, costliest_first, stretches
 from batchloom.plan.lane_plan import refuse_lanes
 from batchloom.plan.plan import Plan
 from batchloom.plan.ranks import check_world
@@ -56,7 +56,7 @@ def dealt(data: Plan | Loader, step: int, world_size: int) -> Ints:
     uneven = data.spec.uneven if isinstance(data, Loader) else "refuse"
     check_world(size, 0, world_size, uneven)
     if isinstance(data, Loader) and data.spec.balance and world_size > 1:
-        return balanced(row_costs(plan.rows(start, stop)), world_size)
+        return balanced(data.costs.of(plan, plan.rows(start, stop)), world_size)
     if lanes > 1 and lanes % world_size == 0:
         return plan.lanes_of(start, stop) % world_size
     return stretches(size, world_size)
@@ -71,8 +71,10 @@ def in_batches(data: Plan | Loader, step: int, of: Ints) -> Ints:
         of: the rank of each row.
     """
     if isinstance(data, Loader) and data.spec.balance and of.any():
-        costs = row_costs(data.plan.rows(*data.plan.positions_of(step)))
-        return np.lexsort((-costs, of))
+        order = costliest_first(
+            data.costs.of(data.plan, data.plan.rows(*data.plan.positions_of(step)))
+        )
+        return order[np.argsort(of[order], kind="stable")]
     return np.argsort(of, kind="stable")
 
 

@@ -1,6 +1,7 @@
 """The media of an open store's documents, and the processor that its tokens were made for."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -41,12 +42,46 @@ def read_processor_state(folder: Path, entry: ProcessorEntry) -> dict[str, Any]:
         raise StoreError(f"{path} cannot be read: {error}; {_RESTORE}.") from error
 
 
+def holds_media(store: Store) -> bool:
+    """Whether any document of an open store holds a medium."""
+    entry = store.manifest.subsets.get(store.split) if store.manifest else None
+    return entry is not None and any(shard.media is not None for shard in entry.shards)
+
+
 class MediaCount(NamedTuple):
     """Media of one kind: how many, in how many documents, and how many tokens stand for them."""
 
     media: int
     documents: int
     tokens: int
+
+
+class _Shard(NamedTuple):
+    """The media of a shard, and what is asked of its documents that hold some [D], ascending.
+
+    Attributes:
+        rows: of the media.
+        owners: the document of each, in an array of its own, which is searched faster.
+        documents: those that hold media, by their numbers in the shard, uint32.
+        tokens: that stand for the media of each, int64.
+        kinds: of each, one bit a kind in the order of ``KINDS``, uint8.
+    """
+
+    rows: MediaRows
+    owners: NDArray[np.uint32]
+    documents: NDArray[np.uint32]
+    tokens: NDArray[np.int64]
+    kinds: NDArray[np.uint8]
+
+
+def _summed(rows: MediaRows) -> _Shard:
+    owners = np.ascontiguousarray(rows.rows["document"])
+    documents, firsts = np.unique(owners, return_index=True)
+    if not len(documents):
+        return _Shard(rows, owners, documents, np.zeros(0, np.int64), np.zeros(0, np.uint8))
+    bits = np.left_shift(1, rows.rows["kind"].astype(np.uint8), dtype=np.uint8)
+    tokens = np.add.reduceat(rows.rows["tokens"].astype(np.int64), firsts)
+    return _Shard(rows, owners, documents, tokens, np.bitwise_or.reduceat(bits, firsts))
 
 
 @final
@@ -70,7 +105,7 @@ class StoreMedia:
         self._bounds = np.array(store.bounds, np.int64)
         entry = store.manifest.subsets.get(store.split) if store.manifest else None
         self._listed = [shard.media is not None for shard in entry.shards] if entry else []
-        self._mapped: OrderedDict[int, tuple[MediaRows, NDArray[np.uint32]]] = OrderedDict()
+        self._mapped: OrderedDict[int, _Shard] = OrderedDict()
 
     @property
     def any(self) -> bool:
@@ -112,7 +147,7 @@ class StoreMedia:
         """
         found = np.zeros((3, len(KINDS)), np.int64)
         for shard in np.flatnonzero(self._listed).tolist():
-            rows = self._rows(shard)[0].rows
+            rows = self._shard(shard).rows.rows
             kinds = rows["kind"].astype(np.int64)
             owners = np.unique(rows["document"].astype(np.int64) * len(KINDS) + kinds) % len(KINDS)
             tokens = np.bincount(kinds, rows["tokens"], len(KINDS)).astype(np.int64)
@@ -163,7 +198,7 @@ class StoreMedia:
         documents: NDArray[np.int64],
     ) -> None:
         """Put the media of those documents that lie in a shard where they belong."""
-        rows, owners = self._rows(shard)
+        rows, owners, *_ = self._shard(shard)
         first, blobs = int(self._bounds[shard]), self._stem(shard, ".blobs")
         local = (documents[at] - first).astype(np.uint32)
         begins = np.searchsorted(owners, local, side="left").tolist()
@@ -171,13 +206,63 @@ class StoreMedia:
         for place, begin, end in zip(at.tolist(), begins, ends, strict=True):
             found[place] = stored_media(rows, range(begin, end), first, blobs)
 
-    def _rows(self, shard: int) -> tuple[MediaRows, NDArray[np.uint32]]:
-        """The media of a shard, and the document of each in an array of its own, which is searched faster."""
+    def tokens_of(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many tokens stand for the media of documents [N], int64 [N].
+
+        Raises:
+            StoreError: a file of media is missing or damaged.
+        """
+        found = np.zeros(len(documents), np.int64)
+        for at, mapped, places in self._holding(documents):
+            found[at] = mapped.tokens[places]
+        return found
+
+    def kinds_of(self, documents: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Which kinds of media documents [N] hold, one bit a kind in the order of ``KINDS``, uint8 [N].
+
+        Raises:
+            StoreError: a file of media is missing or damaged.
+        """
+        found = np.zeros(len(documents), np.uint8)
+        for at, mapped, places in self._holding(documents):
+            found[at] = mapped.kinds[places]
+        return found
+
+    def holding(self, shard: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """The documents of a shard that hold media, ascending, int64 [D], and their kinds, uint8 [D].
+
+        Raises:
+            StoreError: its file of media is missing or damaged.
+        """
+        if not self.any or not self._listed[shard]:
+            return np.zeros(0, np.int64), np.zeros(0, np.uint8)
+        mapped = self._shard(shard)
+        return mapped.documents.astype(np.int64) + int(self._bounds[shard]), mapped.kinds
+
+    def _holding(
+        self, documents: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.intp], _Shard, NDArray[np.intp]]]:
+        """Of each shard which of these documents hold media, the shard, and their places among its own."""
+        if not self.any:  # bare prefixes and made-up documents have no shards listed
+            return
+        shards = np.searchsorted(self._bounds, documents, side="right") - 1
+        for shard in np.unique(shards).tolist():
+            if not self._listed[shard]:
+                continue
+            mapped, at = self._shard(shard), np.flatnonzero(shards == shard)
+            local = (documents[at] - int(self._bounds[shard])).astype(np.uint32)
+            places = np.searchsorted(mapped.documents, local)
+            there = places < len(mapped.documents)
+            there[there] = mapped.documents[places[there]] == local[there]
+            yield at[there], mapped, places[there]
+
+    def _shard(self, shard: int) -> _Shard:
+        """The media of a shard, mapped and summed when they are first asked for."""
         found = self._mapped.get(shard)
         if found is None:
             documents = int(self._bounds[shard + 1] - self._bounds[shard])
-            rows = map_media(self._stem(shard, ".media"), documents)
-            found = self._mapped[shard] = rows, np.ascontiguousarray(rows.rows["document"])
+            found = _summed(map_media(self._stem(shard, ".media"), documents))
+            self._mapped[shard] = found
             if len(self._mapped) > _MAPPED:
                 self._mapped.popitem(last=False)
         return found

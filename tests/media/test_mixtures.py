@@ -1,0 +1,179 @@
+"""Texts and documents with media in one plan: what is cut, what each rank is dealt, and how it goes on."""
+
+import json
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom import Edit, Mixture
+from batchloom.core.errors import PlanError
+from batchloom.plan.deal import imbalance, stretches
+from batchloom.plan.mixture import SourceSpec
+from batchloom.questions.dealing import dealt, in_batches
+from media.made import encoded, picture, talk
+from media.processors import MADE, save
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+SIZES = {"seq_len": 512, "global_batch_size": 16, "output": "numpy"}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """A store of texts, some of them long, and one of conversations of which most hold images."""
+    folder = tmp_path_factory.mktemp("mixed")
+    processor = save(MADE["qwen2_vl"](), folder / "processor")
+    (folder / "pictures").mkdir()
+    rng, rows = np.random.default_rng(3), []
+    for number in range(60):
+        sides = rng.integers(28, 300, 2)
+        name = f"pictures/{number}.png"
+        (folder / name).write_bytes(encoded(picture(*sides.tolist(), seed=number), "PNG"))
+        rows.append({"messages": talk("<image> Who?", f"Cat {number}."), "images": [name]})
+        if number % 4 == 0:
+            rows.append({"messages": talk(f"Who is {number}?", "Nobody. " * (number % 7))})
+    (folder / "talks.json").write_text(json.dumps(rows))
+    texts = [{"text": f"Line {n}. " * int(rng.integers(1, 220))} for n in range(120)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    given = {"tokenizer": str(processor), "val_fraction": 0, "dedup": "none"}
+    media = {"processor": str(processor)}
+    batchloom.prepare(folder / "talks.json", out=folder / "seen", media=media, **given)
+    batchloom.prepare(folder / "texts.jsonl", out=folder / "text", **given)
+    both = [str(folder / name) for name in ("talks.json", "texts.jsonl")]
+    batchloom.prepare(both, out=folder / "both", media=media, **given)
+    return {name: batchloom.open_store(folder / name) for name in ("seen", "text", "both")}
+
+
+def mixture_of(stores, **more):
+    named = {name: stores[name] for name in ("seen", "text")}
+    return Mixture({"seen": 0.6, "text": 0.4}, stores=named, **more)
+
+
+def test_texts_are_cut_and_media_are_left_out(stores):
+    loader = batchloom.Loader(mixture_of(stores), **(SIZES | {"seq_len": 64}), steps=4)
+    rows = loader.plan.rows(0, 64)
+    cut = (rows.starts > 0) & (rows.sources == list(loader.plan.stores).index("text"))
+    assert cut.any()
+    seen = rows.sources == list(loader.plan.stores).index("seen")
+    whole = stores["seen"].lengths.take(rows.documents[seen])
+    assert np.array_equal(rows.lengths[seen], whole)
+    assert any("pixel_values" in batch for batch in loader)
+    assert loader.plan.left_out().documents
+
+
+def test_a_store_of_both_cuts_nothing(stores, caplog):
+    long = stores["both"].lengths.slice(0, len(stores["both"])).max()
+    sizes = SIZES | {"seq_len": int(long) - 1}
+    loader = batchloom.Loader(stores["both"], **sizes)
+    assert loader.plan.spec.overlong == "drop"
+    next(iter(loader))
+    (said,) = [r.getMessage() for r in caplog.records if "leaves" in r.getMessage()]
+    assert "a larger seq_len keeps them" in said
+    assert batchloom.inspect(stores["both"].path).overlong == "drop"
+
+
+@pytest.mark.parametrize("rule", ["split", "truncate"])
+def test_a_source_that_would_cut_media_is_refused_by_name(stores, rule):
+    mixture = mixture_of(stores, sources={"seen": SourceSpec(overlong=rule)})
+    with pytest.raises(PlanError, match=f"overlong='{rule}' .* of source 'seen' is never cut"):
+        batchloom.Loader(mixture, **SIZES, steps=2)
+    mixture = mixture_of(stores, sources={"text": SourceSpec(overlong=rule)})
+    assert batchloom.Loader(mixture, **SIZES, steps=2, overlong="drop")[0]
+
+
+def media_tokens(store, batch):
+    return int((batch["input_ids"] == store.tokenizer.control["<|image_pad|>"]).sum())
+
+
+def ranks_of(data, world, **more):
+    return [
+        batchloom.Loader(data, **SIZES, steps=6, balance=True, rank=r, world_size=world, **more)
+        for r in range(world)
+    ]
+
+
+def row_set(batches):
+    return sorted(row.tobytes() for batch in batches for row in batch["input_ids"])
+
+
+def test_ranks_have_about_the_same_media(stores):
+    mixture, store = mixture_of(stores), stores["seen"]
+    whole = batchloom.Loader(mixture, **SIZES, steps=6)
+    plain = [
+        batchloom.Loader(mixture, **SIZES, steps=6, rank=rank, world_size=4) for rank in range(4)
+    ]
+    loaders = ranks_of(mixture, 4)
+    dealt_most, plain_most = [], []
+    for step in range(6):
+        batches = [loader[step] for loader in loaders]
+        # The step holds what it held, and every rank as many rows.
+        assert row_set(batches) == row_set([whole[step]])
+        tokens = [media_tokens(store, batch) for batch in batches]
+        for batch, count in zip(batches, tokens, strict=True):
+            # Features go where their tokens go.
+            grids = batch.get("image_grid_thw", np.zeros((0, 3), np.int64))
+            assert int(grids.prod(axis=1).sum()) == 4 * count
+        dealt_most.append(max(tokens) * 4 / sum(tokens))
+        tokens = [media_tokens(store, loader[step]) for loader in plain]
+        plain_most.append(max(tokens) * 4 / sum(tokens))
+        found = loaders[0].imbalance(step)
+        assert dealt_most[-1] <= found.dealt + 1e-12 <= found.in_order + 1e-12
+    assert np.mean(dealt_most) < 1.2 < 1.35 < np.mean(plain_most)
+
+
+def test_attention_alone_would_leave_towers_waiting(stores):
+    """What the tokens of media add to the cost is what evens them out."""
+    loader = batchloom.Loader(mixture_of(stores), **SIZES, steps=6, balance=True)
+    plan = loader.plan
+    uneven, even = [], []
+    for step in range(6):
+        costs = loader.costs.of(plan, plan.rows(*plan.positions_of(step)))
+        assert costs.shape == (2, 16)
+        uneven.append(imbalance(costs[1], stretches(16, 4), 4))
+        even.append(imbalance(costs[1], dealt(loader, step, 4), 4))
+    assert np.mean(even) < np.mean(uneven)
+
+
+def test_a_store_without_media_is_dealt_as_ever(stores):
+    loader = batchloom.Loader(stores["text"], **SIZES, balance=True)
+    rows = loader.plan.rows(0, 16)
+    assert loader.costs.of(loader.plan, rows).shape == (16,)
+
+
+def test_questions_know_the_ranks(stores):
+    mixture = mixture_of(stores)
+    loaders = ranks_of(mixture, 4)
+    of = dealt(loaders[0], 2, 4)
+    whole = batchloom.Loader(mixture, **SIZES, steps=6)[2]["input_ids"]
+    order = in_batches(loaders[0], 2, of)
+    for rank, loader in enumerate(loaders):
+        assert np.array_equal(loader[2]["input_ids"], whole[order[of[order] == rank]])
+    told = batchloom.explain(loaders[0], 2, rank=1, world_size=4)
+    assert [sequence.position - 32 for sequence in told] == order[of[order] == 1].tolist()
+
+
+def test_a_run_goes_on_on_other_ranks(stores):
+    mixture = mixture_of(stores)
+    two = ranks_of(mixture, 2)
+    for loader in two:
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+    state = two[0].state_dict()
+    assert state == two[1].state_dict()
+    whole = batchloom.Loader(mixture, **SIZES, steps=6)
+    four = ranks_of(mixture, 4)
+    for loader in four:
+        loader.load_state_dict(state)
+    for step, batches in zip(range(3, 6), zip(*four, strict=True), strict=True):
+        assert row_set(batches) == row_set([whole[step]])
+
+
+def test_what_is_banned_costs_no_media(stores):
+    loader = batchloom.Loader(mixture_of(stores), **SIZES, steps=6, balance=True)
+    plan = loader.plan
+    before = loader.costs.media_tokens(plan, plan.rows(0, 16))
+    everything = list(range(len(stores["seen"])))
+    loader.edit(Edit(step=0, ban={"seen": everything}))
+    after = loader.costs.media_tokens(loader.plan, loader.plan.rows(0, 16))
+    assert before.sum() > after.sum() == 0
