@@ -72,5 +72,6 @@ def media_tokens(rows: Rows, media: list[StoreMedia | None]) -> Ids:
             tokens[spans] = one.tokens_of(rows.documents[spans])
     if rows.banned is not None:
         tokens[rows.banned] = 0
-    sums = np.concatenate([[0], np.cumsum(tokens)])
+    sums = np.zeros(len(tokens) + 1, np.int64)
+    np.cumsum(tokens, out=sums[1:])
     return sums[rows.pointers[1:]] - sums[rows.pointers[:-1]]

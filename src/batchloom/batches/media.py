@@ -146,7 +146,7 @@ class BatchMedia:
             arrays |= joined(features)
         else:
             whole = np.zeros_like(owners) if varlen else owners
-            arrays |= _by_row(features, whole, 1 if varlen else rows)
+            arrays |= side_by_side(features, whole, 1 if varlen else rows)
         axis = int(self._traits.by_row)
         counts = _pointers(owners, [1] * len(owners), rows)
         if self._traits.by_row and not varlen:
@@ -404,8 +404,14 @@ def _pointers(owners: Ids, sizes: Sequence[int], rows: int) -> Ids:
     return np.cumsum(pointers)
 
 
-def _by_row(features: Sequence[Arrays], owners: Ids, rows: int) -> Arrays:
-    """Features with an axis of rows: those of the images of a row one behind the other, then zeros."""
+def side_by_side(features: Sequence[Arrays], owners: Ids, rows: int) -> Arrays:
+    """Features with an axis of rows: those of the images of a row one behind the other, then zeros.
+
+    Args:
+        features: each with an axis for rows of length 1 before its own.
+        owners: the row of each.
+        rows: how many there are.
+    """
     found: Arrays = {}
     for name in joined(features[:1]):
         flat = [[one[name][0] for one in _of(features, owners, row)] for row in range(rows)]

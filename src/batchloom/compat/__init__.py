@@ -7,9 +7,24 @@ from batchloom.compat.jsonl import iter_jsonl_file, load_jsonl_file
 from batchloom.compat.sft import SFTDataset
 from batchloom.compat.worker import WorkerClient, WorkerConfig
 
+# As typing has it, which takes its time to import.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from batchloom.compat.multimodal import MultiModalDataset
+    from batchloom.compat.multimodal_stream import MultiModalIterableDataset
+
+# What prepares data and what torch is a base of are loaded when they are first used.
+_HOMES = {
+    "MultiModalDataset": "batchloom.compat.multimodal",
+    "MultiModalIterableDataset": "batchloom.compat.multimodal_stream",
+}
+
 __all__ = [
     "GPTDataLoader",
     "IndexedDataset",
+    "MultiModalDataset",
+    "MultiModalIterableDataset",
     "PretrainingDataset",
     "SFTDataset",
     "WorkerClient",
@@ -18,3 +33,12 @@ __all__ = [
     "iter_jsonl_file",
     "load_jsonl_file",
 ]
+
+
+def __getattr__(name: str) -> object:
+    import importlib  # noqa: PLC0415 - only where one of them is used
+
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'batchloom.compat' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

@@ -1,0 +1,150 @@
+"""The packed rows of the data sets of a ``DatasetConfig``, one by one: what both multimodal doors give."""
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from batchloom.batches.collate import Row, collate_rows, row_of, stands_by_row
+from batchloom.batches.loader import Loader
+from batchloom.batches.spec import MediaSpec
+from batchloom.compat.output import check_output
+from batchloom.core.errors import InputError, OutputError, SettingsError
+from batchloom.core.files import because
+from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.dataset_config import DatasetConfig
+from batchloom.preparation.job import prepare
+from batchloom.store.opening import open_store
+
+if TYPE_CHECKING:
+    from batchloom.store.reader import Store
+
+# Rows that are looked up at once.
+_AT_ONCE = 1 << 16
+
+_LOG = logging.getLogger("batchloom")
+Collator = Callable[[Sequence[Row]], dict[str, Any]]
+
+
+@final
+class PackedRows:
+    """The rows of one epoch, in the order of a ``Loader`` over the store that :meth:`build` makes.
+
+    Args:
+        config: the data sets and how they are packed, or the YAML file of one.
+        out: folder of the store; None for one of the user's cache, named by the config.
+        seed: of the order.
+        output: ``torch`` or ``numpy``.
+        media: how images and audio are read.
+
+    Raises:
+        SettingsError: a config that does not say how rows are made, or other settings that are none.
+        MissingDependencyError: torch is asked for and not installed.
+    """
+
+    def __init__(
+        self,
+        config: DatasetConfig | str | os.PathLike[str],
+        out: str | os.PathLike[str] | None,
+        seed: int,
+        output: str,
+        media: MediaSpec,
+    ) -> None:
+        check_output(output)
+        self._config = config if isinstance(config, DatasetConfig) else DatasetConfig.load(config)
+        self._settings = self._config.plan_settings()
+        if not self._settings:
+            file = self._config.written.file
+            told = f"config: {file} lists data sets and does not say how rows are made of them"
+            raise SettingsError([f"{told}; write dataset: with packing and packing_length"])
+        self._settings |= {"seed": seed, "output": output, "media": media}
+        self._folder = _usual_folder(self._config) if out is None else Path(out)
+        self._store: Store | None = None
+        self._by_row = False
+        self._made: tuple[int, Loader] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
+
+    def build(self) -> None:
+        """Prepare the data sets, or find that this was done, and open what they became.
+
+        Several processes may call it at once: one does it, and the others wait.
+
+        Raises:
+            BatchloomError: whatever ``prepare`` finds wrong.
+        """
+        with _one_at_a_time(self._folder):
+            done = prepare(self._config, out=self._folder, val_fraction=0)
+        _LOG.info("%s documents are in %s.", f"{done.counts.documents:,}", self._folder)
+        self._store, self._made = open_store(self._folder), None
+        self._by_row = stands_by_row(self._store)
+        self.loader().announce()
+
+    def loader(self) -> Loader:
+        """This process's loader, whose step p is row p.
+
+        Raises:
+            InputError: nothing was built yet.
+        """
+        if self._store is None:
+            raise InputError("There are no rows yet: call build() first.")
+        # Locks and maps do not cross a fork.
+        if self._made is None or self._made[0] != os.getpid():
+            settings = {**self._settings, "global_batch_size": 1, "rank": 0, "world_size": 1}
+            self._made = os.getpid(), Loader(self._store, prefetch=0, **settings)
+        return self._made[1]
+
+    def __len__(self) -> int:
+        return len(self.loader())
+
+    def row(self, number: int) -> Row:
+        """A row by its place in the order; one behind the last holds no document and has no loss."""
+        return row_of(self.loader().batch(number), by_row=self._by_row)
+
+    def collator(self) -> Collator:
+        """What makes a batch of rows; it can be handed to other processes."""
+        self.loader()
+        return partial(collate_rows, by_row=self._by_row)
+
+    def lengths(self) -> list[int]:
+        """Tokens of each row, negative where it holds no medium."""
+        loader, found = self.loader(), list[int]()
+        for start in range(0, len(loader), _AT_ONCE):
+            rows = loader.plan.rows(start, min(start + _AT_ONCE, len(loader)))
+            tokens = np.add.reduceat(rows.lengths, rows.pointers[:-1])
+            media = loader.costs.media_tokens(loader.plan, rows)
+            found += np.where(media > 0, tokens, -tokens).tolist()
+        return found
+
+
+def _usual_folder(config: DatasetConfig) -> Path:
+    """The folder of the store of a config that nobody gave one."""
+    said = config.model_dump(mode="json")
+    # Relative paths mean others elsewhere.
+    begin = str(Path(config.written.file or "").absolute())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "batchloom" / "datasets" / fingerprint({"config": said, "begin": begin})
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process makes the store of a folder, and keep others from it."""
+    beside = folder.with_name(f"{folder.name}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise OutputError(f"{beside} cannot be written: {because(error)}.") from error
+    try:
+        # The kernel lets go of it when the process dies, however it dies.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
