@@ -19,12 +19,12 @@ if TYPE_CHECKING:
         StoreError,
         TokenizerError,
     )
+    from batchloom.diagnosis.check import check
     from batchloom.diagnosis.doctor import doctor
     from batchloom.plan.edits import Edit
     from batchloom.plan.mixture import Mixture
     from batchloom.plan.plan import Plan
     from batchloom.plan.spec import PlanSpec
-    from batchloom.preparation.check import check
     from batchloom.preparation.dataset_config import DatasetConfig
     from batchloom.preparation.job import prepare
     from batchloom.preparation.recipe import Recipe
@@ -54,7 +54,7 @@ _HOMES = {
     "Store": "batchloom.store.reader",
     "StoreError": "batchloom.core.errors",
     "TokenizerError": "batchloom.core.errors",
-    "check": "batchloom.preparation.check",
+    "check": "batchloom.diagnosis.check",
     "doctor": "batchloom.diagnosis.doctor",
     "explain": "batchloom.questions.explain",
     "inspect": "batchloom.batches.inspect",

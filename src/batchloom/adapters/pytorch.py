@@ -13,7 +13,7 @@ require(TORCH)
 
 import os
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, final
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -69,7 +69,8 @@ class _Twin:
 def _options(spec: BatchSpec) -> dict[str, Any]:
     """The settings of batches as ``Loader`` takes them, without a thread of its own."""
     options = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    return {**options, "prefetch": 0}
+    # What stands in a list of lost media is in the plan's journal.
+    return {**options, "prefetch": 0, "media": replace(spec.media, replace=())}
 
 
 @final

@@ -25,6 +25,7 @@ class StepFacts:
         capacity: tokens that its sequences can hold.
         places: tokens that all ranks compute, padding included.
         imbalance: of its cost, see ``Loader.imbalance``; None where ranks cannot differ.
+        banned: spans that are padding, since their documents are banned or their media gone.
     """
 
     tokens: Ints
@@ -34,6 +35,7 @@ class StepFacts:
     capacity: int
     places: int
     imbalance: Imbalance | None
+    banned: int
 
 
 def step_facts(loader: Loader, step: int) -> StepFacts:
@@ -66,6 +68,7 @@ def step_facts(loader: Loader, step: int) -> StepFacts:
         capacity=copies * len(rows) * spec.seq_len,
         places=places,
         imbalance=uneven if ranks > 1 else None,
+        banned=0 if rows.banned is None else copies * int(rows.banned.sum()),
     )
 
 

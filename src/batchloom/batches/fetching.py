@@ -249,8 +249,14 @@ def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> N
     """
     for source, (store, block) in enumerate(zip(stores, blocks, strict=True)):
         if store.is_far:
-            held = [one.documents[one.sources == source] for one in rows]
+            held = [one.documents[_served(one, source)] for one in rows]
             store.fetch(np.unique(np.concatenate(held)), block)
+
+
+def _served(rows: Rows, source: int) -> NDArray[np.bool_]:
+    """Which spans are read of a source: in the place of what is banned stands padding, and what it was may be gone."""
+    ours: NDArray[np.bool_] = rows.sources == source
+    return ours if rows.banned is None else ours & ~rows.banned
 
 
 def blocks_of(plan: Plan | LanePlan) -> list[int]:

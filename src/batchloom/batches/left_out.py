@@ -1,6 +1,7 @@
-"""What ``overlong`` leaves out of a run, told to the log ``batchloom`` before the run and counted."""
+"""What a run leaves out, for its length or its lost media, told to the log ``batchloom`` before the run and counted."""
 
 import threading
+from collections.abc import Mapping
 
 from batchloom.batches.origin import log_of
 from batchloom.plan.plan import SOURCE, Plan
@@ -12,12 +13,24 @@ from batchloom.store.stored_media import holds_media
 _AT_ONCE = 1 << 20
 
 
-def announce_left_out(plan: Plan) -> bool:
+def announce_left_out(plan: Plan, gone: Mapping[str, tuple[int, ...]]) -> bool:
     """Tell what is left out, with numbers where they can be had at once.
+
+    Args:
+        plan: of the run.
+        gone: documents of its sources that are served as padding, since their media are gone.
 
     Returns:
         Whether they could not: then :func:`count_left_out` tells them.
     """
+    for name, numbers in gone.items():
+        store = plan.stores[name]
+        log_of(store).warning(
+            "%s of %s documents of %s are served as padding: their images or audio are gone (MediaSpec.replace).",
+            f"{len(numbers):,}",
+            f"{store.lengths.size:,}",
+            store.place if isinstance(store, Store) else name,
+        )
     leaving = _leaving(plan)
     if sum(order.pools.documents for order in leaving) <= _AT_ONCE:
         _tell_numbers(plan)

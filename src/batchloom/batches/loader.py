@@ -23,6 +23,7 @@ from batchloom.batches.iterations import Iterations
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.media import batch_media
 from batchloom.batches.origin import origin_of
+from batchloom.batches.replaced import replacing, resumed
 from batchloom.batches.share import (
     Share,
     filled_up,
@@ -48,7 +49,6 @@ from batchloom.plan.plan import Plan
 from batchloom.plan.ranks import DATA_PARALLEL, Mesh, Uneven
 from batchloom.plan.rows import Rows
 from batchloom.plan.spec import Last, Overlong, PlanSpec
-from batchloom.plan.state import with_journal
 from batchloom.store.reader import Store
 
 
@@ -97,7 +97,7 @@ class Loader:
     Attributes:
         augmentation: ``augment`` made ready for the store; None where nothing is changed.
         costs: what rows cost, by which ``balance`` deals them.
-        holds_media: whether its stores hold images or audio.
+        holds_media, replaced: whether its stores hold images or audio; documents whose own are gone, by source.
         plan: the order, as a value.
         store: the open store the tokens are read from; of several the shelf they stand on (``batches.shelf``).
         spec: how batches are made, and this rank.
@@ -175,6 +175,7 @@ class Loader:
             device=None if device is None else str(device),
             media=media,
         )
+        self.plan, self.replaced = replacing(self.plan, media.replace)
         self._stage, self.costs = stage_of(self.spec), RowCosts()
         self._balance = self.costs if balance else None
         self._turn = threading.RLock()
@@ -543,8 +544,7 @@ class Loader:
             if isinstance(store, Store):
                 refuse_other_generation(store, state, name)
         state = without_augment(state, self.augmentation)
-        plan = with_journal(self.plan, state)
-        position = plan.resume(state)
+        plan, position = resumed(self.plan, self.replaced, state)
         if plan is not self.plan:
             refuse_undealt(plan, self.spec)
             with self._turn:
@@ -570,7 +570,7 @@ class Loader:
             return False
         if self._cuts_all:
             announce_cut(self.plan)
-        return announce_left_out(self.plan)
+        return announce_left_out(self.plan, self.replaced)
 
     def _count_beside(self) -> None:
         """Start counting once a run has begun, in one process of the node."""

@@ -41,6 +41,8 @@ from batchloom.store.stored_media import StoreMedia, holds_media
 
 # What decoding a pixel or a sample takes: 3 bytes and as many numbers of 32 bits, some of them twice.
 _BYTES_A_PIXEL, _BYTES_A_SAMPLE = 30, 12
+_REMEDY = "batchloom check STORE --gone FILE lists such documents; MediaSpec(replace=FILE) serves padding for them."
+
 
 
 class Reads(Protocol):
@@ -259,6 +261,19 @@ class BatchMedia:
             self._pool = pid, ThreadPoolExecutor(workers, "batchloom-media")
         return self._pool[1]
 
+    def faults(self, media: Sequence[StoredMedium]) -> list[str]:
+        """What is wrong with media of the first store, which are read as for a batch; empty of what is sound."""
+
+        def fault(some: Sequence[_Found]) -> list[str]:
+            try:
+                self._one(some)
+            except (MediumError, StoreError) as error:
+                return [str(error).removesuffix(f" {_REMEDY}")] * len(some)
+            return [""] * len(some)
+
+        files = _files_of([_Found(0, 0, medium) for medium in media])
+        return [one for some in self._threads().map(fault, files) for one in some]
+
     def _one(self, found: Sequence[_Found]) -> list[Arrays]:
         """The features of the media that one file holds: frames of a video, or a single one."""
         medium = found[0].medium
@@ -295,8 +310,8 @@ class BatchMedia:
                 or edge_hash(len(data), *edges(Held(data))) != medium.digest
             ):
                 raise StoreError(
-                    f"{path} does not hold the bytes of document {medium.document}'s {medium.kind}: it is damaged. Run "
-                    "batchloom check on the store."
+                    f"{path} does not hold the bytes of document {medium.document}'s {medium.kind}: it is damaged. "
+                    f"{_REMEDY}"
                 )
             yield Held(data)
             return
@@ -324,7 +339,8 @@ class BatchMedia:
         )
         place = shown(medium.place) if medium.place else f"of {medium.size:,} bytes in the store"
         return MediumError(
-            f"Document {medium.document} of {store.place} ({origin.source}{line}): {medium.kind} {place} {reason}."
+            f"Document {medium.document} of {store.place} ({origin.source}{line}): {medium.kind} {place} {reason}. "
+            f"{_REMEDY}"
         )
 
 

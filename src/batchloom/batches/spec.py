@@ -32,16 +32,27 @@ class MediaSpec:
         workers: threads that decode and process; 0 for as many as there are cores, at most 8.
         memory: bytes that media may take at once while they are decoded.
         folder: where paths of media begin, in place of what the store's report says.
+        replace: lists of documents whose media are gone (``batchloom check --gone``; one path or several), which are
+            served as padding. Without a list, and of what no list names, a medium that cannot be read is an error.
     """
 
     workers: int = 0
     memory: int = 1 << 30
     folder: str | None = None
+    replace: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         problems = set_wholes(self, {"workers": (0, 256), "memory": (1 << 20, 1 << 50)})
         if self.folder is not None and not is_text(self.folder):
             problems.append(f"folder: {shown(self.folder)} is no path; name a folder or a URL")
+        given: object = self.replace
+        files = tuple(given) if isinstance(given, list | tuple) else (given,)
+        problems += [
+            f"replace: {shown(one)} is no path of a list; batchloom check STORE --gone FILE writes one"
+            for one in files
+            if not is_text(one)
+        ]
+        object.__setattr__(self, "replace", files)
         raise_problems(problems)
 
 

@@ -1,6 +1,7 @@
 """``batchloom check``."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,6 +31,18 @@ def check(
     generation: Annotated[
         int | None, typer.Option(help="An older generation of a store; the newest by default.")
     ] = None,
+    media: Annotated[
+        bool,
+        typer.Option(
+            help="Read, decode and process the images and audio that a store holds or names."
+        ),
+    ] = True,
+    gone: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the documents whose images or audio cannot be read to this file, for MediaSpec(replace=...)."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Verify a store or a raw file, and say whether it is real data, synthetic or absent.
@@ -38,7 +51,12 @@ def check(
     """
     try:
         verdict = batchloom.check(
-            path, text_field=text_field, vocab_size=vocab_size, generation=generation
+            path,
+            text_field=text_field,
+            vocab_size=vocab_size,
+            generation=generation,
+            media=media,
+            gone=gone,
         )
     except InputMissingError as error:
         if not as_json:

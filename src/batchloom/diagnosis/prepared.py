@@ -8,7 +8,7 @@ import numpy as np
 
 from batchloom.batches.inspect import Inspection, inspect
 from batchloom.core.errors import BatchloomError
-from batchloom.preparation.check import check
+from batchloom.diagnosis.check import check
 from batchloom.preparation.preview import Preview, cut_pieces
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.opening import open_store
