@@ -44,7 +44,6 @@ _BYTES_A_PIXEL, _BYTES_A_SAMPLE = 30, 12
 _REMEDY = "batchloom check STORE --gone FILE lists such documents; MediaSpec(replace=FILE) serves padding for them."
 
 
-
 class Reads(Protocol):
     """What is asked of a loader."""
 
