@@ -188,6 +188,7 @@ def qwen2_audio(processor):
             "encoder_attention_heads": 2,
             "encoder_ffn_dim": 32,
             "num_mel_bins": 80,
+            "max_source_positions": processor.feature_extractor.nb_max_frames // 2,
         },
         text_config=Qwen2Config(**text(processor)),
         audio_token_index=token(processor, "<|AUDIO|>"),

@@ -128,12 +128,13 @@ def gemma3():
     return Gemma3Processor(image_processor=image, tokenizer=own, image_seq_length=4)
 
 
-def qwen2_audio():
+def qwen2_audio(**settings):
     from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
 
     control = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
     return Qwen2AudioProcessor(
-        feature_extractor=WhisperFeatureExtractor(feature_size=80), tokenizer=tokenizer(control)
+        feature_extractor=WhisperFeatureExtractor(feature_size=80, **settings),
+        tokenizer=tokenizer(control),
     )
 
 

@@ -36,13 +36,20 @@ def family(request, tmp_path_factory):
 
 
 def made_of(name, folder):
-    made = MADE[name]()
+    made, template, where = saved(name, folder / "processor")
     kind = "audio" if name == "qwen2_audio" else "image"
-    template = LINES.replace("KIND", kind).replace("PLACE", PLACES.get(name, "<image>"))
-    where = save(made, folder / "processor")
-    (where / "chat_template.jinja").write_text(template)
     file = write_sounds(folder / "in") if kind == "audio" else write_images(folder / "in")
     return name, made, template, stored(file, folder / "store", where), file
+
+
+def saved(name, folder, **settings):
+    """A processor, its template, and the folder of both."""
+    made = MADE[name](**settings)
+    kind = "audio" if name == "qwen2_audio" else "image"
+    template = LINES.replace("KIND", kind).replace("PLACE", PLACES.get(name, "<image>"))
+    where = save(made, folder)
+    (where / "chat_template.jinja").write_text(template)
+    return made, template, where
 
 
 def stored(file, out, processor, **media):
@@ -137,11 +144,8 @@ def test_the_features_of_other_media_would_be_seen(family):
 
 def test_real_conversations_have_the_loss_that_they_have_alone(real_data, tmp_path):
     for name in ("qwen2_vl", "qwen2_audio"):
-        made = MADE[name]()
+        made, template, where = saved(name, tmp_path / name)
         kind = "audio" if name == "qwen2_audio" else "image"
-        template = LINES.replace("KIND", kind).replace("PLACE", PLACES[name])
-        where = save(made, tmp_path / name)
-        (where / "chat_template.jinja").write_text(template)
         file = (
             real_data
             / "multimodal"

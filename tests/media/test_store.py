@@ -505,8 +505,10 @@ def test_the_commands_take_no_more_than_processor_tokenizer_and_out(
                 media = sum(len(some) for some in found)
                 assert f"{media} {file_kind}s in " in done.stdout
             if command[0] == "doctor":
-                assert "batchloom train refuses it" in done.stdout
-                assert "batchloom train --data" not in done.stdout
+                assert "FOLDER is that of a model made for it" in " ".join(done.stdout.split())
+                assert f"batchloom train --data {out} --init FOLDER" in done.stdout
+            if command[0] == "check":
+                assert "--init FOLDER (of a model made for its processor) reads" in done.stdout
 
 
 def test_wrong_settings_of_media_are_told_at_once(tmp_path):

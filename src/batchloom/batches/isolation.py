@@ -7,7 +7,7 @@ so that the verdict does not depend on the scale of its weights.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ _NOISE = 1e-5
 _DOCUMENTS = 4
 _MOST_TOKENS = 256
 _LOOKED_AT = 1 << 20
+_PLAIN_AXES = 2
 
 
 def probes(store: Store, seq_len: int) -> list[Tensor]:
@@ -67,6 +68,43 @@ def leakage(logits: Logits, documents: list[Tensor], rows: int) -> tuple[float, 
     wanted = torch.cat([torch.cat(order) for order in (alone, alone[::-1])[: len(orders)]])
     packed, mixed = (_losses(logits, orders, whole=whole) for whole in (False, True))
     return float((packed - wanted).abs().mean()), float((mixed - wanted).abs().mean())
+
+
+@torch.no_grad()
+def leakage_of_rows(logits: Logits, packed: Batch, alone: Sequence[Batch]) -> tuple[float, float]:
+    """The same of batches that are there already, whose documents hold media.
+
+    Args:
+        logits: scores of a batch, [rows, tokens, vocabulary].
+        packed: rows of several whole documents.
+        alone: each of these in a batch of its own, in the order of rows.
+
+    Returns:
+        As :func:`leakage`.
+    """
+    wanted = torch.cat([_span_losses(logits(one), one) for one in alone])
+    positions = packed["position_ids"].clone()
+    # Of models with positions in time, height and width those of the text come first.
+    text = positions[0] if positions.ndim > _PLAIN_AXES else positions
+    text.copy_(torch.arange(text.shape[1]).expand_as(text))
+    running = Batch({**packed, "position_ids": positions}, cuts=packed.cuts)
+    together, mixed = (_span_losses(logits(one), packed) for one in (packed, running))
+    return float((together - wanted).abs().mean()), float((mixed - wanted).abs().mean())
+
+
+def _span_losses(scores: Tensor, batch: Batch) -> Tensor:
+    """The losses of the tokens of all spans but their firsts, row by row."""
+    cuts = batch.cuts
+    if cuts is None:
+        raise AssertionError("asked of batches that know their spans")
+    owners = np.repeat(np.arange(len(cuts.pointers) - 1), np.diff(cuts.pointers))
+    spans = zip(owners.tolist(), cuts.places.tolist(), cuts.lengths.tolist(), strict=True)
+    return torch.cat(
+        [
+            token_losses(scores[row, at : at + size], batch["input_ids"][row, at : at + size])
+            for row, at, size in spans
+        ]
+    )
 
 
 def leaks(packed: float, mixed: float, *, half: bool | None, noise: float = _NOISE) -> bool:

@@ -166,7 +166,8 @@ def train(
     init: Annotated[
         Path | None,
         typer.Option(
-            help="Finetune the Hugging Face causal language model in this local folder.",
+            help="Finetune the Hugging Face language model in this local folder; of images or audio where the data "
+            "holds such.",
             rich_help_panel=_MODEL,
         ),
     ] = None,

@@ -307,19 +307,15 @@ def _note(prepared: PreparedFacts) -> str:
         )
     if _processor(prepared):
         return (
-            f"{prepared.path} holds documents of a {_processor(prepared)}: batchloom.Loader gives their images and "
-            "audio, and batchloom train refuses it (docs/media.md)."
+            f"{prepared.path} holds documents of a {_processor(prepared)}: FOLDER is that of a model made "
+            "for it (docs/media.md)."
         )
     return ""
 
 
 def _uses(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
     """The commands that use what is prepared: ids become a store, all else is trained on."""
-    return tuple(
-        _use(one)
-        for one in prepared
-        if not one.faults and not _preferences(one) and not _processor(one)
-    )
+    return tuple(_use(one) for one in prepared if not one.faults and not _preferences(one))
 
 
 def _preferences(prepared: PreparedFacts) -> str:
@@ -336,4 +332,5 @@ def _use(prepared: PreparedFacts) -> str:
         asked = "--dtype DTYPE --eod ID --tokenizer TOKENIZER"
         return f"batchloom import {quote(path)} --out {quote(path + '-store')} {asked}"
     stem = path.removesuffix(".bin").removesuffix(".idx") if prepared.kind == "prefix" else path
-    return f"batchloom train --data {quote(stem)} --out run"
+    init = " --init FOLDER" if _processor(prepared) else ""
+    return f"batchloom train --data {quote(stem)}{init} --out run"

@@ -17,6 +17,7 @@ from batchloom.store.format import PROCESSOR_NAME, REPORT_NAME, checksum, of_gen
 from batchloom.store.manifest import ProcessorEntry
 from batchloom.store.media import MediaRows, StoredMedium, map_media, stored_media
 from batchloom.store.reader import Store
+from batchloom.store.removed import are_removed
 
 _RESTORE = "restore it from a copy, or prepare the data again"
 # Shards whose media are kept mapped.
@@ -158,6 +159,27 @@ class StoreMedia:
             ]
         told = {kind: MediaCount(*some) for kind, some in zip(KINDS, found.T.tolist(), strict=True)}
         return {kind: one for kind, one in told.items() if one.media}
+
+    def shortest(self, longest: int) -> dict[Kind, int]:
+        """A document of each kind of media, of at most ``longest`` tokens: the shortest of the first shard with one.
+
+        Raises:
+            StoreError: a file of media is missing or damaged.
+        """
+        found: dict[Kind, int] = {}
+        wanted = set(self.processor.get("tokens", KINDS)) if self.processor else set()
+        for shard in np.flatnonzero(self._listed).tolist():
+            rows, owners = self._rows(shard)
+            documents = owners.astype(np.int64) + int(self._bounds[shard])
+            lengths = self._store.lengths.take(documents).astype(np.int64)
+            fit = (lengths <= longest) & ~are_removed(self._store.removed, documents)
+            for number, kind in enumerate(KINDS):
+                own = np.flatnonzero(fit & (rows.rows["kind"] == number))
+                if own.size and kind not in found:
+                    found[kind] = int(documents[own[lengths[own].argmin()]])
+            if wanted <= found.keys():
+                break
+        return found
 
     def folder_of(self, document: int) -> str | None:
         """Where paths of media begin that a document's source names; None where no report says."""

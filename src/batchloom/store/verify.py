@@ -168,16 +168,17 @@ def _used_of(verdict: Verdict, counts: dict[str, int], older: str = "") -> str:
         return "nothing, before what is faulty is mended"
     if verdict.facts.get("preferences"):
         return "preference trainers read it (batchloom.store.preferences), and batchloom train refuses it"
-    if verdict.facts.get("processor"):
-        return "batchloom.Loader gives its images and audio, too, and batchloom train refuses it (docs/media.md)"
     if not counts.get("train"):
         return "nothing by batchloom train: it has no document of a subset train"
     val = f", and looks at the {counts['val']:,} of subset val" if counts.get("val") else ""
     made_up = " made-up" if verdict.data == "synthetic" else ""
     documents = f"{counts['train']:,}{made_up} documents"
-    return (
-        f"batchloom train --data {verdict.path}{older} reads the {documents} of subset train{val}"
+    init = (
+        " --init FOLDER (of a model made for its processor)"
+        if verdict.facts.get("processor")
+        else ""
     )
+    return f"batchloom train --data {verdict.path}{older}{init} reads the {documents} of subset train{val}"
 
 
 def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from batchloom import Store
-from batchloom.core.errors import SettingsError
+from batchloom import Loader, Store
+from batchloom.core.errors import InputError, SettingsError
 from batchloom.train.log import RunLog
+from batchloom.train.media import check_media, try_media
 from batchloom.train.memory import memory_explained
 from batchloom.train.model import GPT, padded_vocabulary, parameter_count
 from batchloom.train.model_folder import tokenizer_note
@@ -39,18 +40,23 @@ class Outline:
     blueprint: "PreTrainedModel | None" = None
 
 
-def outline(settings: TrainSettings, store: Store) -> Outline:
-    """What a run's model will be.
+def outline(settings: TrainSettings, store: Store, *, media: bool) -> Outline:
+    """What a run's model will be, on data with ``media`` or without.
 
     Raises:
         SettingsError: a vocabulary nobody states, or rows longer than the model takes.
-        InputError: the folder of a pretrained model cannot be used.
+        InputError: the folder of a pretrained model cannot be used, or none is given for images or audio.
         TrainError: the model does not know all ids of the store.
     """
     if isinstance(settings.model, ModelSettings):
+        if media:
+            raise InputError(
+                "The data holds images or audio, and the trainer's own GPT takes text alone: give --init the folder of "
+                "a model that sees or hears, made for the processor that the data was prepared with."
+            )
         vocab_size = _vocabulary(store, settings.model)
         return Outline(parameter_count(settings.model, vocab_size), vocab_size)
-    chosen = blueprint(settings.model)
+    chosen = blueprint(settings.model, media=media)
     most = longest_row(chosen.config)
     if most is not None and settings.seq_len > most:
         problem = f"{settings.seq_len} is more than the {most} positions of {settings.model.init}"
@@ -60,7 +66,12 @@ def outline(settings: TrainSettings, store: Store) -> Outline:
 
 
 def build(
-    outlined: Outline, settings: TrainSettings, store: Store, ranks: Ranks, log: RunLog
+    outlined: Outline,
+    settings: TrainSettings,
+    store: Store,
+    loader: Loader,
+    ranks: Ranks,
+    log: RunLog,
 ) -> tuple[Model, nn.Module]:
     """The model on its device, and the same as it is called: compiled, and wrapped for ranks.
 
@@ -68,6 +79,7 @@ def build(
         outlined: of this model.
         settings: of the run.
         store: the train subset; a pretrained model is tried on its first documents.
+        loader: of the run.
         ranks: this process's place.
         log: told what a person should know of a pretrained model.
 
@@ -81,15 +93,23 @@ def build(
             model: Model = GPT(settings.model, outlined.vocab_size, settings.seed).to(ranks.device)
             learner: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
         else:
-            model = learner = _pretrained(outlined, settings, store, ranks, log)
+            model = learner = _pretrained(outlined, settings, store, loader, ranks, log)
         if ranks.world_size > 1:
             with ranks.talking():
-                learner = DistributedDataParallel(learner)
+                # Ranks and passes without images or audio leave the weights for them unused.
+                learner = DistributedDataParallel(
+                    learner, find_unused_parameters=loader.holds_media
+                )
     return model, learner
 
 
 def _pretrained(
-    outlined: Outline, settings: TrainSettings, store: Store, ranks: Ranks, log: RunLog
+    outlined: Outline,
+    settings: TrainSettings,
+    store: Store,
+    loader: Loader,
+    ranks: Ranks,
+    log: RunLog,
 ) -> Pretrained:
     """A pretrained model that was seen to keep packed documents apart."""
     chosen = settings.model
@@ -97,13 +117,20 @@ def _pretrained(
         raise AssertionError("asked for pretrained models only")
     if note := tokenizer_note(Path(chosen.init), store):
         log.say(f"note   {note}")
+    if loader.holds_media:
+        check_media(outlined.blueprint, chosen.init, loader)
     model = load(chosen, outlined.blueprint).to(ranks.device)
     model.find_head(store)
     if settings.compile:
         model.compile_body()
-    if settings.order.packing != "none":
-        share = rank_share(settings, ranks.world_size)
-        distance = model.prove_isolation(store, settings.seq_len, settings.batch_size or share)
+    packed = settings.order.packing != "none"
+    rows = settings.batch_size or rank_share(settings, ranks.world_size)
+    distance = 0.0
+    if loader.holds_media:
+        distance = try_media(model, loader, store, rows, packed=packed)
+    elif packed:
+        distance = model.prove_isolation(store, settings.seq_len, rows)
+    if packed:
         log.say(
             f"packed documents do not see each other: their tokens' losses are those of the documents "
             f"alone ({distance:.1e} nats apart)"

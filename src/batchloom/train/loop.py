@@ -12,18 +12,20 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Loader, Store
+from batchloom.batches.assemble import Batch
 from batchloom.batches.metrics import Meter
 from batchloom.core.errors import TrainError
 from batchloom.train.build import Model
 from batchloom.train.checkpoint import all_finite, step_of
 from batchloom.train.log import draw_curve
+from batchloom.train.media import given_of, write_processor
 from batchloom.train.memory import memory_explained
 from batchloom.train.model import IGNORED
 from batchloom.train.model_folder import copy_tokenizer
@@ -32,17 +34,6 @@ from batchloom.train.requests import Inbox, take_up
 from batchloom.train.run import Run, open_folder
 from batchloom.train.settings import OptimSettings, PretrainedSettings
 from batchloom.train.streaming import end_keeping, streamed, whole_state
-
-
-class Batch(Protocol):
-    """What the steps need of a batch."""
-
-    step: int
-    origin: str
-
-    def __getitem__(self, name: str, /) -> Any:
-        """One of its tensors."""
-        ...
 
 
 class Learned(NamedTuple):
@@ -199,7 +190,7 @@ def learn(run: Run, batch: Batch, lr: float) -> Learned:
     trained = max(1.0, counted)
     total = torch.zeros((), device=run.ranks.device)
     passes = run.loader.share_at(batch.step).passes
-    for number, part in enumerate(passes_of(batch, passes)):
+    for number, part in enumerate(passes_of(run.model, batch, passes)):
         with reduced_once(run.learner, last=number == passes - 1):
             with precision(run.ranks.device):
                 loss = run.learner(**part)
@@ -217,13 +208,11 @@ def learn(run: Run, batch: Batch, lr: float) -> Learned:
     return Learned(mean, norm, int(counted))
 
 
-def passes_of(batch: Batch, passes: int) -> Iterator[dict[str, Tensor]]:
-    """The rows of a batch in as many parts as there are passes."""
-    names = ("input_ids", "labels", "position_ids")
-    rows = len(batch["input_ids"]) // passes
-    parts = zip(*(batch[name].split(rows) for name in names), strict=True)
-    for part in parts:
-        yield dict(zip(names, part, strict=True))
+def passes_of(model: Model, batch: Batch, passes: int) -> Iterator[dict[str, Any]]:
+    """What the model is called with for the rows of a batch, in as many parts as there are passes."""
+    window = model.window if isinstance(model, Pretrained) else None
+    for part in batch.split(len(batch["input_ids"]) // passes):
+        yield given_of(part, window)
 
 
 @contextmanager
@@ -276,7 +265,7 @@ def val_sums(run: Run, val: Loader, most: int | None) -> tuple[float, float]:
         batch = val[number]
         check_ids(run, run.store, batch)
         trained += float((batch["labels"] != IGNORED).sum())
-        for part in passes_of(batch, run.passes):
+        for part in passes_of(run.model, batch, run.passes):
             with precision(run.ranks.device), memory_explained(run.settings, parameters):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)
@@ -352,7 +341,7 @@ def leave_files(run: Run, edited: dict[str, Any] | None) -> None:
 
 
 def give_back(run: Run) -> None:
-    """Write a pretrained model as a folder that transformers loads, with its tokenizer."""
+    """Write a pretrained model as a folder that transformers loads, with its tokenizer and processor."""
     model, settings = run.model, run.settings.model
     if not (isinstance(model, Pretrained) and isinstance(settings, PretrainedSettings)):
         return
@@ -360,6 +349,8 @@ def give_back(run: Run) -> None:
     def write(folder: Path) -> None:
         model.save_pretrained(folder)
         copy_tokenizer(Path(settings.init), run.store, folder)
+        if run.loader.holds_media:
+            write_processor(run.loader, folder)
 
     run.folder.write_model(write)
 

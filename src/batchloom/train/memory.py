@@ -65,6 +65,12 @@ def _spelled(size: int) -> str:
     return f"{size / (1 << shift):,.1f} {unit}"
 
 
+def is_short(error: Exception) -> bool:
+    """Whether memory ran out."""
+    short = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, short) or any(said in str(error) for said in _SAID)
+
+
 @contextmanager
 def memory_explained(settings: TrainSettings, parameters: int) -> Iterator[None]:
     """Turn running out of memory into a sentence that names what to lower.
@@ -75,8 +81,7 @@ def memory_explained(settings: TrainSettings, parameters: int) -> Iterator[None]
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        short = (MemoryError, torch.OutOfMemoryError)
-        if not (isinstance(error, short) or any(said in str(error) for said in _SAID)):
+        if not is_short(error):
             raise
         rows = settings.batch_size or "all"
         smaller = (

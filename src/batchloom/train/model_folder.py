@@ -190,3 +190,9 @@ def copy_tokenizer(folder: Path, store: Store, out: Path) -> None:
         return
     if (definition := store.tokenizer.state().get("tokenizer")) is not None:
         (out / _TOKENIZER).write_text(json.dumps(definition, ensure_ascii=False), "utf-8")
+        chat = store.tokenizer.chat
+        # A model's class has one of its own in mind, whose rules need not be these.
+        beside = {"tokenizer_class": "PreTrainedTokenizerFast", **chat.tokens}
+        (out / "tokenizer_config.json").write_text(json.dumps(beside, ensure_ascii=False), "utf-8")
+        if (template := chat.templates.get("default")) is not None:
+            (out / "chat_template.jinja").write_text(template, "utf-8")

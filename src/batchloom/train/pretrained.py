@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model as the loop takes it: rows in, the sum of the loss out.
+"""A Hugging Face language model as the loop takes it: rows in, the sum of the loss out.
 
 ``position_ids`` restart with each document and no mask is given: from that transformers builds
 attention inside each document, where the model and its attention support it. A mask of ones
@@ -11,6 +11,7 @@ transformers is imported here alone, with no network and no code but its own.
 import importlib
 import inspect
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -31,6 +32,8 @@ from batchloom.train.settings import PretrainedSettings
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+# What a model is given beside tokens and positions, by the names of its arguments.
+Given = Mapping[str, Any]
 # Scores of a vocabulary held at once, in numbers: 128 MiB of float32.
 _MOST_SCORES = 1 << 25
 
@@ -47,6 +50,7 @@ class Pretrained(nn.Module):
     Attributes:
         model: the same.
         vocab_size: rows of the embedding.
+        window: tokens that layers of sliding attention look back on; None where none are.
     """
 
     def __init__(self, model: Any, name: str, dtype: str) -> None:
@@ -55,6 +59,7 @@ class Pretrained(nn.Module):
         model.train(mode=False)
         self.name, self._dtype = name, dtype
         self.vocab_size = _embedding_rows(model)
+        self.window: int | None = getattr(model.config.get_text_config(), "sliding_window", None)
         body = model.base_model
         self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
         self._head_is_plain = False
@@ -65,16 +70,17 @@ class Pretrained(nn.Module):
         return f"{type(self.model).__name__} of {self.name}"
 
     @property
-    def _attention(self) -> str:
+    def attention(self) -> str:
+        """What its attention is called."""
         # transformers has no other name for it.
         return self.model.config._attn_implementation or "its own"  # noqa: SLF001
 
     @property
     def _half(self) -> bool:
         """Whether the attention's kernels know half precision only."""
-        return self._attention.startswith("flash")
+        return self.attention.startswith("flash")
 
-    def _precision(self, device: torch.device) -> torch.autocast:
+    def looking(self, device: torch.device) -> torch.autocast:
         """For looking at what the model does: float32, where that can be."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self._half)
 
@@ -82,30 +88,35 @@ class Pretrained(nn.Module):
         """Compile the layers in place; the names of the weights stay."""
         (self.model.base_model if self._head_is_plain else self.model).compile()
 
-    def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor, media: Given | None = None
+    ) -> Tensor:
         """Sum of the loss over the trained tokens, in nats: a scalar, float32.
 
-        Arguments as of ``model.GPT``. Scores are made of trained tokens only, a bounded number
-        at a time, where the head is nothing but a matrix.
+        Arguments as of ``model.GPT``, and what else the model is given where there are media. Scores are made of
+        trained tokens only, a bounded number at a time, where the head is nothing but a matrix.
         """
         following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         kept = following != IGNORED
         if not self._head_is_plain:
-            scores = self.logits(input_ids, position_ids)[kept]
+            scores = self.logits(input_ids, position_ids, media)[kept]
             return functional.cross_entropy(scores.float(), following[kept], reduction="sum")
-        hidden = self._call(self.model.base_model, input_ids, position_ids)[0][kept]
+        hidden = self._call(self.model.base_model, input_ids, position_ids, media)[kept]
         return summed_loss(self.model.get_output_embeddings(), hidden, following[kept])
 
-    def logits(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Scores of every next token, [rows, seq_len, vocab_size]; arguments as of ``model.GPT``."""
-        scores: Tensor = self._call(self.model, input_ids, position_ids)[0]
-        return scores
+    def logits(self, input_ids: Tensor, position_ids: Tensor, media: Given | None = None) -> Tensor:
+        """Scores of every next token, [rows, seq_len, vocab_size]; arguments as of :meth:`forward`."""
+        return self._call(self.model, input_ids, position_ids, media)
 
-    def _call(self, part: Any, input_ids: Tensor, position_ids: Tensor) -> Any:
-        places = {"position_ids": position_ids} if self._takes_positions else {}
-        return part(
-            input_ids=input_ids, attention_mask=None, use_cache=False, return_dict=False, **places
-        )
+    def _call(
+        self, part: Any, input_ids: Tensor, position_ids: Tensor, media: Given | None = None
+    ) -> Tensor:
+        given = {"input_ids": input_ids, "attention_mask": None, **(media or {})}
+        if self._takes_positions:
+            given["position_ids"] = position_ids
+        # Qwen2-Audio's asks its own body for names.
+        found: Tensor = part(**given, use_cache=False, return_dict=True)[0]
+        return found
 
     @torch.no_grad()
     def find_head(self, store: Store) -> None:
@@ -117,7 +128,7 @@ class Pretrained(nn.Module):
         device = next(self.parameters()).device
         row = probes(store, 64)[0][None].to(device)
         places = torch.arange(row.shape[1], device=device)[None]
-        with self._precision(device):
+        with self.looking(device):
             wanted = self.logits(row, places).float()
         if not bool(wanted.isfinite().all()):
             raise TrainError(
@@ -127,8 +138,8 @@ class Pretrained(nn.Module):
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or self.model.base_model is self.model:
             return
-        with self._precision(device):
-            found = head(self._call(self.model.base_model, row, places)[0]).float()
+        with self.looking(device):
+            found = head(self._call(self.model.base_model, row, places)).float()
         scale = float(wanted.abs().max())
         self._head_is_plain = found.shape == wanted.shape and bool(
             ((found - wanted).abs() <= 1e-5 * scale).all()
@@ -150,15 +161,31 @@ class Pretrained(nn.Module):
         """
         device = next(self.parameters()).device
         documents = [document.to(device) for document in probes(store, seq_len)]
-        with self._precision(device):
+        with self.looking(device):
             packed, mixed = leakage(
                 lambda batch: self.logits(batch["input_ids"], batch["position_ids"]),
                 documents,
                 rows,
             )
+        return self.refuse_leak(packed, mixed, store)
+
+    def refuse_leak(self, packed: float, mixed: float, store: Store) -> float:
+        """Judge how far losses in packed rows are from those of the documents alone.
+
+        Args:
+            packed: nats a token.
+            mixed: the same where nothing keeps documents apart.
+            store: of the documents.
+
+        Returns:
+            ``packed``.
+
+        Raises:
+            TrainError: they see each other.
+        """
         if leaks(packed, mixed, half=self._half):
             raise TrainError(
-                f"{type(self.model).__name__} with {self._attention} attention lets packed documents see each "
+                f"{type(self.model).__name__} with {self.attention} attention lets packed documents see each "
                 f"other: on the first documents of {store.place} a token's loss differs by "
                 f"{packed:.2g} nats from that of the document alone. Train one document a row "
                 "(--packing none), or try another --attn-implementation (sdpa, eager, "
@@ -240,10 +267,8 @@ def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
     folder = Path(settings.init)
     named = check_folder(folder)
     hf.utils.logging.disable_progress_bar()
-    known = importlib.import_module("transformers.models.auto.modeling_auto")
-    classes = set(known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     stated = named.get("architectures") or []
-    if stated and not classes.intersection(stated):
+    if stated and not any(_classes(media=media).intersection(stated) for media in (False, True)):
         raise InputError(
             f"--init: {folder} holds {', '.join(map(str, stated))}, no causal language model: take a "
             "folder of one, as AutoModelForCausalLM saves it"
@@ -257,24 +282,59 @@ def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
     return config
 
 
+def _classes(*, media: bool) -> set[str]:
+    """The classes of transformers that can be finetuned on tokens alone, or on media, too."""
+    known = importlib.import_module("transformers.models.auto.modeling_auto")
+    name = "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES" if media else "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+    # Before transformers 5 there is none for media.
+    return set(getattr(known, name, {}).values())
+
+
+def _refuse_other_kind(folder: Path, config: "PretrainedConfig", *, media: bool) -> None:
+    """Refuse a model of text alone for a store with media, and one of media for a store of text.
+
+    Raises:
+        InputError: names its class.
+    """
+    stated = config.architectures or []
+    if not stated or _classes(media=media).intersection(stated):
+        return
+    what = ", ".join(map(str, stated))
+    if media:
+        raise InputError(
+            f"--init: {folder} holds {what}, which takes text alone, and the store holds images or audio: take the "
+            "folder of a model that hears or sees, as AutoModelForMultimodalLM saves it, or prepare without --processor"
+        )
+    raise InputError(
+        f"--init: {folder} holds {what}, no causal language model, and the store holds text alone: take a folder of "
+        "one, as AutoModelForCausalLM saves it, or a store prepared with --processor"
+    )
+
+
 def longest_row(config: "PretrainedConfig") -> int | None:
     """The most tokens a model was built for; None where it has no such bound."""
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     return most if isinstance(most, int) and most > 0 else None
 
 
-def blueprint(settings: PretrainedSettings) -> "PreTrainedModel":
+def blueprint(settings: PretrainedSettings, *, media: bool = False) -> "PreTrainedModel":
     """The model of a folder without the memory of its weights.
+
+    Args:
+        settings: names the folder.
+        media: whether it is to be given images or audio, too.
 
     Raises:
         SettingsError: its attention cannot be had.
-        InputError: transformers cannot build it.
+        InputError: transformers cannot build it, or it is for other data.
     """
     config = read_model_config(settings)
+    _refuse_other_kind(Path(settings.init), config, media=media)
+    auto = "AutoModelForMultimodalLM" if media else "AutoModelForCausalLM"
     faults: tuple[type[Exception], ...] = (*_faults(), RuntimeError)
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = _transformers().AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = getattr(_transformers(), auto).from_config(
                 config,
                 attn_implementation=settings.attn_implementation,
                 trust_remote_code=False,
@@ -320,7 +380,9 @@ def load(settings: PretrainedSettings, chosen: "PreTrainedModel") -> Pretrained:
     """
     folder = Path(settings.init)
     try:
-        model, told = _transformers().AutoModelForCausalLM.from_pretrained(
+        # Of any class: transformers' types know of no ``output_loading_info``.
+        kind: Any = type(chosen)
+        model, told = kind.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation=chosen.config._attn_implementation,  # noqa: SLF001 - as it was built
@@ -328,7 +390,6 @@ def load(settings: PretrainedSettings, chosen: "PreTrainedModel") -> Pretrained:
             # They are told with those that are missing, not in a table of its own.
             ignore_mismatched_sizes=True,
             local_files_only=True,
-            trust_remote_code=False,
             output_loading_info=True,
         )
     except _faults() as error:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from batchloom import Loader, Mixture, Plan, Store, open_store
-from batchloom.batches.media import text_alone
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.spec import to_plain
 from batchloom.core.values import counted
@@ -18,6 +17,7 @@ from batchloom.train.build import Model, build, outline
 from batchloom.train.checkpoint import load_checkpoint
 from batchloom.train.folder import RunFolder
 from batchloom.train.log import RunLog, cut_log
+from batchloom.train.media import holds_media
 from batchloom.train.memory import check_memory
 from batchloom.train.mixture import mixture_lines
 from batchloom.train.model import parameter_groups
@@ -130,7 +130,7 @@ def set_up(
         found = data if isinstance(data, Mixture) else open_store(data, **(opened or {}))
         _tell_source(found, data, log)
     store = _telling(found) if isinstance(found, Mixture) else found
-    outlined = outline(settings, store)
+    outlined = outline(settings, store, media=holds_media(found))
     check_memory(settings, outlined.parameters, ranks)
     loader = make_loader(found, settings, ranks, settings.steps)
     stream = streamed(store)
@@ -141,7 +141,7 @@ def set_up(
             f"sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
-    model, learner = build(outlined, settings, store, ranks, log)
+    model, learner = build(outlined, settings, store, loader, ranks, log)
     optim = settings.optim
     groups = parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
@@ -254,7 +254,7 @@ def make_loader(
     augment = None if noise is None else _noise(noise, store, settings)
     if (stream := streamed(store)) is not None:
         return stream.loader(augment)
-    loader = Loader(
+    return Loader(
         data,
         seq_len=settings.seq_len,
         global_batch_size=settings.global_batch_size,
@@ -271,8 +271,6 @@ def make_loader(
         balance=settings.order.balance,
         device=ranks.device,
     )
-    text_alone(loader, "batchloom train")
-    return loader
 
 
 def _noise(share: float, store: Store, settings: TrainSettings) -> dict[str, Any]:
@@ -376,7 +374,7 @@ def check_edited(run: Run, plan: Plan) -> None:
         )
         accumulation(edited, run.ranks.world_size)
         if stretch.seq_len > run.settings.seq_len:
-            parameters = outline(edited, run.store).parameters
+            parameters = outline(edited, run.store, media=run.loader.holds_media).parameters
             check_memory(edited, parameters, run.ranks)
 
 

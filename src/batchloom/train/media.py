@@ -1,0 +1,149 @@
+"""Images and audio in training: what a pass gives the model of them, and whether a model is made for a store's."""
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from batchloom import Loader, Mixture, Store
+from batchloom.batches.assemble import Batch
+from batchloom.batches.chosen import Chosen
+from batchloom.batches.isolation import leakage_of_rows
+from batchloom.batches.masks import image_masks
+from batchloom.core.errors import InputError, TrainError
+from batchloom.train.memory import is_short
+from batchloom.train.pretrained import Pretrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PLAIN = ("input_ids", "labels", "position_ids")
+_DOCUMENTS = 2
+# What transformers' models raise over features that are not theirs.
+_UNFIT = (ValueError, TypeError, IndexError, AttributeError, RuntimeError)
+
+
+def holds_media(data: Store | Mixture) -> bool:
+    """Whether any store that is read was prepared with a processor."""
+    stores = data.stores.values() if isinstance(data, Mixture) else (data,)
+    return any(
+        isinstance(store, Store) and store.manifest is not None and bool(store.manifest.processor)
+        for store in stores
+    )
+
+
+def given_of(part: Batch, window: int | None) -> dict[str, Any]:
+    """What a model is called with in a pass: tokens, labels, positions, and ``media`` where there is more.
+
+    Args:
+        part: rows of a batch.
+        window: tokens that the model's layers of sliding attention look back on.
+    """
+    given = {name: part[name] for name in _PLAIN}
+    if "token_type_ids" in part:
+        # Gemma 3, whose own masks are wrong in packed rows.
+        part = image_masks(part, window or part["input_ids"].shape[1])
+    media = {name: value for name, value in part.items() if name not in _PLAIN}
+    return {**given, "media": media} if media else given
+
+
+def check_media(chosen: "PreTrainedModel", folder: str, loader: Loader) -> None:
+    """Refuse a model that is made for other media than a store holds.
+
+    Args:
+        chosen: its blueprint.
+        folder: of it, for people.
+        loader: of the run.
+
+    Raises:
+        InputError: it takes other features, or another token stands for media in it.
+    """
+    examples, place = Chosen(loader), loader.origin
+    name = type(chosen).__name__
+    takes = inspect.signature(chosen.forward).parameters
+    given = {
+        feature
+        for number in examples.with_media(loader.plan.spec.seq_len)
+        for feature in examples.batch([[number]])
+    }
+    kinds = " or ".join(examples.tokens)
+    if lacking := sorted(given - takes.keys() - {"labels"}):
+        raise InputError(
+            f"--init: {folder} holds {name}, which takes no {', '.join(lacking)}, and that is what each {kinds} of "
+            f"{place} becomes: take the folder of the model whose processor the data was prepared with"
+        )
+    for kind, (token, number) in examples.tokens.items():
+        named = (f"{kind}_token_id", f"{kind}_token_index")
+        stated = {one: getattr(chosen.config, one, None) for one in named}
+        for one, value in stated.items():
+            if value is not None and value != number:
+                raise InputError(
+                    f"--init: {one} in the config.json of {folder} is {value}, and in {place} {token!r} stands for "
+                    f"each {kind}, which is {number}: the model would not find it. Prepare the data with the model's "
+                    "own processor and tokenizer, or correct config.json"
+                )
+
+
+@torch.no_grad()
+def try_media(model: Pretrained, loader: Loader, store: Store, rows: int, *, packed: bool) -> float:
+    """Put a few documents with their media through a model, and make sure that packed ones do not see each other.
+
+    Args:
+        model: on its device.
+        loader: of the run.
+        store: named in errors.
+        rows: of a pass.
+        packed: whether rows hold several documents in training.
+
+    Returns:
+        The mean distance between packed and single documents, in nats a token; 0 where none are packed.
+
+    Raises:
+        TrainError: it cannot take them, or they do.
+        MediumError: a medium cannot be read.
+    """
+    device = next(model.parameters()).device
+    examples, longest = Chosen(loader), loader.plan.spec.seq_len
+    found = [*examples.with_media(longest), *examples.first(longest, _DOCUMENTS)]
+    numbers = list(dict.fromkeys(found))
+    numbers = numbers if len(numbers) > 1 else numbers * 2
+    orders = [numbers, numbers[::-1]][: min(rows, 2)]
+    alone = _on(device, examples.batch([[number] for order in orders for number in order])).split(1)
+    together = _on(device, examples.batch(orders)) if packed else alone[0]
+
+    def logits(batch: Batch) -> torch.Tensor:
+        given = given_of(batch, model.window)
+        return model.logits(given["input_ids"], given["position_ids"], given.get("media"))
+
+    try:
+        with model.looking(device):
+            if not packed:
+                logits(together)
+                return 0.0
+            distances = leakage_of_rows(logits, together, alone)
+    except _UNFIT as error:
+        if is_short(error):
+            raise
+        said = str(error).strip().splitlines()
+        raise TrainError(
+            f"{type(model.model).__name__} of {model.name} cannot take documents of {store.place} with their media: "
+            f"{said[0] if said else type(error).__name__}. Prepare the data with the model's own processor."
+        ) from error
+    return model.refuse_leak(*distances, store)
+
+
+def write_processor(loader: Loader, out: Path) -> None:
+    """Write the settings of the processor that a model was trained with beside its weights.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    for name, text in Chosen(loader).processor_files.items():
+        (out / name).write_text(text, "utf-8")
+
+
+def _on(device: torch.device, batch: Batch) -> Batch:
+    """The same batch, its tensors on a device."""
+    batch.update({name: value.to(device) for name, value in batch.items()})
+    return batch

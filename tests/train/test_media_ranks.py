@@ -1,0 +1,54 @@
+"""Two ranks, of which one has no images in a pass, train as one."""
+
+import json
+import subprocess
+
+import pytest
+import torch
+
+import batchloom
+from batchloom.cli.main import run
+from train.families import Families, losses, weights
+from train.test_ranks import ENVIRONMENT, TORCHRUN
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    return Families(tmp_path_factory.mktemp("families"))
+
+
+def test_two_ranks_of_which_one_has_no_media_train_as_one(families, tmp_path):
+    """LLaVA, some weights of whose tower no loss depends on."""
+    family = families["llava"]
+    sizes = {"global_batch_size": 4, "batch_size": 1, "order": {"packing": "none"}, "steps": 6}
+    optim = {"lr": 0.02, "weight_decay": 0.1, "warmup_steps": 2}
+    config = {"seq_len": 320, "eval_interval": 0, **sizes, "optim": optim}
+    loaders = [
+        batchloom.Loader(
+            family.store, seq_len=320, global_batch_size=4, packing="none", rank=rank, world_size=2
+        )
+        for rank in (0, 1)
+    ]
+    seen = [["pixel_values" in loader.batch(step) for loader in loaders] for step in range(6)]
+    assert {True, False} in map(set, seen)
+    assert [False, False] in seen
+
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["train", "--data", family.store.path, "--init", family.folder, "--device", "cpu"]
+    words += ["--config-file", tmp_path / "config.json", "--out"]
+    done = subprocess.run(
+        [*TORCHRUN, "-m", "batchloom", *map(str, words), tmp_path / "two"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks x 2 passes x 1 row" in done.stdout
+    assert run([*map(str, words), str(tmp_path / "one")]) == 0
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+    one, two = (weights(tmp_path / out / "model") for out in ("one", "two"))
+    for key, weight in one.items():
+        assert torch.allclose(weight, two[key], atol=1e-3), key
