@@ -47,7 +47,7 @@ def test_models_for_other_data_are_refused(families, tmp_path):
         (
             seeing,
             stating(seeing.folder, tmp_path / "other", image_token_id=7),
-            r"image_token_id in .* is 7, and in .* '<\|image_pad\|>' stands for each image",
+            r"image_token_id 7, and in .* '<\|image_pad\|>', which is 5, stands for each",
         ),
     ):
         refused(family, init, tmp_path, said)

@@ -26,11 +26,11 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import abandon, all_of, keep, meet, newest, step_of
 from batchloom.adapters.fsdp2_arguments import FSDP2Arguments, arguments_of, asked_of_plan
 from batchloom.adapters.fsdp2_data import loader_of
+from batchloom.adapters.fsdp2_media import Seen, divided_loss
 from batchloom.adapters.fsdp2_optimizer import adamw, share_of_rate
 from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.isolation import takes, unknown_id
 from batchloom.batches.loader import Loader
-from batchloom.batches.media import text_alone
 from batchloom.batches.metrics import Meter
 from batchloom.core.errors import InputError, PlanError, StateError, TrainError
 from batchloom.store.writer import write_file
@@ -86,10 +86,14 @@ class FSDP2SFTTrainer:
         self.model = model
         self.data_collator = data_collator
         self.log_history: list[dict[str, Any]] = []
-        _refuse_model(model)
         self.device = _device(use_cpu=self.args.use_cpu)
         self.ranks = _join(self.device)
         self.loader = loader_of(train_dataset, self.args, asked_of_plan(args), self.ranks)
+        self.seen = None
+        if self.loader.holds_media:
+            self.seen = Seen(self.loader, model, collated=data_collator is not None)
+        else:
+            _refuse_model(model)
         if data_collator is None and not takes(model, "position_ids"):
             raise InputError(
                 f"{type(model).__name__} takes no position_ids: it would let the documents of a row see each other."
@@ -120,7 +124,6 @@ class FSDP2SFTTrainer:
         """
         began, asked = time.monotonic(), resume_from_checkpoint
         done = self._resume(self.args.resume_from_checkpoint if asked is None else asked)
-        text_alone(self.loader, "FSDP2SFTTrainer")
         require_agreement(self.loader)
         self._begin_log(done)
         self.model.train()
@@ -201,12 +204,15 @@ class FSDP2SFTTrainer:
         _check_ids(self.model, batch)
         # Dropout of a step is the same whether or not the run was interrupted before it.
         torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed} {batch.step} {rank}".encode()))
-        parts = [self._given(part) for part in batch.split(self.args.per_device_train_batch_size)]
+        split = batch.split(self.args.per_device_train_batch_size)
+        if self.seen is not None:
+            split = self.seen.together(split, self.device)
+        parts = [self._given(part) for part in split]
         count = self._trained(batch.step, parts)
         total = torch.zeros((), device=self.device)
         for part in parts:
             with self._precision():
-                loss = self.model(**part, use_cache=False, num_items_in_batch=max(1, count)).loss
+                loss = self._loss(part, max(1, count))
             # FSDP takes the mean over ranks where the sum is meant.
             (loss * self.ranks).backward()
             total += loss.detach()
@@ -227,9 +233,18 @@ class FSDP2SFTTrainer:
         self.optimizer.zero_grad()
         return mean, norm_value, count
 
+    def _loss(self, part: dict[str, Any], count: int) -> Any:
+        """The loss of a pass, summed and divided by the trained tokens of the step."""
+        if self.seen is None:
+            return self.model(**part, use_cache=False, num_items_in_batch=count).loss
+        given = {name: value for name, value in part.items() if name != "labels"}
+        return divided_loss(self.model(**given, use_cache=False).logits, part["labels"], count)
+
     def _given(self, part: Batch) -> dict[str, Any]:
         """What the model is called with in a pass."""
-        given: Mapping[str, Any] = part
+        given: Mapping[str, Any] = (
+            part if self.seen is None else self.seen.masked(part, self.device)
+        )
         if self.data_collator is not None:
             rows = len(part["input_ids"])
             given = self.data_collator(

@@ -1,5 +1,6 @@
 """Whole documents of a loader's stores in rows of one's own: to see how a model takes them and their media."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -75,8 +76,39 @@ class Chosen:
             found += (first + fit).tolist()
         return found
 
-    def batch(self, rows: Sequence[Sequence[int]]) -> Batch:
-        """The documents of each row one behind the other, whole, as tensors; the rows are as long as the longest.
+    def misfit(self, model: Any, longest: int) -> str:
+        """What the media of these stores are to a model that is not made for them, in words; empty where it is.
+
+        Args:
+            model: of transformers; its weights need not be there.
+            longest: tokens of a row.
+        """
+        name, takes = type(model).__name__, inspect.signature(model.forward).parameters
+        place = self._prepared[0].place
+        numbers = self.with_media(longest)
+        given = {feature for number in numbers for feature in self.batch([[number]])}
+        if lacking := sorted(given - takes.keys() - {"labels"}):
+            return (
+                f"{name}, which takes no {', '.join(lacking)}, and that is what each {' or '.join(self.tokens)} of "
+                f"{place} becomes: take the model whose processor the data was prepared with"
+            )
+        for kind, (token, number) in self.tokens.items():
+            for setting in (f"{kind}_token_id", f"{kind}_token_index"):
+                value = getattr(model.config, setting, None)
+                if value is not None and value != number:
+                    return (
+                        f"{name}, whose config has {setting} {value}, and in {place} {token!r}, which is "
+                        f"{number}, stands for each {kind}: it would not be found. Prepare the data with the model's "
+                        "own processor and tokenizer, or correct the config"
+                    )
+        return ""
+
+    def batch(self, rows: Sequence[Sequence[int]], seq_len: int = 0) -> Batch:
+        """The documents of each row one behind the other, whole, as tensors.
+
+        Args:
+            rows: numbers of documents.
+            seq_len: tokens of a row; 0 for those of the longest.
 
         Raises:
             MediumError: a medium cannot be read.
@@ -90,7 +122,7 @@ class Chosen:
         places = begins - np.repeat(begins[pointers[:-1]], np.diff(pointers))
         none = np.zeros_like(documents)
         built = Rows(pointers, none.astype(np.int32), documents, none, lengths, places)
-        arrays = assemble_rows(self._reader, built, int(sizes.max()), "aligned")
+        arrays = assemble_rows(self._reader, built, seq_len or int(sizes.max()), "aligned")
         cuts = BatchCuts(pointers, lengths, places, 1, "aligned", sliced=False)
         cuts = self._media.add_to(arrays, built, cuts, varlen=False)
         return Batch(to_torch(arrays), cuts=cuts)

@@ -111,6 +111,18 @@ def image_masks(batch: Batch, sliding_window: int) -> Batch:
     return Batch({**batch, "attention_mask": masks}, batch.step, batch.origin, batch.cuts)
 
 
+def own_masks(batch: Batch, sliding_window: int | None) -> Batch:
+    """The batch with :func:`image_masks` where its model needs them, Gemma 3; else as it is.
+
+    Args:
+        batch: of the rows form, whatever it holds.
+        sliding_window: of the model's text config; None where it has none.
+    """
+    if "token_type_ids" not in batch:
+        return batch
+    return image_masks(batch, sliding_window or batch["input_ids"].shape[1])
+
+
 def seen_by(positions: Any) -> Any:
     """Which tokens of whole rows each token sees, bool [R, 1, S, S], by positions that restart with each span."""
     spans = (positions == 0).cumsum(1)

@@ -1,6 +1,5 @@
 """Images and audio in training: what a pass gives the model of them, and whether a model is made for a store's."""
 
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from batchloom import Loader, Mixture, Store
 from batchloom.batches.assemble import Batch
 from batchloom.batches.chosen import Chosen
 from batchloom.batches.isolation import leakage_of_rows
-from batchloom.batches.masks import image_masks
+from batchloom.batches.masks import own_masks
 from batchloom.core.errors import InputError, TrainError
 from batchloom.train.memory import is_short
 from batchloom.train.pretrained import Pretrained
@@ -41,10 +40,8 @@ def given_of(part: Batch, window: int | None) -> dict[str, Any]:
         window: tokens that the model's layers of sliding attention look back on.
     """
     given = {name: part[name] for name in _PLAIN}
-    if "token_type_ids" in part:
-        # Gemma 3, whose own masks are wrong in packed rows.
-        part = image_masks(part, window or part["input_ids"].shape[1])
-    media = {name: value for name, value in part.items() if name not in _PLAIN}
+    more = own_masks(part, window).items()
+    media = {name: value for name, value in more if name not in _PLAIN}
     return {**given, "media": media} if media else given
 
 
@@ -59,30 +56,8 @@ def check_media(chosen: "PreTrainedModel", folder: str, loader: Loader) -> None:
     Raises:
         InputError: it takes other features, or another token stands for media in it.
     """
-    examples, place = Chosen(loader), loader.origin
-    name = type(chosen).__name__
-    takes = inspect.signature(chosen.forward).parameters
-    given = {
-        feature
-        for number in examples.with_media(loader.plan.spec.seq_len)
-        for feature in examples.batch([[number]])
-    }
-    kinds = " or ".join(examples.tokens)
-    if lacking := sorted(given - takes.keys() - {"labels"}):
-        raise InputError(
-            f"--init: {folder} holds {name}, which takes no {', '.join(lacking)}, and that is what each {kinds} of "
-            f"{place} becomes: take the folder of the model whose processor the data was prepared with"
-        )
-    for kind, (token, number) in examples.tokens.items():
-        named = (f"{kind}_token_id", f"{kind}_token_index")
-        stated = {one: getattr(chosen.config, one, None) for one in named}
-        for one, value in stated.items():
-            if value is not None and value != number:
-                raise InputError(
-                    f"--init: {one} in the config.json of {folder} is {value}, and in {place} {token!r} stands for "
-                    f"each {kind}, which is {number}: the model would not find it. Prepare the data with the model's "
-                    "own processor and tokenizer, or correct config.json"
-                )
+    if misfit := Chosen(loader).misfit(chosen, loader.plan.spec.seq_len):
+        raise InputError(f"--init: {folder} holds a {misfit}")
 
 
 @torch.no_grad()

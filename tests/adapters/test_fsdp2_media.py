@@ -1,0 +1,114 @@
+"""FSDP2 over stores with images: ranks without any in a pass wait for nobody, and change nothing."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import batchloom
+from adapters.fsdp2_media_worker import trained
+from adapters.small import two_processes
+from batchloom.adapters.fsdp2_arguments import FSDP2Arguments
+from batchloom.adapters.fsdp2_media import joined
+from batchloom.adapters.fsdp2_trainer import FSDP2SFTTrainer
+from batchloom.batches.assemble import Batch, BatchCuts, MediaCut
+from batchloom.core.errors import InputError
+from media.models import make
+from train.families import Families
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+SETTINGS = {
+    "max_length": 320,
+    "packing": False,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 6,
+    "learning_rate": 0.01,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "use_cpu": True,
+}
+# Positions of four axes, features by row, and masks of its own.
+NAMES = ("qwen2_vl", "idefics3", "gemma3")
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    return Families(tmp_path_factory.mktemp("families"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_two_ranks_of_which_one_has_no_images_train_as_one(families):
+    places = [families[name].folder.parent for name in NAMES]
+    two_processes(Path(__file__).with_name("fsdp2_media_worker.py"), json.dumps(SETTINGS), *places)
+    for place in places:
+        held = [json.loads((place / f"held{rank}.json").read_text()) for rank in (0, 1)]
+        passes = [
+            {first, second}
+            for step in zip(*held, strict=True)
+            for first, second in zip(*step, strict=True)
+        ]
+        assert {True, False} in passes
+        assert {False} in passes
+        alone = trained(
+            place / "store",
+            place / "model",
+            place / "one",
+            {**SETTINGS, "gradient_accumulation_steps": 4},
+        )
+        wanted = [entry["loss"] for entry in alone.log_history]
+        lines = (place / "two" / "log.jsonl").read_text().splitlines()
+        found = [json.loads(line)["loss"] for line in lines]
+        assert found == pytest.approx(wanted, abs=1e-4)
+        assert found[-1] < found[0]
+        weights = load_file(place / "two" / "model" / "model.safetensors")
+        for name, weight in alone.model.state_dict().items():
+            if name in weights:
+                assert torch.allclose(weight, weights[name], atol=1e-3), name
+
+
+def rows_of(ids, **media):
+    """Rows of one token each, with features of some names."""
+    rows = torch.tensor(ids)[:, None]
+    plain = {"input_ids": rows, "labels": rows, "position_ids": torch.zeros_like(rows)}
+    none = np.zeros(2, np.int64)
+    axes = {name: MediaCut(0, none, none) for name in media}
+    cuts = BatchCuts(none, none[:1], none[:1], 1, "aligned", sliced=False, media=axes)
+    return Batch({**plain, **media}, cuts=cuts)
+
+
+def test_a_pass_that_lacks_sounds_keeps_its_images():
+    """Of processors with two kinds of media, which no family here has."""
+    images, sounds = torch.ones(2, 3, 4), torch.ones(1, 5)
+    part = rows_of([1, 2], pixel_values=images)
+    added = rows_of([3], pixel_values=2 * torch.ones(1, 6, 2), input_features=sounds)
+    found = joined(part, added)
+    assert found["input_ids"].tolist() == [[1], [2], [3]]
+    assert torch.equal(found["input_features"], sounds)
+    assert found["pixel_values"].shape == (3, 6, 4)
+    assert torch.equal(found["pixel_values"][:2, :3], images)
+    assert found["pixel_values"].sum() == images.sum() + 2 * 6 * 2
+
+
+def test_models_and_collators_that_do_not_go_with_media_are_refused(families, tmp_path):
+    seeing, other = families["qwen2_vl"], families["gemma3"]
+    args = FSDP2Arguments(output_dir=str(tmp_path), max_length=320, use_cpu=True)
+    store = batchloom.open_store(seeing.store.path)
+    model = make("qwen2_vl", seeing.made)
+    with pytest.raises(InputError, match="data_collator is given sequences, and the data holds"):
+        FSDP2SFTTrainer(model=model, args=args, train_dataset=store, data_collator=list)
+    with pytest.raises(InputError, match="Linear is no model of transformers"):
+        FSDP2SFTTrainer(model=torch.nn.Linear(2, 2), args=args, train_dataset=store)
+    with pytest.raises(InputError, match="which takes no image_grid_thw, and that is what each"):
+        FSDP2SFTTrainer(model=make("gemma3", other.made), args=args, train_dataset=store)
