@@ -280,14 +280,6 @@ def test_paths_begin_in_the_current_folder(tmp_path, processors, monkeypatch):
     assert len(again) == 3
 
 
-def test_records_of_text_do_not_lose_their_images(tmp_path, processors):
-    rows = [{"text": "a text about a cat"}, {"text": "a text with <image>", "images": ["a.jpg"]}]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    store = prepared(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], max_bad=1)
-    assert len(store) == 1
-    assert "are read in conversations alone" in (store.path / "quarantine.jsonl").read_text()
-
-
 def test_images_side_by_side_whose_text_is_joined(tmp_path):
     """Gemma 3 writes line ends around an image, and those of two images may be one token."""
     import tokenizers

@@ -6,9 +6,11 @@ from typing import Any
 from batchloom.chat.columns import Row, label_of, listed, says_something, value_at
 from batchloom.chat.guess import unrecognised
 from batchloom.chat.mapping import as_found, mapping_problems
-from batchloom.chat.schema import FORMS, PROMPT, TURNS, FormRule, Schema
+from batchloom.chat.media import is_part_of_medium
+from batchloom.chat.schema import FORMS, INTERLEAVED, PROMPT, TURNS, Form, FormRule, Schema
 from batchloom.chat.turns import is_turns
 from batchloom.core.errors import SchemaError
+from batchloom.core.media import KINDS
 from batchloom.core.spec import nearest, raise_problems
 
 Columns = dict[str, tuple[str, ...]]
@@ -16,7 +18,9 @@ Columns = dict[str, tuple[str, ...]]
 Shape = tuple[tuple[str, str | None], ...]
 
 
-def detect_schema(records: Sequence[Row], mapping: Mapping[str, str] | None = None) -> Schema:
+def detect_schema(
+    records: Sequence[Row], mapping: Mapping[str, str] | None = None, *, media: bool = False
+) -> Schema:
     """The schema of a source, from its first records.
 
     Forms are tried in the order of ``FORMS``, and the first whose columns at least half of the
@@ -29,6 +33,7 @@ def detect_schema(records: Sequence[Row], mapping: Mapping[str, str] | None = No
         records: the first records of the source, as dicts.
         mapping: role to column; the column may be a path (``answers.text[0]``), and an empty one
             leaves the role out. Roles it names are read from there, the others are still detected.
+        media: whether images and audio are read; then texts may hold some, too.
 
     Raises:
         SettingsError: roles that are unknown or do not go together.
@@ -42,10 +47,12 @@ def detect_schema(records: Sequence[Row], mapping: Mapping[str, str] | None = No
     _refuse_absent(records, mapping)
     named = {role for role, column in mapping.items() if column}
     best: tuple[int, Schema] | None = None
-    for rule in FORMS:
+    for rule in (*FORMS[:-1], INTERLEAVED, FORMS[-1]) if media else FORMS:
         if not named <= rule.roles or any(mapping.get(role) == "" for role in rule.required):
             continue
         fitting, schema = _fit(rule, records, mapping)
+        if schema is not None and rule is INTERLEAVED and not _any_media(schema, records):
+            continue
         if schema is not None and 2 * fitting >= len(records):
             return schema
         if schema is not None and fitting > (best[0] if best else 0):
@@ -106,19 +113,19 @@ def _fit(
     """How many records have what the form needs, and the schema; None where none has."""
     columns: Columns = {}
     for role, names in rule.required.items():
-        column = _pick(role, names, records, mapping)
+        column = _pick(rule.form, role, names, records, mapping)
         if column is None:
             return 0, None
         columns[role] = (column,)
     fitting = sum(
-        all(_holds(role, row, columns[role][0], mapping) for role in rule.required)
+        all(_holds(rule.form, role, row, columns[role][0], mapping) for role in rule.required)
         for row in records
     )
     single = _single_answers(records, columns) if rule.form == "pair" else False
     used = {names[0] for names in columns.values()}
     for role, names in rule.optional.items():
         known = (*PROMPT, *TURNS) if role == "prompt" and single else names
-        if found := _optional(role, known, records, mapping, used):
+        if found := _optional(rule.form, role, known, records, mapping, used):
             columns[role] = found
     if not fitting:
         return 0, None
@@ -126,13 +133,32 @@ def _fit(
     return fitting, Schema(rule.form, columns, _description(rule, columns, records), late)
 
 
+def _any_media(schema: Schema, records: Sequence[Row]) -> bool:
+    """Whether any record names a medium beside its text, or in it."""
+    beside = [name for kind in KINDS for name in schema.columns.get(f"{kind}s", ())]
+    column = schema.columns["text"][0]
+    for row in records:
+        value = value_at(row, column)
+        if isinstance(value, list) and any(map(is_part_of_medium, value)):
+            return True
+        if any(says_something(value_at(row, name)) for name in beside):
+            return True
+    return False
+
+
 def _pick(
-    role: str, names: Sequence[str], records: Sequence[Row], mapping: Mapping[str, str]
+    form: Form,
+    role: str,
+    names: Sequence[str],
+    records: Sequence[Row],
+    mapping: Mapping[str, str],
 ) -> str | None:
     """The column of a role: the first name at least half of the records have, else the commonest."""
     if role in mapping:
         return mapping[role] or None
-    counts = {name: sum(_holds(role, row, name, mapping) for row in records) for name in names}
+    counts = {
+        name: sum(_holds(form, role, row, name, mapping) for row in records) for name in names
+    }
     for name, count in counts.items():
         if 2 * count >= len(records):
             return name
@@ -141,6 +167,7 @@ def _pick(
 
 
 def _optional(
+    form: Form,
     role: str,
     names: Sequence[str],
     records: Sequence[Row],
@@ -159,7 +186,7 @@ def _optional(
     if role in mapping or not free:
         return ()
     if role in _CERTAIN:
-        column = _pick(role, free, records, mapping)
+        column = _pick(form, role, free, records, mapping)
         if role == "label" and column and not _mostly_labels(column, records):
             # The classes of some other task, which happen to begin at 0.
             return ()
@@ -209,7 +236,19 @@ _LOOKS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _holds(role: str, row: Row, column: str, mapping: Mapping[str, str]) -> bool:
+def _pieces(value: Any) -> bool:
+    """Whether a value is a text, or a list of texts, nulls and typed parts."""
+    return isinstance(value, str) or (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            one is None or isinstance(one, str) or (isinstance(one, dict) and "type" in one)
+            for one in value
+        )
+    )
+
+
+def _holds(form: Form, role: str, row: Row, column: str, mapping: Mapping[str, str]) -> bool:
     """Whether the column holds something of this role; one a person named is taken at their word."""
     value = value_at(row, column)
     if value is None or role in mapping:
@@ -217,6 +256,8 @@ def _holds(role: str, row: Row, column: str, mapping: Mapping[str, str]) -> bool
     if role == "messages" and _one_message(row.get("chosen")) and _one_message(row.get("rejected")):
         # LLaMA-Factory's ranking sets: the turns are the prompt, the answers stand beside them.
         return False
+    if form == "interleaved":
+        return _pieces(value)
     return _LOOKS.get(role, _speech)(value)
 
 
@@ -247,6 +288,8 @@ def _description(rule: FormRule, columns: Columns, records: Sequence[Row]) -> st
 def _result(rule: FormRule, columns: Columns, records: Sequence[Row]) -> str:
     if rule.form == "text":
         return "plain text"
+    if rule.form == "interleaved":
+        return "text with media"
     if rule.form == "tokens":
         return "token ids"
     if rule.form == "pair":

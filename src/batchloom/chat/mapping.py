@@ -3,7 +3,7 @@
 import re
 from collections.abc import Container, Iterable, Mapping
 
-from batchloom.chat.schema import FORMS, ROLES
+from batchloom.chat.schema import FORMS, INTERLEAVED, ROLES
 from batchloom.core.spec import nearest, raise_problems
 
 _HEAD = re.compile(r"[^.\[\]]+")
@@ -72,7 +72,7 @@ def mapping_problems(mapping: Mapping[str, str]) -> list[str]:
         if not isinstance(column, str)
     ]
     named = {role for role, column in mapping.items() if column}
-    if not problems and not any(named <= rule.roles for rule in FORMS):
+    if not problems and not any(named <= rule.roles for rule in (*FORMS, INTERLEAVED)):
         problems.append(
             f"map: no record has {', '.join(sorted(named))} together; "
             f"what goes together is {'; or '.join(_together(named))}"

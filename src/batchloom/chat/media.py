@@ -54,6 +54,11 @@ class Number(int):
     """The number of a medium in its record, inside the part that stands for it: never a number of the data."""
 
 
+def asks(text: str) -> bool:
+    """Whether a text has a placeholder for a medium."""
+    return _PLACEHOLDER.search(text) is not None
+
+
 def is_medium(part: object) -> bool:
     """Whether a part of a content stands for a medium that :func:`with_media` has taken out of its record."""
     return isinstance(part, dict) and isinstance(part.get("medium"), Number)
@@ -75,7 +80,7 @@ def with_media(
     """
 
     def media_read(row: Row) -> Conversation:
-        taker = _Taker(schema, row)
+        taker = Taker(schema, row)
         conversation = read(taker.row())
         taker.refuse_left()
         return _numbered(conversation, taker.media)
@@ -138,8 +143,13 @@ def _decoded(text: str, where: str) -> bytes:
     return data
 
 
+def is_part_of_medium(part: object) -> bool:
+    """Whether a part of a record is typed as a medium."""
+    return _kind_of(part) is not None
+
+
 @final
-class _Taker:
+class Taker:
     """Takes the media out of one record.
 
     Attributes:
@@ -178,6 +188,12 @@ class _Taker:
                     f"stands nowhere; write <{kind}> where it belongs, or leave it out"
                 )
 
+    def leading(self) -> list[dict[str, Any]]:
+        """Parts for all media that stand beside the text, in front of which they are put."""
+        return [
+            self._next(kind, "the text") for kind in KINDS for _ in range(len(self._beside[kind]))
+        ]
+
     def _join_context(self, row: dict[str, Any]) -> None:
         """Put the context behind the prompt, as it is without media: parts cannot be joined any more."""
         columns = self._schema.columns
@@ -195,7 +211,7 @@ class _Taker:
                 return value
             return [self._message(one, f"{name}[{at}]") for at, one in enumerate(value)]
         if isinstance(value, str):
-            parts = self._content(value, name)
+            parts = self.content(value, name)
             return value if parts is value else {"role": speaker, "content": parts}
         if isinstance(value, list):
             return [self._message(one, f"{name}[{at}]") for at, one in enumerate(value)]
@@ -208,12 +224,12 @@ class _Taker:
         for key in ("content", "value"):
             content = message.get(key)
             if isinstance(content, str | list):
-                made = self._content(content, f"{where}.{key}")
+                made = self.content(content, f"{where}.{key}")
                 if made is not content:
                     changed = {**changed, key: made}
         return changed
 
-    def _content(self, content: str | list[Any], where: str) -> Any:
+    def content(self, content: str | list[Any], where: str) -> Any:
         """A content with parts for its media; the same object where it has none."""
         if isinstance(content, str):
             return self._split(content, where) if _PLACEHOLDER.search(content) else content

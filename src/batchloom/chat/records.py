@@ -4,17 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from batchloom.chat.columns import Row, absent, label_of, says_something
+from batchloom.chat.interleaved import interleaved_reader
 from batchloom.chat.media import with_media
 from batchloom.chat.pairs import pair_reader
 from batchloom.chat.schema import Schema
 from batchloom.chat.speech import Column, Frame, asked_reader, demand_answer, not_text, spoken
 from batchloom.chat.token_rows import TokenRow, read_token_row
 from batchloom.chat.turns import read_turns
-from batchloom.core.conversation import Conversation, Labelled, Pair
+from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.values import kind_of
 
-Record = str | Conversation | Pair | Labelled | TokenRow
+Record = str | Interleaved | Conversation | Pair | Labelled | TokenRow
 Read = Callable[[Row], Record]
 
 
@@ -37,6 +38,8 @@ def record_reader(schema: Schema, *, media: bool = False) -> Read:
 
 
 def _reader(schema: Schema, *, media: bool) -> Read:
+    if schema.form == "interleaved":
+        return interleaved_reader(schema)
     if schema.form == "tokens":
         return lambda row: read_token_row(row, schema.columns)
     if schema.form == "pair":

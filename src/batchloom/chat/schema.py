@@ -8,8 +8,10 @@ role in the order in which they are taken.
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["text", "conversation", "preference", "tokens"]
-Form = Literal["messages", "pair", "prompt-completion", "instruction", "tokens", "text"]
+Kind = Literal["text", "interleaved", "conversation", "preference", "tokens"]
+Form = Literal[
+    "messages", "pair", "prompt-completion", "instruction", "tokens", "interleaved", "text"
+]
 
 PROMPT = ("instruction", "prompt", "question")
 RESPONSE = ("response", "output", "answer", "completion", "answers.text[0]")
@@ -18,7 +20,7 @@ _CONTEXT = ("input", "context")
 _SYSTEM = ("system", "system_prompt")
 _TOOLS = ("tools",)
 _LABEL = ("label",)
-_MEDIA = {
+_MEDIA: dict[str, tuple[str, ...]] = {
     "images": ("images", "image"),
     "audios": ("audios", "audio"),
     "videos": ("videos", "video"),
@@ -78,6 +80,10 @@ FORMS = (
     ),
     FormRule("text", {"text": ("text", "content")}, {}),
 )
+# Tried before texts where media are read: of these names the last ones are a text only beside a medium.
+INTERLEAVED = FormRule(
+    "interleaved", {"text": ("text", "content", "caption", "transcription", "texts")}, _MEDIA
+)
 ROLES = tuple(dict.fromkeys(role for rule in FORMS for role in (*rule.required, *rule.optional)))
 
 
@@ -101,8 +107,8 @@ class Schema:
 
     @property
     def kind(self) -> Kind:
-        """What a record becomes: a text, a conversation, a preference or token ids."""
-        if self.form in ("text", "tokens"):
+        """What a record becomes: a text, one with media, a conversation, a preference or token ids."""
+        if self.form in ("text", "interleaved", "tokens"):
             return self.form
         if self.form == "pair" or "label" in self.columns:
             return "preference"

@@ -1,4 +1,4 @@
-"""Conversations as they travel from a source to the tokens: what a chat template is given."""
+"""Conversations, and texts with media, as they travel from a source to the tokens."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,19 @@ class Conversation:
     tools: list[Any] | None = None
     trained: list[bool | None] = field(default_factory=list)
     completion: int | None = None
+    media: list[Medium] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved:
+    """A text with media in it.
+
+    Attributes:
+        texts: what stands before, between and behind the media: one more than there are media; ``""`` for nothing.
+        media: in their order.
+    """
+
+    texts: list[str]
     media: list[Medium] = field(default_factory=list)
 
 

@@ -1,11 +1,13 @@
-"""A tokenizer and a chat template that belong together."""
+"""A tokenizer with what it takes to place control tokens in a text; and with a chat template."""
 
 import datetime as dt
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.chat.choose import choose_template
 from batchloom.chat.grammar import control_pattern
@@ -16,6 +18,51 @@ from batchloom.core.errors import TokenizerError
 from batchloom.core.media import Kind
 from batchloom.media.families import Family
 from batchloom.tokens import Tokenizer
+
+
+class Encoder(Protocol):
+    """A tokenizer for texts in which control tokens stand at places that are known."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Turns text into ids."""
+
+    @property
+    def sizes(self) -> NDArray[np.int64] | None:
+        """Bytes of each id; None where tokens are placed one text at a time."""
+
+    @property
+    def is_control(self) -> NDArray[np.bool_]:
+        """Whether each id is a control token."""
+
+    @property
+    def control(self) -> re.Pattern[str]:
+        """Matches control tokens in text."""
+
+    @property
+    def families(self) -> Mapping[Kind, Family]:
+        """The arithmetic of the media that texts may hold, by kind."""
+
+
+@final
+class TextEncoder:
+    """A tokenizer for texts with media; see :class:`Encoder`.
+
+    Args:
+        tokenizer: turns text into ids.
+        families: the arithmetic of media, by kind.
+
+    Raises:
+        TokenizerError: it has no control token for media.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, families: Mapping[Kind, Family]) -> None:
+        self.tokenizer, self.families = tokenizer, families
+        _refuse_unknown(tokenizer, families)
+        self.sizes = tokenizer.id_bytes()
+        self.is_control = np.zeros(tokenizer.vocab_size, np.bool_)
+        self.is_control[list(tokenizer.control.values())] = True
+        self.control = control_pattern(list(tokenizer.control))
 
 
 @final
@@ -29,6 +76,7 @@ class ChatEncoder:
         is_control: whether each id is a control token.
         control: matches control tokens in text.
         families: the arithmetic of the media that conversations may hold, by kind.
+        text: the same for texts that no template renders.
     """
 
     def __init__(
@@ -56,7 +104,9 @@ class ChatEncoder:
             InputMissingError: no such file.
         """
         self.tokenizer, self.families = tokenizer, families
-        _refuse_unknown(tokenizer, families)
+        self.text = TextEncoder(tokenizer, families)
+        self.sizes, self.is_control = self.text.sizes, self.text.is_control
+        self.control = self.text.control
         control, chat = tokenizer.control, tokenizer.chat
         words = {number: token for token, number in control.items()}
         named = {"eos_token": words[tokenizer.end_id]}
@@ -70,10 +120,6 @@ class ChatEncoder:
             date=date,
             media={kind: Stand(one.placeholder, one.alone) for kind, one in families.items()},
         )
-        self.sizes = tokenizer.id_bytes()
-        self.is_control = np.zeros(tokenizer.vocab_size, np.bool_)
-        self.is_control[list(control.values())] = True
-        self.control = control_pattern(list(control))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.chat.trained import Stretch
-from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.chat_encoder import Encoder
 from batchloom.preparation.token_places import (
     Stretches,
     Tokens,
@@ -63,7 +63,7 @@ class Masked(NamedTuple):
         return [int(number) for number in at]
 
 
-def mask_texts(encoder: ChatEncoder, texts: Sequence[RenderedText]) -> list[Masked | str]:
+def mask_texts(encoder: Encoder, texts: Sequence[RenderedText]) -> list[Masked | str]:
     """The tokens of each text, or why it cannot be used.
 
     Raises:
@@ -91,7 +91,7 @@ _UNEVEN = "the bytes of its tokens are not those of its text"
 
 
 def _by_bytes(
-    encoder: ChatEncoder, texts: Sequence[RenderedText], encoded: Ids, sizes: NDArray[np.int64]
+    encoder: Encoder, texts: Sequence[RenderedText], encoded: Ids, sizes: NDArray[np.int64]
 ) -> list[Masked | str]:
     """Masks by the bytes that ids stand for, and the proof that they are the text's."""
     ids, bounds = encoded
@@ -154,7 +154,7 @@ def _straddles(text: str, stretch: Stretch, *, at_start: bool) -> str:
     )
 
 
-def _encode_apart(encoder: ChatEncoder, texts: Sequence[RenderedText]) -> Ids:
+def _encode_apart(encoder: Encoder, texts: Sequence[RenderedText]) -> Ids:
     """Ids of texts cut at the template's own control tokens, the rest encoded as plain text."""
     pieces: list[str] = []
     plan: list[list[int]] = []
@@ -184,7 +184,7 @@ def _encode_apart(encoder: ChatEncoder, texts: Sequence[RenderedText]) -> Ids:
     return np.concatenate(made), np.cumsum(lengths)
 
 
-def _placed(encoder: ChatEncoder, text: RenderedText) -> Masked | str:
+def _placed(encoder: Encoder, text: RenderedText) -> Masked | str:
     """One text by the places that the tokenizer itself gives."""
     ids, starts, stops = encoder.tokenizer.encode_placed(text.text)
     if not ids.size:

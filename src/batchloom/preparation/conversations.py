@@ -131,10 +131,10 @@ def encode_conversations(
         try:
             rendered, media = encoder.renderer.render(conversation), None
             if conversation.media:
-                media = write_expansions(conversation, rendered, encoder)
+                media = write_expansions(conversation.media, rendered, encoder)
                 rendered = media.rendered
             stretches = trained_stretches(conversation, rendered, rules.train_on)
-            _refuse_surrogates(rendered.text)
+            refuse_surrogates(rendered.text)
         except RenderError as error:
             out.faults.append(LeftOut(number, str(error)))
         except NothingTrainedError as error:
@@ -184,14 +184,15 @@ def _proved(
         raise RenderError(made)
     placed: list[PlacedMedium] = []
     if one.media is not None:
-        made, placed = with_runs(made, one.media, one.conversation, encoder)
+        made, placed = with_runs(made, one.media, one.conversation.media, encoder)
         text = text._replace(stretches=without_media(text.stretches, one.media.media))
     if prove and (problem := _disproof(encoder, text, made)):
         raise RenderError(problem)
     return made, placed
 
 
-def _refuse_surrogates(text: str) -> None:
+def refuse_surrogates(text: str) -> None:
+    """Raise RenderError for a text that no tokenizer takes."""
     if not text.isascii():
         try:
             text.encode()

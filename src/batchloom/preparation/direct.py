@@ -97,6 +97,7 @@ class _Ready:
     dtype: np.dtype[np.generic]
     chat: ChatEncoder | None
     fim: None = None
+    media: None = None
     compared: bool = False
 
 

@@ -11,7 +11,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.chat.token_rows import TokenRow
-from batchloom.core.conversation import Conversation, Labelled, Pair
+from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
+from batchloom.core.media import Medium
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.conversations import ChatRules, LeftOut, encode_conversations
 from batchloom.preparation.fim import FimCutter, cut_texts, put_before
@@ -162,8 +163,9 @@ def encode_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.ge
 def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
     """The hash of each document as (low, high) halves, uint64 [D, 2].
 
-    XXH3-128 of the UTF-8 of a text; of the JSON of a conversation's messages, tools and flags, of a
-    pair of both conversations or texts, of a labelled conversation without its label; of ids as u32.
+    XXH3-128 of the UTF-8 of a text; of the JSON of a text's pieces and of the media between them, of a
+    conversation's messages, tools and flags, of a pair of both conversations or texts, of a labelled
+    conversation without its label; of ids as u32.
     """
     return halves_of(digests_and_sizes(documents)[0])
 
@@ -192,11 +194,15 @@ def halves_of(digests: Sequence[bytes]) -> NDArray[np.uint64]:
     return halves[:, ::-1].astype(np.uint64)
 
 
-def _content(document: Conversation | Pair | Labelled | TokenRow) -> bytes:
+def _content(document: Conversation | Interleaved | Pair | Labelled | TokenRow) -> bytes:
     if isinstance(document, TokenRow):
         return document.ids.astype("<u4").tobytes()
     said: Any
-    if isinstance(document, Pair):
+    if isinstance(document, Interleaved):
+        if not document.media:
+            return document.texts[0].encode()
+        said = document.texts, _named(document.media)
+    elif isinstance(document, Pair):
         said = [_said(document.chosen), _said(document.rejected)]
     else:
         said = _said(document.conversation if isinstance(document, Labelled) else document)
@@ -207,15 +213,20 @@ def _said(side: Conversation | str) -> Any:
     if isinstance(side, str):
         return side
     said = side.messages, side.tools, side.trained, side.completion
-    media = [(one.kind, one.seen.digest.hex() if one.seen else one.place) for one in side.media]
-    return (*said, media) if media else said
+    return (*said, _named(side.media)) if side.media else said
 
 
-def beginning(document: str | Conversation | Pair | Labelled | TokenRow) -> str:
+def _named(media: Sequence[Medium]) -> list[tuple[str, str]]:
+    return [(one.kind, one.seen.digest.hex() if one.seen else one.place) for one in media]
+
+
+def beginning(document: str | Interleaved | Conversation | Pair | Labelled | TokenRow) -> str:
     """The first words of what a document holds, for a person to recognise it."""
     if isinstance(document, TokenRow):
         return str(document.ids[:16].tolist())
-    if isinstance(document, Pair):
+    if isinstance(document, Interleaved):
+        document = "".join(document.texts)
+    elif isinstance(document, Pair):
         document = document.chosen
     elif isinstance(document, Labelled):
         document = document.conversation
@@ -233,6 +244,12 @@ def size_of(document: Any) -> int:
         return size_of(document.chosen) + size_of(document.rejected)
     if isinstance(document, Labelled):
         return size_of(document.conversation)
+    if isinstance(document, Interleaved):
+        return sum(map(len, document.texts)) + _held(document.media)
     contents = [message.get("content") for message in document.messages]
     said = sum(len(text) if isinstance(text, str) else 1000 for text in contents)
-    return said + sum(len(medium.data or b"") for medium in document.media)
+    return said + _held(document.media)
+
+
+def _held(media: Sequence[Medium]) -> int:
+    return sum(len(medium.data or b"") for medium in media)

@@ -1,14 +1,16 @@
 """Documents as every reader of input sees them: tidied, then tokenized as their reading says."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, Protocol
 
 import numpy as np
 
-from batchloom.core.conversation import Pair
+from batchloom.core.conversation import Interleaved, Pair
 from batchloom.core.document import Records
 from batchloom.dedup.lines import Pieces
-from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.chat_encoder import ChatEncoder, TextEncoder
 from batchloom.preparation.conversations import LeftOut
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.encode import (
@@ -20,6 +22,7 @@ from batchloom.preparation.encode import (
     encode_texts,
 )
 from batchloom.preparation.fim import FimCutter
+from batchloom.preparation.interleaved import encode_interleaved
 from batchloom.preparation.preferences import encode_labels, encode_pairs, encode_text_pairs
 from batchloom.preparation.reading import Reading, Readings, Way
 from batchloom.preparation.subsets import Membership
@@ -47,6 +50,7 @@ class Task:
         dedup: which duplicates will be looked for.
         cleaner: the steps of cleaning; None where there are none.
         fim: which texts have their middle last; None where none has.
+        media: the tokenizer for texts with media; None where media are not read.
     """
 
     rules: ReadRules
@@ -61,6 +65,7 @@ class Task:
     cleaner: Cleaner | None = None
     dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
     fim: FimCutter | None = None
+    media: TextEncoder | None = None
 
     @property
     def pieces(self) -> Pieces | None:
@@ -77,6 +82,13 @@ def tidy(found: Records, way: Way, *, normalized: bool) -> None:
     """Normalise the texts of a stretch, and leave out those that say nothing."""
     if way == "text-pairs" and normalized:
         found.values = [Pair(normalize(p.chosen), normalize(p.rejected)) for p in found.values]
+    if way == "interleaved":
+        if normalized:
+            found.values = [
+                Interleaved([normalize(text) for text in one.texts], one.media)
+                for one in found.values
+            ]
+        _keep(found, [any(text and not text.isspace() for text in d.texts) for d in found.values])
     if way != "text":
         return
     if normalized:
@@ -85,10 +97,14 @@ def tidy(found: Records, way: Way, *, normalized: bool) -> None:
             for text in found.values
         ]
     if "" in found.values or any(map(str.isspace, found.values)):
-        kept = [at for at, text in enumerate(found.values) if text and not text.isspace()]
-        found.values = [found.values[at] for at in kept]
-        found.records = [found.records[at] for at in kept]
-        found.offsets = [found.offsets[at] for at in kept]
+        _keep(found, [bool(text) and not text.isspace() for text in found.values])
+
+
+def _keep(found: Records, kept: Sequence[bool]) -> None:
+    if not all(kept):
+        found.values = list(compress(found.values, kept))
+        found.records = list(compress(found.records, kept))
+        found.offsets = list(compress(found.offsets, kept))
 
 
 class Encoding(Protocol):
@@ -111,6 +127,10 @@ class Encoding(Protocol):
         """Which texts have their middle last; None where none has."""
 
     @property
+    def media(self) -> TextEncoder | None:
+        """The tokenizer for texts with media; None where media are not read."""
+
+    @property
     def compared(self) -> bool:
         """Whether documents are compared by their tokens."""
 
@@ -119,6 +139,10 @@ def encode_documents(task: Encoding, reading: Reading, documents: list[Any]) -> 
     """Tokenize documents of one reading."""
     if reading.way == "tokens":
         made = encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
+    elif reading.way == "interleaved":
+        if task.media is None:
+            raise AssertionError("a job with media has a tokenizer for them")
+        made = encode_interleaved(documents, task.media, task.dtype)
     elif reading.chat is None:
         if task.fim is None:
             return encode_texts(documents, task.tokenizer, task.dtype)

@@ -28,7 +28,12 @@ from batchloom.preparation.reading import Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, allowed_bad
 from batchloom.preparation.subsets import Membership
 from batchloom.preparation.tally import Listener
-from batchloom.preparation.tokenizer_of import dtype_name, job_template, job_tokenizer
+from batchloom.preparation.tokenizer_of import (
+    dtype_name,
+    job_template,
+    job_tokenizer,
+    media_encoder,
+)
 from batchloom.preparation.walk import walk
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.listing import Listing
@@ -235,6 +240,7 @@ def _task(
     try:
         dtype = dtype_name(recipe, tokenizer)
         encoder = job_template(recipe, sources, readings, tokenizer, tell)
+        media = media_encoder(tokenizer, recipe, encoder)
     except InputError as error:
         case.faults.append(str(error))
         return None
@@ -247,6 +253,7 @@ def _task(
         TOKEN_DTYPES[dtype],
         Membership(0.0, 0.0),
         encoder,
+        media=media,
     )
 
 

@@ -32,7 +32,7 @@ from batchloom.preparation.settle import SettleOrder, settle_unit
 from batchloom.preparation.shards import WriteOrder, write_unit
 from batchloom.preparation.subsets import Membership
 from batchloom.preparation.tokenize import tokenize_unit
-from batchloom.preparation.tokenizer_of import chat_encoder
+from batchloom.preparation.tokenizer_of import chat_encoder, media_encoder
 from batchloom.preparation.versions import refuse_other_versions
 from batchloom.preparation.work import reading
 from batchloom.sources.cuts import RecordBounds
@@ -102,6 +102,7 @@ class Hand:
             cleaner=Cleaner(self.clean) if self.clean else None,
             dedup=recipe.dedup,
             fim=make_fim(recipe.reading.fim, tokenizer),
+            media=media_encoder(tokenizer, recipe, chat),
         )
 
 

@@ -1,4 +1,4 @@
-"""Media among the tokens of a conversation: where chat, tokens and processors meet."""
+"""Media among the tokens of a document: where chat, tokens and processors meet."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,11 +10,10 @@ from batchloom.chat.render import Rendered
 from batchloom.chat.stands import write_media
 from batchloom.chat.template import RenderError
 from batchloom.core.addresses import shown
-from batchloom.core.conversation import Conversation
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.media import Medium
 from batchloom.media.families import Expansion, Family
-from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.chat_encoder import Encoder
 from batchloom.preparation.chat_masks import Masked
 from batchloom.preparation.token_places import byte_places
 
@@ -26,11 +25,13 @@ class MediaText(NamedTuple):
         rendered: the conversation; each run of a medium's token is a single one.
         media: (start, stop) of what stands for each medium, in characters.
         expansions: of each medium.
+        written: (start, stop) of the same with the marks that stand around it where no template wrote any.
     """
 
     rendered: Rendered
     media: list[tuple[int, int]]
     expansions: list[Expansion]
+    written: list[tuple[int, int]]
 
 
 class PlacedMedium(NamedTuple):
@@ -49,18 +50,14 @@ class PlacedMedium(NamedTuple):
     grid: tuple[int, int, int]
 
 
-def write_expansions(
-    conversation: Conversation, rendered: Rendered, encoder: ChatEncoder
-) -> MediaText:
-    """Write what the processor does where media stand in a rendered conversation.
+def write_expansions(media: Sequence[Medium], rendered: Rendered, encoder: Encoder) -> MediaText:
+    """Write what the processor does where media stand in a text.
 
     Raises:
         RenderError: a medium that the processor does not take; says which.
     """
     expansions, written, before = [], [], []
-    for number, (medium, place) in enumerate(
-        zip(conversation.media, rendered.places, strict=True), 1
-    ):
+    for number, (medium, place) in enumerate(zip(media, rendered.places, strict=True), 1):
         family = encoder.families[medium.kind]
         expansion = _expanded(medium, family, number)
         alone = family.placeholder if place.typed else family.alone
@@ -74,11 +71,11 @@ def write_expansions(
     whole = rendered._replace(
         text=made.text, turns=made.turns, control=made.control, generation=made.generation
     )
-    media = [
+    stand = [
         (start + skipped, start + skipped + len(expansion.text))
         for (start, _), skipped, expansion in zip(made.media, before, expansions, strict=True)
     ]
-    return MediaText(whole, media, expansions)
+    return MediaText(whole, stand, expansions, made.media)
 
 
 def _expanded(medium: Medium, family: Family, number: int) -> Expansion:
@@ -98,7 +95,7 @@ def shown_place(medium: Medium) -> str:
 
 
 def with_runs(
-    made: Masked, text: MediaText, conversation: Conversation, encoder: ChatEncoder
+    made: Masked, text: MediaText, media: Sequence[Medium], encoder: Encoder
 ) -> tuple[Masked, list[PlacedMedium]]:
     """Tokens with each medium's token as often as the processor writes it, and where media stand among them.
 
@@ -107,7 +104,7 @@ def with_runs(
     Args:
         made: the tokens of the text, a single one for each run.
         text: the text.
-        conversation: what it is of.
+        media: those in it.
         encoder: knows the tokens of media.
 
     Raises:
@@ -117,9 +114,7 @@ def with_runs(
     repeats = np.ones(made.ids.size, np.int64)
     mask = made.mask.copy()
     bounds = []
-    for medium, (start, stop), expansion in zip(
-        conversation.media, text.media, text.expansions, strict=True
-    ):
+    for medium, (start, stop), expansion in zip(media, text.media, text.expansions, strict=True):
         token = encoder.families[medium.kind].token
         at = _tokens_at(made, whole, _found(whole, token, start, stop), token)
         repeats[at] = expansion.runs
@@ -131,15 +126,13 @@ def with_runs(
     edges = np.concatenate([[0], np.cumsum(repeats)]).tolist()
     placed = [
         PlacedMedium(medium, edges[first], edges[behind] - edges[first], expansion.grid)
-        for medium, (first, behind), expansion in zip(
-            conversation.media, bounds, text.expansions, strict=True
-        )
+        for medium, (first, behind), expansion in zip(media, bounds, text.expansions, strict=True)
     ]
     ids, starts = np.repeat(made.ids, repeats), np.repeat(made.starts, repeats)
     return Masked(ids, np.repeat(mask, repeats), starts, made.in_bytes), placed
 
 
-def _own(text: str, start: int, stop: int, encoder: ChatEncoder) -> tuple[int, int]:
+def _own(text: str, start: int, stop: int, encoder: Encoder) -> tuple[int, int]:
     """From the first to the last control token of what stands for a medium: what is around may join its neighbours."""
     found = list(encoder.control.finditer(text, start, stop))
     return (found[0].start(), found[-1].end()) if found else (start, stop)

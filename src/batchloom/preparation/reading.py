@@ -11,7 +11,7 @@ from batchloom.chat.detect import Shape, detect_schema, shape_of
 from batchloom.chat.frames import with_frames
 from batchloom.chat.records import Read, Record, record_reader
 from batchloom.chat.schema import Schema
-from batchloom.core.conversation import Conversation, Labelled, Pair
+from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.media.look import Looker
@@ -25,7 +25,7 @@ from batchloom.sources.parts import PartReader
 from batchloom.sources.rules import Limits, Part, ReadRules, Source
 from batchloom.store.pairs import Preferences
 
-Way = Literal["text", "conversation", "tokens", "pairs", "text-pairs", "labels"]
+Way = Literal["text", "interleaved", "conversation", "tokens", "pairs", "text-pairs", "labels"]
 
 # Ways whose documents a chat template renders.
 TEMPLATED: frozenset[str] = frozenset({"conversation", "pairs", "labels"})
@@ -77,7 +77,7 @@ class Reading:
     @property
     def ended(self) -> bool:
         """Whether its documents are given an end token, and BOS where models expect one."""
-        return self.way in ("text", "text-pairs")
+        return self.way in ("text", "interleaved", "text-pairs")
 
     def take_in(self, found: Records) -> None:
         """Make documents of the rows of a stretch; those that cannot be used become bad records."""
@@ -134,17 +134,19 @@ class Readings:
 
     def _detect(self, source: Source) -> Reading:
         field, mapping = self._recipe.columns(source.input)
-        if field is not None:
+        looker = self._looker(source)
+        if field is not None and looker is None:
             rules = replace(self.rules, text_field=field)
             columns = {"text": (field,)}
             return Reading(rules, detected=f"{field} -> plain text", columns=columns)
+        if field is not None:
+            mapping = {**mapping, "text": field}
         rows, whole = first_rows(source, self._rows)
         if not rows:
             # Of a source without any record no column need be the text. Where more may come, reading it
             # as text says of each record what is wrong with it, until there are too many.
             return Reading(replace(self.rules, text_field=None if whole else "text"))
         shape = shape_of(rows)
-        looker = self._looker(source)
         # Where media lie is a matter of where their file does.
         key = None if shape is None or looker else (source.input, shape)
         if key is not None and key in self._alike:
@@ -208,12 +210,15 @@ def reading_of(
     chat: ChatRecipe,
     looker: Looker | None = None,
 ) -> Reading:
-    """How a source with these first records is read; with a looker its conversations may hold media."""
+    """How a source with these first records is read; with a looker its documents may hold media."""
     try:
-        schema = detect_schema(rows, mapping)
+        schema = detect_schema(rows, mapping, media=looker is not None)
     except SchemaError as error:
         raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
     columns = _filled(schema, rows)
+    if looker is not None and schema.kind == "interleaved":
+        read, rules = _looking(record_reader(schema), looker), replace(rules, text_field=None)
+        return Reading(rules, "interleaved", read, detected=schema.description, columns=columns)
     plain = _plain_column(schema, rows)
     if looker is not None and schema.kind != "conversation":
         read = _without_media(record_reader(schema))
@@ -249,8 +254,8 @@ def _without_media(read: Read) -> Read:
         for name in _MEDIA_COLUMNS:
             if says_something(row.get(name)):
                 raise UnusableRecordError(
-                    f"column {name!r} is not empty, and images and audio are read in conversations alone; write the "
-                    "record as messages, or leave the column out"
+                    f"column {name!r} is not empty, and the first records of the file have none: keep records with "
+                    "images or audio in a file of their own, or leave the column out"
                 )
         return read(row)
 
@@ -261,11 +266,11 @@ _MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 
 
 def _looking(read: Read, looker: Looker) -> Read:
-    """A reader of conversations that looks at their media."""
+    """A reader of conversations, or of texts with media, that looks at their media."""
 
     def looked(row: Mapping[str, Any]) -> Record:
         found = read(row)
-        if isinstance(found, Conversation) and found.media:
+        if isinstance(found, Conversation | Interleaved) and found.media:
             return with_frames(found, looker(found.media))
         return found
 
@@ -335,6 +340,8 @@ def texts_in(value: object) -> Iterator[str]:
     if isinstance(value, Pair):
         yield from texts_in(value.chosen)
         yield from texts_in(value.rejected)
+    if isinstance(value, Interleaved):
+        yield from value.texts
     if isinstance(value, Labelled):
         value = value.conversation
     messages = getattr(value, "messages", ())

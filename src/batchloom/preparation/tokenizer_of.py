@@ -5,9 +5,9 @@ from typing import Any
 
 from batchloom.chat.choose import choose_template
 from batchloom.core.errors import InputError
-from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.preparation.chat_encoder import ChatEncoder, TextEncoder
 from batchloom.preparation.media_processor import job_processor, processor_template
-from batchloom.preparation.reading import Readings
+from batchloom.preparation.reading import TEMPLATED, Readings
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.sample import (
     TRAIN_BYTES,
@@ -99,7 +99,12 @@ def job_template(
     Raises:
         TemplateError: no such template, or one that cannot be used.
     """
-    if not any(readings.of(source).templated for source in sources):
+    ways = {readings.of(source).way for source in sources}
+    media = recipe.reading.media
+    if media is not None and ways & {"conversation", "interleaved"}:
+        for note in job_processor(media, recipe.tokenizer).notes:
+            tell(f"{note}.")
+    if not ways & TEMPLATED:
         # Nobody renders with it, but a name that means nothing was not meant.
         template = recipe.chat.template
         choose_template(
@@ -110,9 +115,6 @@ def job_template(
     if encoder.tokenizer is not tokenizer:
         engine = encoder.tokenizer.engine
         tell(f"Encoding conversations with {engine.name}: {engine.note}")
-    if recipe.reading.media is not None:
-        for note in job_processor(recipe.reading.media, recipe.tokenizer).notes:
-            tell(f"{note}.")
     for note in encoder.notes:
         tell(f"{note[:1].upper()}{note[1:]}.")
     return encoder
@@ -135,6 +137,26 @@ def chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
         families=processor.families,
         templates={} if beside is None else {"default": beside},
     )
+
+
+def media_encoder(
+    tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder | None
+) -> TextEncoder | None:
+    """The tokenizer for texts with media; None where media are not read.
+
+    Args:
+        tokenizer: of the job.
+        recipe: of the job.
+        chat: the same tokenizer with a template, where the job has one.
+
+    Raises:
+        TokenizerError: it does not know the processor's tokens.
+    """
+    media = recipe.reading.media
+    if media is None or chat is not None:
+        return None if chat is None else chat.text
+    families = job_processor(media, recipe.tokenizer).families
+    return TextEncoder(verify_control(tokenizer, ()), families)
 
 
 def dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
