@@ -17,7 +17,7 @@ from batchloom.store.opening import open_store
 from batchloom.store.pairs import SIDE_NAMES
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
-from batchloom.store.stored_media import MediaCount, StoreMedia, keeps_whole
+from batchloom.store.stored_media import MediaCount, StoreMedia
 
 PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
 _SAMPLED_POOLS = 4

@@ -5,6 +5,17 @@ from typing import Literal
 
 Kind = Literal["image", "audio", "video"]
 KINDS: tuple[Kind, ...] = ("image", "audio", "video")
+_NAMED: dict[Kind, str] = {
+    "image": "jpg jpeg jpe jfif png gif webp bmp tif tiff ppm pgm avif",
+    "audio": "wav flac mp3 ogg oga opus aif aiff au caf m4a aac wma",
+    "video": "mp4 m4v mkv webm mov avi mpg mpeg wmv flv",
+}
+_ENDINGS = {ending: kind for kind, endings in _NAMED.items() for ending in endings.split()}
+
+
+def kind_by_name(name: str) -> Kind | None:
+    """The kind of medium that a file is by the ending of its name; None where it is none."""
+    return _ENDINGS.get(name.rpartition(".")[2].lower())
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,13 @@ def list_inputs(
     """
     asked = [source.asked for source in recipe.sources]
     listing = list_sources(
-        recipe.inputs, asked=asked, exclude=exclude, spool=spool, streaming=streaming, seen=seen
+        recipe.inputs,
+        asked=asked,
+        exclude=exclude,
+        spool=spool,
+        streaming=streaming,
+        seen=seen,
+        media=recipe.reading.media is not None,
     )
     for name, first, second in listing.twice:
         if recipe.source(first) != recipe.source(second):

@@ -1,5 +1,6 @@
 """How the records of each source become documents: the schema their first records have."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
@@ -16,6 +17,12 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.media.look import Looker
 from batchloom.media.places import Places
+from batchloom.preparation.beside import (
+    captioned,
+    media_beside,
+    names_files,
+    with_named_files,
+)
 from batchloom.preparation.conversations import ChatRules
 from batchloom.preparation.media_processor import job_processor
 from batchloom.preparation.media_recipe import MediaRecipe
@@ -31,6 +38,8 @@ Way = Literal["text", "interleaved", "conversation", "tokens", "pairs", "text-pa
 TEMPLATED: frozenset[str] = frozenset({"conversation", "pairs", "labels"})
 # What is detected where a column called text holds text.
 USUAL = "text -> plain text"
+# What is said of texts beside media of their names.
+CAPTIONS = "texts beside media of the same name -> text with media"
 _FIRST_RECORDS = 100
 _FIRST_BYTES, _MOST_BYTES = 8 << 20, 64 << 20
 _TEXTS = ("text", "code")
@@ -55,6 +64,7 @@ class Reading:
         chat: what is trained of its conversations or preferences; None where it has none.
         detected: one line for people, empty for text files.
         columns: for each role the columns that hold it in the first records.
+        own_folder: whether paths of media begin at the source, also where a folder of data is named.
     """
 
     rules: ReadRules
@@ -63,6 +73,7 @@ class Reading:
     chat: ChatRules | None = None
     detected: str = ""
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    own_folder: bool = False
 
     @property
     def preferences(self) -> Preferences:
@@ -115,13 +126,15 @@ class Readings:
         self._text, self._rows = Reading(self.rules), replace(self.rules, text_field=None)
         self._recipe = recipe
         self._known: dict[str, Reading] = {}
+        # Of texts very many lie in a folder, and none is remembered by itself.
+        self._looks: tuple[str, Looker | None] = ("", None)
         # Of very many files most hold the same columns.
         self._alike: dict[tuple[int, Shape], Reading] = {}
 
     def of(self, source: Source) -> Reading:
         """How this source is read; its first records are looked at once."""
         if source.kind in _TEXTS:
-            return self._text
+            return self._captions(source) or self._text
         found = self._known.get(source.path)
         if found is None:
             found = self._known[source.path] = self._detect(source)
@@ -142,6 +155,9 @@ class Readings:
         if field is not None:
             mapping = {**mapping, "text": field}
         rows, whole = first_rows(source, self._rows)
+        files = looker is not None and names_files(source)
+        if files:
+            rows = list(_with_files(rows))
         if not rows:
             # Of a source without any record no column need be the text. Where more may come, reading it
             # as text says of each record what is wrong with it, until there are too many.
@@ -160,23 +176,66 @@ class Readings:
             # A manifest says with mapping: and text_field: what options say.
             told = f"{place}: {error} (mapping: there)"
             raise SchemaError(told, error.columns, error.suggestion) from None
+        if files and found.read is not None:
+            found = replace(found, read=_naming_files(found.read))
         if key is not None and len(self._alike) < _MOST_ALIKE:
             self._alike[key] = found
         return found
 
-    def _looker(self, source: Source) -> Looker | None:
+    def _captions(self, source: Source) -> Reading | None:
+        """How a text is read that is the caption of media beside it; None for any other."""
+        if self._recipe.reading.media is None:
+            return None
+        media = media_beside(source, self.rules.limits)
+        if not media:
+            return None
+        folder = _folder_of(source)
+        if self._looks[0] != folder or self._looks[1] is None:
+            self._looks = folder, self._looker(source, own_folder=True)
+        looker = self._looks[1]
+
+        def read(text: Any) -> Record:
+            document = captioned(media, text)
+            return replace(document, media=looker(document.media)) if looker else document
+
+        rules = replace(self.rules, split_on="file")
+        return Reading(rules, "interleaved", read, detected=CAPTIONS, own_folder=True)
+
+    def media_folder(self, source: Source) -> str | None:
+        """Where paths of media begin that a source names; None where media are not read."""
+        media = self._recipe.reading.media
+        own = media is not None and self.of(source).own_folder
+        return None if media is None else _media_folder(media, source, own_folder=own)
+
+    def _looker(self, source: Source, *, own_folder: bool = False) -> Looker | None:
         """What looks at the media of a source; None where media are not read."""
         media = self._recipe.reading.media
         if media is None:
             return None
         kinds = job_processor(media, self._recipe.tokenizer).families
-        places = Places(media_folder(media, source), media.limits)
+        places = Places(_media_folder(media, source, own_folder=own_folder), media.limits)
         return Looker(places, kinds, media.sampling, held=media.keep == "embed")
 
 
-def media_folder(media: MediaRecipe, source: Source) -> str:
-    """Where paths of media begin that a source names."""
-    return media.data_folder or source.path.rpartition("/")[0] or "."
+def _media_folder(media: MediaRecipe, source: Source, *, own_folder: bool) -> str:
+    named = None if own_folder else media.data_folder
+    return named or _folder_of(source)
+
+
+def _folder_of(source: Source) -> str:
+    return source.path.rpartition("/")[0] or "."
+
+
+def _with_files(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of a table that names files, as far as they can be used."""
+    for row in rows:
+        with contextlib.suppress(UnusableRecordError):
+            yield dict(with_named_files(row))
+
+
+def _naming_files(read: Read) -> Read:
+    """A reader of rows of a table that names files."""
+    return lambda row: read(with_named_files(row))
 
 
 def called(kind: str) -> str:

@@ -20,7 +20,7 @@ from batchloom.preparation.fim import make_fim
 from batchloom.preparation.finish import Finished, finish_store, make_manifest, move_store
 from batchloom.preparation.making import Made, Making, Run
 from batchloom.preparation.read_recipe import weights_note
-from batchloom.preparation.reading import USUAL, Readings, media_folder, refuse_mixed
+from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.recipe_file import printable_settings
 from batchloom.preparation.recipe_store import inputs_lay
@@ -268,13 +268,11 @@ class Job:
 
     def _media_folders(self) -> dict[str, str]:
         """Where paths of media begin, by source: a store knows none but those of records."""
-        media = self._recipe.reading.media
-        if media is None:
-            return {}
-        folders = {one.name: media_folder(media, one) for one in self._listing.sources}
+        folders = {one.name: self._readings.media_folder(one) for one in self._listing.sources}
         return {
             printable(name): printable(shown(folder) if is_url(folder) else os.path.abspath(folder))  # noqa: PTH100
             for name, folder in folders.items()
+            if folder is not None
         }
 
     def _note(self, text: str) -> None:

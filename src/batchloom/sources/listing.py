@@ -20,6 +20,7 @@ from batchloom.core.addresses import (
 )
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import absolute, because, nearest_path, printable
+from batchloom.core.media import kind_by_name as medium_by_name
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES
 from batchloom.sources.archives import Archive
@@ -88,6 +89,7 @@ def list_sources(
     spool: Spool | None = None,
     streaming: bool | None = None,
     seen: Mapping[str, Seen] | None = None,
+    media: bool = False,
 ) -> Listing:
     """List the files of ``inputs`` in the order given, inside a folder sorted by path.
 
@@ -104,6 +106,7 @@ def list_sources(
             first; None: those above 10 GB are.
         seen: what files were found to be when the same inputs were listed before, by absolute path;
             those that have the size and time they had then are not looked into again.
+        media: whether images and sounds are read that records and captions name: those in folders are not looked at.
 
     Raises:
         InputMissingError: an input does not exist, is empty or holds no usable file.
@@ -112,7 +115,7 @@ def list_sources(
     # Not every server says of a file that it is another one now.
     KEPT.forget()
     forget_looks()
-    lister = _Lister(exclude, spool, seen or {}, streaming=streaming)
+    lister = _Lister(exclude, spool, seen or {}, streaming=streaming, media=media)
     named = list(enumerate(zip(inputs, paths_and_labels(inputs), strict=True)))
     for number, (given, (_, label)) in inputs_ahead(named, lambda one: one[1][0]):
         said = asked_of(asked, number)
@@ -143,8 +146,9 @@ class _Lister:
         seen: Mapping[str, Seen],
         *,
         streaming: bool | None,
+        media: bool,
     ) -> None:
-        self._names, self._seen = Names(), seen
+        self._names, self._seen, self._media = Names(), seen, media
         self._spool, self._streaming = spool, streaming
         self.sources: list[Source] = []
         self.notes: list[str] = []
@@ -161,6 +165,7 @@ class _Lister:
     def add(self, given: str, label: str, number: int, said: Asked) -> None:
         self._input, self._said = number, said
         self._left, self._twice, self._otherwise = Counter(), [], []
+        self._alone, self._records = 0, False
         self._folders = set()
         before, called = len(self.sources), label if is_far(given) else given
         if given == STANDARD_INPUT:
@@ -244,6 +249,8 @@ class _Lister:
                 self._add_file(place, f"{label.rstrip('/')}/{inside}", status)
 
     def _tell(self, label: str) -> None:
+        if self._alone and not self._records:
+            self._left["images and sounds without a text of their name"] = self._alone
         if self._left:
             counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
             self.notes.append(printable(f"Left out of {label}: {counts}."))
@@ -347,12 +354,14 @@ class _Lister:
 
     def _entries(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]]:
         prefix = "" if label in ("", ".") else f"{label}/"
-        entries = []
+        entries, media = [], []
         try:
             with os.scandir(folder) as scan:
                 for entry in sorted(scan, key=lambda entry: entry.name):
                     if entry.name.startswith("."):
                         self._left["hidden"] += 1
+                    elif self._media and medium_by_name(entry.name):
+                        media.append(entry.name)
                     elif entry.name == "__pycache__":
                         self._left["__pycache__"] += 1
                     elif (status := self._stat(entry.path)) is None:
@@ -361,6 +370,10 @@ class _Lister:
                         entries.append((entry.path, prefix + entry.name, status))
         except OSError as error:
             raise InputError(f"Folder {folder} cannot be read: {because(error)}.") from error
+        if media:
+            # A record elsewhere in the input may name them.
+            texts = {name.rpartition("/")[2].rpartition(".")[0] for _, name, _ in entries}
+            self._alone += sum(name.rpartition(".")[0] not in texts for name in media)
         return entries
 
     def _add_file(self, path: str, name: str, found: os.stat_result) -> None:
@@ -459,6 +472,7 @@ class _Lister:
         if self._listed(name, found):
             return
         name = self._names.fresh(name)
+        self._records |= verdict.kind not in ("text", "code")
         self._tell_other(name, named, verdict)
         self.sources.append(
             Source(

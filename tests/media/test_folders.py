@@ -1,0 +1,169 @@
+"""Folders of images and sounds with captions: tables that name files, and texts named as the media are."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom.core.errors import InputMissingError
+from batchloom.store.stored_media import StoreMedia
+from batchloom.store.verify import verify_store
+from media.made import encoded, picture, sound, talk
+from media.processors import MADE, save
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def processor(tmp_path_factory):
+    return str(save(MADE["qwen2_vl"](), tmp_path_factory.mktemp("processor")))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Images in a folder and in one below it."""
+    made = tmp_path / "cats"
+    (made / "more").mkdir(parents=True)
+    for number in range(4):
+        place = made / ("more" if number == 3 else ".") / f"{number}.v1.jpg"
+        place.write_bytes(encoded(picture(60 + 20 * number, 80, seed=number)))
+    return made
+
+
+def prepared(source, out, processor, **settings):
+    media = {"processor": processor, **settings.pop("media", {})}
+    result = batchloom.prepare(
+        source,
+        out=out,
+        tokenizer=processor,
+        media=media,
+        **{"val_fraction": 0, "dedup": "none", **settings},
+    )
+    assert verify_store(result.path).faults == []
+    return batchloom.open_store(result.path), result.notes
+
+
+def told(store):
+    """The places of the media of each document, and its last words."""
+    found = StoreMedia(store).of(np.arange(len(store)))
+    texts = [store.tokenizer.decode(store[n].ids).rpartition("|>")[0] for n in range(len(store))]
+    said = [text.rpartition("|>")[2].removesuffix("<|endoftext") for text in texts]
+    return [([one.place for one in some], text) for some, text in zip(found, said, strict=True)]
+
+
+NAMES = ["0.v1.jpg", "1.v1.jpg", "2.v1.jpg", "more/3.v1.jpg"]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_a_table_names_the_images_beside_it(form, folder, processor, tmp_path):
+    rows = [{"file_name": name, "text": f"Cat {n}."} for n, name in enumerate(NAMES)]
+    if form == "jsonl":
+        (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with (folder / "metadata.csv").open("w") as file:
+            writer = csv.DictWriter(file, ["file_name", "text"])
+            writer.writeheader()
+            writer.writerows(rows)
+    store, notes = prepared(folder, tmp_path / "out", processor)
+    assert told(store) == [([name], f"Cat {n}.") for n, name in enumerate(NAMES)]
+    assert not any("Left out" in note for note in notes)
+    batches = list(batchloom.Loader(store, seq_len=300, global_batch_size=2))
+    assert sum(len(batch["image_grid_thw"]) for batch in batches) == 4
+
+
+def test_a_table_of_conversations_and_of_several_images(folder, processor, tmp_path):
+    rows = [
+        {"file_name": NAMES[0], "messages": talk("<image>Who?", "A cat.")},
+        {"file_names": NAMES[1:3], "messages": talk("<image> and <image>?", "Two cats.")},
+    ]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store, _ = prepared(folder, tmp_path / "out", processor)
+    found = StoreMedia(store).of(np.arange(2))
+    assert [[one.place for one in some] for some in found] == [[NAMES[0]], NAMES[1:3]]
+
+
+def test_rows_that_name_no_media_are_kept_aside(folder, processor, tmp_path):
+    rows = [
+        {"file_name": NAMES[0], "text": "A cat."},
+        {"file_name": "cat.zip", "text": "No cat."},
+        {"file_name": 5, "text": "No cat."},
+        {"file_name": "gone.jpg", "text": "No cat."},
+        {"file_name": "a.wav", "text": "A sound."},
+        {"file_name": NAMES[1], "images": [NAMES[2]], "text": "Which cat?"},
+    ]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "a.wav").write_bytes(sound())
+    store, _ = prepared(folder, tmp_path / "out", processor, max_bad=5)
+    assert told(store) == [([NAMES[0]], "A cat.")]
+    lines = (store.path / "quarantine.jsonl").read_text().splitlines()
+    reasons = [json.loads(line)["reason"] for line in lines]
+    for reason, said in zip(
+        reasons,
+        (
+            "names 'cat.zip', which is no image, sound or video by its ending",
+            "'file_name' holds a number, not the name of a file",
+            "gone.jpg) is not there",
+            "is audio, and the processor takes image alone",
+            "columns 'file_name' and 'images' both name media",
+        ),
+        strict=True,
+    ):
+        assert said in reason
+
+
+def test_texts_named_as_images_are_their_captions(folder, processor, tmp_path):
+    for number, name in enumerate(NAMES):
+        (folder / name).with_suffix(".txt").write_text(f"Cat {number},\n\nfat.\r\n")
+    (folder / "1.v1.png").write_bytes(encoded(picture(), "PNG"))
+    (folder / "alone.jpg").write_bytes(encoded(picture()))
+    (folder / "plain.txt").write_text("Line one.\nLine two.\n")
+    settings = {"media": {"data_folder": str(tmp_path)}, "split_on": "line"}
+    store, notes = prepared(folder, tmp_path / "out", processor, **settings)
+    own = [name.rpartition("/")[2] for name in NAMES]
+    assert told(store) == [
+        ([own[0]], "Cat 0,\n\nfat."),
+        ([own[1], "1.v1.png"], "Cat 1,\n\nfat."),
+        ([own[2]], "Cat 2,\n\nfat."),
+        ([own[3]], "Cat 3,\n\nfat."),
+        ([], "Line one."),
+        ([], "Line two."),
+    ]
+    assert any("1 images and sounds without a text of their name" in note for note in notes)
+    assert any("texts beside media of the same name" in note for note in notes)
+    folders = {StoreMedia(store).folder_of(n) for n in range(4)}
+    assert folders == {str(folder), str(folder / "more")}
+    again = tmp_path / "again"
+    prepared(folder, again, processor, workers=2, **settings)
+    for file in (store.path / "train").iterdir():
+        assert file.read_bytes() == (again / "train" / file.name).read_bytes()
+    batches = list(batchloom.Loader(store, seq_len=300, global_batch_size=2))
+    assert sum(len(batch.get("image_grid_thw", ())) for batch in batches) == 5
+
+
+def test_a_caption_without_its_image_any_more_is_a_text(folder, processor, tmp_path):
+    (folder / "0.v1.txt").write_text("Cat.")
+    (folder / "0.v1.jpg").unlink()
+    store, _ = prepared(folder, tmp_path / "out", processor)
+    assert told(store) == [([], "Cat.")]
+
+
+def test_a_cut_image_with_a_caption_is_kept_aside(folder, processor, tmp_path):
+    for name in NAMES[:3]:
+        (folder / name).with_suffix(".txt").write_text("Cat.")
+    whole = (folder / NAMES[1]).read_bytes()
+    (folder / NAMES[1]).write_bytes(whole[:-200])
+    store, _ = prepared(folder, tmp_path / "out", processor, max_bad=1)
+    assert [places for places, _ in told(store)] == [[NAMES[0]], [NAMES[2]]]
+    (bad,) = map(json.loads, (store.path / "quarantine.jsonl").read_text().splitlines())
+    assert bad["source"].endswith("1.v1.txt")
+    assert "image 1 (1.v1.jpg)" in bad["reason"]
+    assert "cut short" in bad["reason"]
+
+
+def test_images_alone_are_no_input(folder, processor, tmp_path):
+    shutil.rmtree(folder / "more")
+    with pytest.raises(InputMissingError, match="3 images and sounds without a text of their name"):
+        prepared(folder, tmp_path / "out", processor)
