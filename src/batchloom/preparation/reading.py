@@ -196,7 +196,7 @@ class Readings:
 
         def read(text: Any) -> Record:
             document = captioned(media, text)
-            return replace(document, media=looker(document.media)) if looker else document
+            return with_frames(document, looker(document.media)) if looker else document
 
         rules = replace(self.rules, split_on="file")
         return Reading(rules, "interleaved", read, detected=CAPTIONS, own_folder=True)

@@ -169,7 +169,7 @@ class StoreMedia:
         found: dict[Kind, int] = {}
         wanted = set(self.processor.get("tokens", KINDS)) if self.processor else set()
         for shard in np.flatnonzero(self._listed).tolist():
-            rows, owners = self._rows(shard)
+            rows, owners, *_ = self._shard(shard)
             documents = owners.astype(np.int64) + int(self._bounds[shard])
             lengths = self._store.lengths.take(documents).astype(np.int64)
             fit = (lengths <= longest) & ~are_removed(self._store.removed, documents)
