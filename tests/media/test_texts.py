@@ -21,7 +21,9 @@ from media.processors import MADE, save
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 ALONE = {
-    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"
+    ),
     "gemma3": "<start_of_image>",
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>\n",
 }

@@ -397,6 +397,38 @@ def test_bad_videos_are_kept_aside_by_their_lines(plain, tmp_path):
     assert "without its video" in told[6]
 
 
+def test_videos_stand_in_texts_as_their_frames(plain, tmp_path):
+    where, _ = plain
+    made = MADE["llava"]()
+    data = film(20, 10)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.mp4").write_bytes(data)
+    rows = [
+        {"text": "See <video> and <image> there.", "videos": ["a.mp4"], "images": ["b.png"]},
+        {"text": "A caption.", "videos": ["a.mp4"]},
+    ]
+    (tmp_path / "in/b.png").write_bytes(encoded(picture(), "PNG"))
+    file = tmp_path / "in/in.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store = stored(file, tmp_path / "store", where, video_frames=3)
+    texts = {
+        0: "See <image><image><image> and <image> there.",
+        1: "<image><image><image>A caption.",
+    }
+    frames = frames_of(tmp_path / "in/a.mp4", frames=3)
+    images = {0: [*frames, open_image(tmp_path / "in/b.png")], 1: frames}
+    for at in range(2):
+        number = store.origin(at).record
+        ids = made(text=[texts[number]], images=images[number], return_tensors="np")["input_ids"][0]
+        assert store[at].ids[:-1].tolist() == ids.tolist()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a.mp4").write_bytes(data)
+    (tmp_path / "folder/a.txt").write_text("A caption.")
+    beside = stored(tmp_path / "folder", tmp_path / "beside", where, video_frames=3)
+    ids = made(text=[texts[1]], images=frames, return_tensors="np")["input_ids"][0]
+    assert beside[0].ids[:-1].tolist() == ids.tolist()
+
+
 def test_two_ways_to_say_how_many_frames_are_refused(plain, tmp_path):
     where, file = plain
     with pytest.raises(SettingsError, match="media.video_frames: video_fps says how many"):
