@@ -66,7 +66,7 @@ def refuse_other_generation(store: Store, state: dict[str, Any], name: str = SOU
     if theirs == store.fingerprint or store.manifest is None or not store.on_disk:
         return
     newest = store.manifest_of()
-    number = generation_with(newest, store.split, theirs)
+    number = generation_with(newest, store.split, theirs, store.media)
     if number is None:
         return
     # Where it was compacted away, this says so.

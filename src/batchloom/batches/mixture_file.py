@@ -20,7 +20,7 @@ from batchloom.store.reader import Store
 T = TypeVar("T")
 
 _KEYS = [field.name for field in fields(Mixture)]
-_STORE_KEYS = ("path", "generation", "cache", "cache_limit", "verify")
+_STORE_KEYS = ("path", "generation", "cache", "cache_limit", "verify", "media")
 # How a weight is written elsewhere.
 _COLON = re.compile(r":[0-9.]+$")
 _FORMS = "write PATH=WEIGHT,PATH=WEIGHT, as in stores/web=0.7,stores/code=0.3, or name a YAML file"

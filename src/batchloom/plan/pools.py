@@ -41,6 +41,16 @@ class Layered(Protocol):
         ...
 
 
+@runtime_checkable
+class Chosen(Protocol):
+    """Lengths under which some documents alone are served, since those of all others are 0."""
+
+    @property
+    def chosen(self) -> int:
+        """How many are served."""
+        ...
+
+
 _STRETCH = 1 << 20
 
 

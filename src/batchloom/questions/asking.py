@@ -170,7 +170,7 @@ def _as_begun(store: PlanStore, told: Mapping[str, Any] | None) -> PlanStore:
     number = store.generation_with(str(told.get("store")))
     if number is None or number == store.generation:
         return store
-    return open_store(store.path, store.split, generation=number)
+    return open_store(store.address, store.split, **{**store.opened_with, "generation": number})
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,10 +277,24 @@ def generation_entry(
     return replace(entry, recipe=manifest.recipe, recipe_fingerprint=manifest.recipe_fingerprint)
 
 
-def generation_with(manifest: Manifest, subset: str, named: str) -> int | None:
-    """The first generation in which a subset had this fingerprint; None where it never had."""
+def chosen_fingerprint(whole: str, media: str) -> str:
+    """The fingerprint of the documents of a subset that hold such media; of all where ``media`` is empty."""
+    return fingerprint([whole, {"media": media}]) if media else whole
+
+
+def generation_with(manifest: Manifest, subset: str, named: str, media: str = "") -> int | None:
+    """The first generation in which a subset had this fingerprint; None where it never had.
+
+    Args:
+        manifest: of any later one.
+        subset: its name.
+        named: the fingerprint.
+        media: what the documents hold that it is of; empty for all of the subset.
+    """
     numbers = [
-        entry.number for entry in manifest.all_history if entry.fingerprints.get(subset) == named
+        entry.number
+        for entry in manifest.all_history
+        if (whole := entry.fingerprints.get(subset)) and chosen_fingerprint(whole, media) == named
     ]
     # Where an old number was compacted away, a newer one of the same content does as well.
     return next((n for n in numbers if n in manifest.readable), numbers[0] if numbers else None)

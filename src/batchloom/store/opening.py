@@ -10,6 +10,7 @@ from batchloom.core.errors import InputError, SettingsError, StoreError
 from batchloom.core.files import because, refuse_url
 from batchloom.core.spec import shown, whole
 from batchloom.core.synthetic import parse_synthetic
+from batchloom.store.by_media import choose_by_media, media_word
 from batchloom.store.far_store import (
     CACHE_LIMIT,
     VERIFY,
@@ -37,6 +38,7 @@ def open_store(
     cache: str | os.PathLike[str] | None = None,
     cache_limit: int | None = None,
     verify: Verify | None = None,
+    media: str | None = None,
 ) -> Store:
     """Open one subset of a store, a bare Megatron prefix, or synthetic data that is asked for by name.
 
@@ -54,15 +56,28 @@ def open_store(
         cache_limit: bytes kept there at most; None: 50 GB.
         verify: ``first-read``: each 4 KiB of tokens is compared with its checksum when this process first
             reads it; ``full``: every time; ``off``: not. None: ``first-read`` behind a URL, else ``off``.
+        media: read only documents that hold such media: ``none``, ``any``, ``image`` or ``audio`` alone, or both
+            as ``image+audio``. Plans leave the others out; numbers stay those of the subset. None for all.
 
     Raises:
         StoreMissingError: there is neither a store nor a prefix at ``path``.
         GenerationError: the generation never was, or was compacted away; names those that are there.
         StoreError: the store is damaged, of another format, or names files outside itself.
-        InputError: the subset does not exist or is empty; ``path`` is no path, or a shard of a store of synthetic
-            documents or preferences; a URL cannot be reached.
+        InputError: the subset does not exist or is empty, or holds no such media; ``path`` is no path, or a shard of
+            a store of synthetic documents or preferences; a URL cannot be reached.
         SettingsError: settings that are none, a generation of what has none, or a cache of what lies here.
     """
+    if media is not None:
+        media_word(media)
+        given = open_store(
+            path,
+            split,
+            generation=generation,
+            cache=cache,
+            cache_limit=cache_limit,
+            verify=verify,
+        )
+        return choose_by_media(given, media)
     if generation is not None and whole(generation) is None:
         raise SettingsError([f"generation: {shown(generation)} is no number of a generation"])
     place = os.fspath(path) if isinstance(path, os.PathLike) else path

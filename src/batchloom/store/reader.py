@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
@@ -15,6 +14,7 @@ from batchloom.core.addresses import shown as address
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import read_regular
 from batchloom.core.spec import shown, whole
+from batchloom.store.chosen_lengths import ChosenLengths, trained_among
 from batchloom.store.far_lengths import FarLengths
 from batchloom.store.far_store import FarSubset, read_far_manifest
 from batchloom.store.first_read import FirstRead
@@ -22,6 +22,7 @@ from batchloom.store.format import checksum
 from batchloom.store.lengths import StoreLengths, beyond
 from batchloom.store.manifest import (
     Manifest,
+    chosen_fingerprint,
     generation_with,
     read_manifest,
     recorded_weights,
@@ -39,28 +40,10 @@ from batchloom.store.shards import (
     masked_shards,
     prefix_fingerprint,
 )
+from batchloom.store.stored_document import StoredDocument
 from batchloom.store.stored_tokenizer import stored_tokenizer
 from batchloom.store.synthetic import Generated, SyntheticLengths, is_synthetic
 from batchloom.tokens import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class StoredDocument:
-    """A document of a store: its number, its ids (in the store's dtype) and the store."""
-
-    number: int
-    ids: NDArray[np.generic]
-    _store: "Store"
-
-    @property
-    def text(self) -> str:
-        """The decoded text, control tokens spelled out."""
-        return self._store.tokenizer.decode(self.ids)
-
-    @property
-    def origin(self) -> Origin:
-        """Where the document came from."""
-        return self._store.origin(self.number)
 
 
 @final
@@ -80,6 +63,8 @@ class Store:
         fingerprint: 32 hex digits that name the content.
         tokens: tokens in the subset.
         place: the folder, prefix or URL (without credentials), or the name of synthetic data.
+        media: what documents hold that are read alone, as ``open_store`` takes it; empty for all. The lengths of others
+            are 0 then, and ``tokens`` are those of the chosen.
         removed: numbers of the documents that were removed, ascending, int64: they read as end tokens
             that are not trained, so that lengths and plans survive.
     """
@@ -89,13 +74,15 @@ class Store:
         path: Path,
         split: str,
         manifest: Manifest | None,
-        lengths: StoreLengths | SyntheticLengths | FarLengths,
+        lengths: StoreLengths | SyntheticLengths | FarLengths | ChosenLengths,
         places: list[Place],
         dtype: np.dtype[np.generic],
         way: Generated | FarSubset | FirstRead | None = None,
     ) -> None:
         self.path, self.split, self.manifest = path, split, manifest
         self.dtype, self.lengths = dtype, lengths
+        chosen = self._chosen = lengths if isinstance(lengths, ChosenLengths) else None
+        self.media = chosen.media if chosen else ""
         # Made up, from elsewhere, or checked as it is read; else files are mapped as they are.
         generated = self._generated = way if isinstance(way, Generated) else None
         far = self._far = way if isinstance(way, FarSubset) else None
@@ -106,7 +93,7 @@ class Store:
         self._starts = np.array(self._firsts[:-1], np.int64)
         self._bounds = self._starts[1:]
         on_disk = sum(place.bytes for place in places) // dtype.itemsize
-        self.tokens = generated.tokens if generated else on_disk
+        self.tokens = generated.tokens if generated else chosen.tokens if chosen else on_disk
         self._shift = dtype.itemsize.bit_length() - 1
         self._open = [place.mapped for place in places]
         self._mapped: deque[int] = deque()
@@ -141,6 +128,8 @@ class Store:
         found: dict[str, Any] = {}
         if self.generation is not None:
             found["generation"] = self.generation
+        if self.media:
+            found["media"] = self.media
         if self._far is not None:
             settings = self._far.settings
             cache = None if settings.cache is None else str(settings.cache)
@@ -158,6 +147,11 @@ class Store:
         found: Store = self.__reduce__()[0](self.address, split)
         return found
 
+    def with_lengths(self, lengths: ChosenLengths) -> "Store":
+        """The same store, opened anew under other lengths."""
+        way = self._generated or self._far or self._checks
+        return Store(self.path, self.split, self.manifest, lengths, self._places, self.dtype, way)
+
     def manifest_of(self, generation: int | None = None) -> Manifest:
         """The manifest of a generation as it lies there now, None for the newest; raises as ``open_store``."""
         if self._far is not None:
@@ -166,6 +160,7 @@ class Store:
 
     def __repr__(self) -> str:
         split = f", split={self.split!r}" if self.split else ""
+        split += f", media={self.media!r}" if self.media else ""
         counts = f"{len(self):,} documents, {self.tokens:,} tokens"
         return f"open_store({self.place!r}{split})  # {counts}"
 
@@ -176,7 +171,7 @@ class Store:
             return self._generated.fingerprint
         if self.manifest is None:
             return prefix_fingerprint(self._places[0].stem, self.dtype, masked=self.masked)
-        return subset_fingerprint(self.manifest, self.split)
+        return chosen_fingerprint(subset_fingerprint(self.manifest, self.split), self.media)
 
     @property
     def tokenizer_fingerprint(self) -> str | None:
@@ -190,7 +185,8 @@ class Store:
 
     def generation_with(self, fingerprint: str) -> int | None:
         """The first generation up to this in which the subset had a fingerprint; None where it never had."""
-        return generation_with(self.manifest, self.split, fingerprint) if self.manifest else None
+        found = self.manifest
+        return generation_with(found, self.split, fingerprint, self.media) if found else None
 
     @property
     def shards(self) -> int:
@@ -290,6 +286,8 @@ class Store:
         if self._generated is not None:
             return self.tokens
         entry = self.manifest.subsets[self.split]
+        if self._chosen:
+            return trained_among(self.mask, self._chosen)
         trained = sum(s.tokens if s.trained is None else s.trained for s in entry.shards)
         return trained - (entry.removed.trained if entry.removed else 0)
 
@@ -299,7 +297,12 @@ class Store:
         entry = self.manifest.subsets.get(self.split) if self.manifest else None
         gone = entry.removed if entry else None
         documents, tokens = (gone.documents, gone.tokens) if gone else (0, 0)
-        return len(self) - documents, self.tokens - tokens
+        if self._chosen:
+            lengths = self._chosen.take(self.removed)
+            documents, tokens = int((lengths > 0).sum()), int(lengths.sum(dtype=np.int64))
+        return (
+            self._chosen.chosen if self._chosen else len(self)
+        ) - documents, self.tokens - tokens
 
     def first(self, count: int) -> list[int]:
         """Numbers of the first ``count`` documents that are not removed."""
@@ -584,7 +587,8 @@ class Store:
         opened = self._open[number]
         if opened is None:
             place, first = self._places[number], self._firsts[number]
-            lengths = self.lengths.slice(first, first + place.documents)
+            whole = self._chosen.whole if self._chosen else self.lengths
+            lengths = whole.slice(first, first + place.documents)
             opened = map_shard(place, self.dtype, lengths)
             self._open[number] = opened
             self._opens += 1

@@ -44,8 +44,10 @@ def read_processor_state(folder: Path, entry: ProcessorEntry) -> dict[str, Any]:
 
 
 def holds_media(store: Store) -> bool:
-    """Whether any document of an open store holds a medium."""
+    """Whether any document that is read of an open store holds a medium."""
     entry = store.manifest.subsets.get(store.split) if store.manifest else None
+    if store.media == "none":
+        return False
     return entry is not None and any(shard.media is not None for shard in entry.shards)
 
 
