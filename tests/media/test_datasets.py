@@ -2,12 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import batchloom
 from batchloom import DatasetConfig
 from batchloom.core.errors import InputError, SettingsError
+from batchloom.preparation.dataset_inputs import _one_sampling
 from batchloom.preparation.recipe_choice import read_recipe
+from batchloom.store.stored_media import StoreMedia
+from media.films import film
 from media.made import talk, write_images, write_sounds
 from media.processors import MADE, save
 
@@ -76,6 +80,55 @@ def test_a_list_mixes_images_and_texts(tmp_path):
         val_fraction=0,
     )
     assert batchloom.inspect(tmp_path / "other").media["image"].documents == 8
+
+
+def test_a_block_says_which_frames_are_seen(tmp_path, caplog):
+    kind = folder_of("llava", tmp_path)
+    (tmp_path / "in/a.mp4").write_bytes(film(40, 10))
+    rows = [{"messages": talk("<video>?", "A film."), "videos": ["a.mp4"]}]
+    (tmp_path / "in/talks.json").write_text(json.dumps(rows))
+    manifest = tmp_path / "block.yaml"
+    for number, (said, frames) in enumerate(
+        (
+            ("fps: 1", 4),
+            ("fps: 1\n  frame_num: 7", 4),
+            ("frame_num: 7", 7),
+            ("video_sampling_strategy: frame_num\n  fps: 1\n  frame_num: 3", 3),
+            ("video_max_frames: 2\n  video_backend: decord", 2),
+            ("video_max_pixels: 1000", 8),
+        )
+    ):
+        manifest.write_text(f"{BLOCK.format(kind=kind)}  {said}\n")
+        out = tmp_path / f"store{number}"
+        batchloom.prepare(manifest, out=out, val_fraction=0)
+        assert batchloom.inspect(out).media["video"].media == frames
+    (found,) = StoreMedia(batchloom.open_store(out)).of(np.array([0]))
+    assert (found[0].facts.width, found[0].facts.height) == (36, 27)
+    (tmp_path / "in/talks.json").write_text('[{"text": "hello"}]')
+    manifest.write_text(f"{BLOCK.format(kind='text')}  fps: 1\n")
+    batchloom.prepare(manifest, out=tmp_path / "texts", val_fraction=0)
+    assert f"{manifest}: not used for texts: fps." in caplog.text
+
+
+def test_settings_of_videos_that_are_none_are_told():
+    said = {"dataset_type": "vision", "dataset_path": "x"}
+    with pytest.raises(SettingsError) as told:
+        DatasetConfig(**said, frame_num=0, video_max_pixels="many")
+    assert told.value.problems == (
+        "frame_num: 0 is not a whole number from 1 to 1,000,000,000",
+        "video_max_pixels: 'many' is not a whole number from 1 to 1,000,000,000",
+    )
+    with pytest.raises(SettingsError, match="video_sampling_strategy: 'uniform' is none of fps"):
+        DatasetConfig(**said, video_sampling_strategy="uniform")
+    with pytest.raises(SettingsError, match="videos.rate: unknown setting"):
+        DatasetConfig(**said, videos={"rate": 1})
+    assert DatasetConfig(**said, videos={"fps": 1}) == DatasetConfig(**said, fps=1)
+    with pytest.raises(SettingsError, match="frame_num: there is none, and video_sampling"):
+        DatasetConfig(**said, video_sampling_strategy="frame_num")
+    one, other = DatasetConfig(**said, fps=1), DatasetConfig(**said, fps=2)
+    with pytest.raises(InputError, match="say differently which frames of videos are seen"):
+        _one_sampling([("a", one), ("b", other)])
+    assert _one_sampling([("a", one), ("b", DatasetConfig(**said))]) == one.sampling
 
 
 def test_media_are_never_cut(tmp_path):

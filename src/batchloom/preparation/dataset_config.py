@@ -28,6 +28,7 @@ from pydantic import (
 
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import is_text, nearest, raise_problems, shown
+from batchloom.media.sampling import Sampling
 from batchloom.plan.spec import PlanSpec
 from batchloom.preparation.dataset_file import DatasetFile, Written, read_dataset_file
 from batchloom.preparation.read_recipe import column_problems, is_weight
@@ -48,14 +49,17 @@ _UNUSED = (
     "max_length",
     "data_seed",
     "extra_kwargs",
-    "video_sampling_strategy",
-    "video_max_pixels",
-    "video_min_pixels",
-    "video_max_frames",
-    "frame_num",
-    "fps",
     "video_backend",
 )
+# What is said of videos, by the names it has here.
+_OF_VIDEOS = {
+    "fps": "fps",
+    "frame_num": "frames",
+    "video_max_frames": "max_frames",
+    "video_min_pixels": "min_pixels",
+    "video_max_pixels": "max_pixels",
+}
+_SAID_OF_VIDEOS = ("video_sampling_strategy", *_OF_VIDEOS)
 
 
 def _text(value: str) -> str:
@@ -129,7 +133,7 @@ class _Settings(BaseModel):
     def _whole(cls, values: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(values, Mapping):
             # What is null is as if it were not there.
-            values = {name: value for name, value in values.items() if value is not None}
+            values = cls._gathered({n: value for n, value in values.items() if value is not None})
         together = cls._contradictions(values) if isinstance(values, Mapping) else []
         try:
             made = make(values)
@@ -137,6 +141,11 @@ class _Settings(BaseModel):
             raise SettingsError([*_sentences(error, cls), *together]) from None
         raise_problems(together)
         return made
+
+    @classmethod
+    def _gathered(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values, those that may be written flat in the field that holds them."""
+        return dict(values)
 
     @classmethod
     def _contradictions(cls, values: Mapping[str, Any]) -> list[str]:  # noqa: ARG003
@@ -202,6 +211,41 @@ class DatasetEntry(_Settings):
         return [problem.replace("map.", "mapping.", 1) for problem in problems]
 
 
+def _sampling(said: Mapping[str, Any]) -> Sampling:
+    """What settings of videos come to.
+
+    Raises:
+        SettingsError: names each that is wrong as it is written.
+    """
+    usual = "frame_num" if "frame_num" in said and "fps" not in said else "fps"
+    chosen = said.get("video_sampling_strategy", usual)
+    if chosen not in ("fps", "frame_num"):
+        raise SettingsError([f"video_sampling_strategy: {shown(chosen)} is none of fps, frame_num"])
+    if chosen == "frame_num" and "frame_num" not in said:
+        raise SettingsError(["frame_num: there is none, and video_sampling_strategy is frame_num"])
+    other = "fps" if chosen == "frame_num" else "frame_num"
+    names = {own: name for name, own in _OF_VIDEOS.items() if name in said and name != other}
+    try:
+        return Sampling(**{own: said[name] for own, name in names.items()})
+    except SettingsError as error:
+        parts = [problem.partition(":") for problem in error.problems]
+        raise SettingsError([f"{names.get(own, own)}:{what}" for own, _, what in parts]) from None
+
+
+def _wrong_sampling(said: Mapping[str, Any]) -> list[str]:
+    """What is wrong with settings of videos."""
+    unknown = [
+        f"videos.{name}: unknown setting{nearest(str(name), _SAID_OF_VIDEOS)}"
+        for name in said
+        if name not in _SAID_OF_VIDEOS
+    ]
+    try:
+        _sampling(said)
+    except SettingsError as error:
+        return [*unknown, *error.problems]
+    return unknown
+
+
 class DatasetConfig(_Settings):
     """Data sets and how they are packed; ``load`` reads one from a YAML file.
 
@@ -222,6 +266,10 @@ class DatasetConfig(_Settings):
         packing_strategy: ``first_fit``, ``window_N``, ``best_fit`` or ``wrap``.
         filter_overlong: whether documents longer than a sequence are left out; else they are cut, and where there
             are images or sounds, which are never cut, refused.
+        videos: which frames of videos are seen. Its keys may stand beside the other settings, too:
+            ``video_sampling_strategy``, whether ``fps`` or ``frame_num`` says how many (where there is none ``fps``,
+            unless ``frame_num`` alone is given), and ``fps``, ``frame_num``, ``video_max_frames``,
+            ``video_min_pixels``, ``video_max_pixels`` as in ``media.sampling.Sampling``.
 
     Raises:
         SettingsError: everything that is wrong, each with its path.
@@ -237,6 +285,7 @@ class DatasetConfig(_Settings):
     packing_length: Annotated[StrictInt, AfterValidator(_length)] = 32_000
     packing_strategy: Annotated[StrictStr, AfterValidator(_strategy)] = "first_fit"
     filter_overlong: StrictBool = True
+    videos: dict[StrictStr, Any] = Field(default_factory=dict)
 
     _written: Written = PrivateAttr(default_factory=Written)
 
@@ -273,6 +322,11 @@ class DatasetConfig(_Settings):
         if self.processor_config is None:
             return None
         return self._written.below(self.processor_config.processor_name)
+
+    @property
+    def sampling(self) -> Sampling:
+        """Which frames of videos are seen."""
+        return _sampling(self.videos)
 
     @property
     def multimodal(self) -> bool:
@@ -313,6 +367,20 @@ class DatasetConfig(_Settings):
 
     @classmethod
     def _contradictions(cls, values: Mapping[str, Any]) -> list[str]:
+        said = values.get("videos", {})
+        wrong = _wrong_sampling(said) if isinstance(said, Mapping) else []
+        return [*cls._wrong_sources(values), *wrong]
+
+    @classmethod
+    def _gathered(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        said = {name: value for name, value in values.items() if name in _SAID_OF_VIDEOS}
+        if not said or not isinstance(values.get("videos", {}), Mapping):
+            return dict(values)
+        rest = {name: value for name, value in values.items() if name not in said}
+        return {**rest, "videos": {**values.get("videos", {}), **said}}
+
+    @classmethod
+    def _wrong_sources(cls, values: Mapping[str, Any]) -> list[str]:
         path, listed = values.get("dataset_path"), values.get("datasets")
         form, kind = values.get("dataset_format"), values.get("dataset_type")
         if path is not None and listed is not None:

@@ -11,6 +11,7 @@ from batchloom.core.addresses import shown as address
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.spec import raise_problems, shown
 from batchloom.core.synthetic import NAMES as SYNTHETIC_NAMES
+from batchloom.media.sampling import Sampling
 from batchloom.preparation.dataset_config import (
     FORM_OF,
     MULTIMODAL,
@@ -41,6 +42,7 @@ class Expanded:
         notes: what is to be told, one sentence each.
         multimodal: where it is said of a data set that it holds images or sounds, and what; empty for none.
         processor: the processor that is named for those; None for none.
+        sampling: which frames of their videos are seen.
     """
 
     inputs: tuple[str, ...]
@@ -49,6 +51,7 @@ class Expanded:
     notes: tuple[str, ...]
     multimodal: str = ""
     processor: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
 
 
 def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
@@ -73,11 +76,15 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
         notes += config.notes
         if config.tokenizer is not None:
             named.setdefault(config.tokenizer, str(config.written.file or "a DatasetConfig"))
-        for place, source, kind in _located(config):
+        located = _located(config)
+        for place, source, kind in located:
             inputs.append(place)
             sources.append(source)
             if kind in MULTIMODAL:
                 multimodal.append((f"{source.place}: {kind!r}", config))
+        if config.videos and not any(kind in MULTIMODAL for *_, kind in located):
+            said_by = config.written.file or "A DatasetConfig"
+            notes.append(f"{said_by}: not used for texts: {', '.join(config.videos)}.")
     if len(named) > 1:
         (first, one_file), (second, other_file) = list(named.items())[:2]
         raise InputError(
@@ -94,7 +101,27 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
         tuple(notes),
         next((where for where, _ in multimodal), ""),
         next(iter(processors), None),
+        _one_sampling(multimodal),
     )
+
+
+def _one_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> Sampling:
+    """Which frames are seen of the videos of all data sets.
+
+    Raises:
+        InputError: two say so differently; names both.
+    """
+    said = [(where, config) for where, config in multimodal if config.videos]
+    if not said:
+        return Sampling()
+    where, first = said[0]
+    for other, config in said[1:]:
+        if config.sampling != first.sampling:
+            raise InputError(
+                f"{where} and {other} say differently which frames of videos are seen, and a store has one way: write "
+                "them alike, or prepare two stores."
+            )
+    return first.sampling
 
 
 def _refuse_settings(where: str, config: DatasetConfig) -> None:

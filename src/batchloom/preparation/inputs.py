@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 
 from batchloom.core.addresses import shown
 from batchloom.core.errors import InputError
+from batchloom.media.sampling import Sampling
 from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.media_recipe import MediaRecipe
 from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
@@ -75,6 +76,8 @@ def read_inputs(
                 "processor_config: {processor_name: FOLDER}, or give --processor."
             )
         reading = replace(reading, media=MediaRecipe(processor=found.processor))
+    if reading.media is not None and reading.media.sampling == Sampling():
+        reading = replace(reading, media=replace(reading.media, sampling=found.sampling))
     chosen = tokenizer if tokenizer is not None else found.tokenizer or _TOKENIZER
     return Inputs(found.inputs, *lifted(found.sources, reading), chosen, found.notes)
 
