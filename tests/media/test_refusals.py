@@ -10,7 +10,7 @@ from batchloom.batches import forms
 from batchloom.batches.masks import dense_mask, image_masks
 from batchloom.batches.media import text_alone
 from batchloom.compat import GPTDataLoader, PretrainingDataset
-from batchloom.core.errors import InputError, PlanError, SettingsError
+from batchloom.core.errors import InputError, PlanError
 from batchloom.store.export import export_store
 from media.made import write_images
 from media.processors import MADE, save
@@ -70,11 +70,3 @@ def test_trainers_that_hand_on_tokens_refuse_it(store, tmp_path):
         )
         assert done.returncode == 1, (command, done.stdout, done.stderr)
         assert SAID in done.stderr
-
-
-def test_a_store_with_media_is_not_made_elsewhere(store, tmp_path):
-    processor = str(store.path.parent / "processor")
-    with pytest.raises(SettingsError, match="is made on this machine"):
-        batchloom.prepare(
-            tmp_path, out="memory://store", tokenizer=processor, media={"processor": processor}
-        )

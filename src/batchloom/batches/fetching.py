@@ -103,13 +103,14 @@ class Fetching:
         sizes: Sizes,
     ) -> None:
         self._stores, self._blocks, self._rows, self._sizes = stores, blocks, rows, sizes
-        far = [store for store in stores if store.is_far]
-        self._limit = min(store.cache_limit for store in far)
-        self._itemsize = max(store.dtype.itemsize for store in far)
-        # Tokens that the cache holds, that are looked ahead, and that are fetched together.
-        self._room = min(store.cache_limit // store.dtype.itemsize for store in far)
-        self._ahead = min(_AHEAD, self._room // _CACHE_SHARE)
-        self._together = min(_TOGETHER, self._ahead // 2)
+        far = [(store.far, store.dtype.itemsize) for store in stores if store.far is not None]
+        self._limit = min(one.settings.limit for one, _ in far)
+        self._itemsize = max(one.bytes_a_token for one, _ in far)
+        # Tokens that the cache holds, that are looked ahead, and that are fetched together; fewer where media come too.
+        self._room = self._limit // self._itemsize
+        share = max(one.bytes_a_token // size for one, size in far)
+        self._ahead = min(_AHEAD // share, self._room // _CACHE_SHARE)
+        self._together = min(_TOGETHER // share, self._ahead // 2)
         self._at = self._needed = self._waits_for = first
         self._found: dict[int, Found] = {}
         self._turn = threading.Condition()
@@ -229,7 +230,7 @@ class Fetching:
 def _tell_of_room(limit: int, needed: int) -> None:
     """Say once that steps are too large to be fetched ahead."""
     LOG.warning(
-        "Coming steps are not fetched ahead: a step of this rank has %s bytes of tokens, and the cache holds %s "
+        "Coming steps are not fetched ahead: a step of this rank has %s bytes, and the cache holds %s "
         "(cache_limit). Each is fetched as it is made, which is slow; give the cache at least twice a step.",
         f"{needed:,}",
         f"{limit:,}",

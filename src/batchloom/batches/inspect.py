@@ -151,7 +151,7 @@ def inspect(
         processor=store.manifest.processor.name
         if store.manifest and store.manifest.processor
         else "",
-        media={} if store.is_far else StoreMedia(store).counts(),
+        media=StoreMedia(store).counts(),
         generation=store.generation,
         removed=int(store.removed.size),
     )

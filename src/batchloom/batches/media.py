@@ -22,7 +22,6 @@ from batchloom.core.errors import (
     StoreError,
     UnusableRecordError,
 )
-from batchloom.core.files import because
 from batchloom.core.media import AudioFacts, Facts, FrameFacts, Medium
 from batchloom.media.content import Content, Held, edge_hash, edges
 from batchloom.media.features import Arrays, Features, joined
@@ -76,7 +75,7 @@ class BatchMedia:
 
     Raises:
         PlanError: the stores are of several processors.
-        InputError: a store with media lies elsewhere.
+        InputError: a store elsewhere cannot be reached.
     """
 
     def __init__(self, stores: Sequence[Store], spec: MediaSpec) -> None:
@@ -297,13 +296,13 @@ class BatchMedia:
     def _opened(self, found: _Found) -> Iterator[Content]:
         medium = found.medium
         if medium.blob is not None:
-            path, begin = medium.blob
+            path, _ = medium.blob
             try:
-                with path.open("rb") as file:
-                    file.seek(begin)
-                    data = file.read(medium.size)
-            except OSError as error:
-                raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+                data = self._media[found.store].held(medium)
+            except StoreError as error:
+                raise StoreError(
+                    f"The {medium.kind} of document {medium.document} cannot be read: {error} {_REMEDY}"
+                ) from error
             if (
                 len(data) != medium.size
                 or edge_hash(len(data), *edges(Held(data))) != medium.digest

@@ -7,9 +7,18 @@ from pathlib import Path
 import numpy as np
 
 from batchloom.batches.inspect import Inspection, inspect
-from batchloom.core.errors import BatchloomError
+from batchloom.core.addresses import has_wildcard, is_url
+from batchloom.core.addresses import shown as address
+from batchloom.core.errors import (
+    BatchloomError,
+    InputError,
+    NoRangesError,
+    StoreError,
+    StoreMissingError,
+)
 from batchloom.diagnosis.check import check
 from batchloom.preparation.preview import Preview, cut_pieces
+from batchloom.store.far_store import read_far_manifest
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.opening import open_store
 
@@ -40,7 +49,9 @@ class PreparedFacts:
 
 
 def kind_of_prepared(given: str) -> str:
-    """What an input is that holds tokens: ``store``, ``prefix``, ``ids``; empty for all others."""
+    """What an input is that holds tokens: ``store`` (also behind a URL), ``prefix``, ``ids``; empty for all others."""
+    if is_url(given):
+        return "store" if _is_far_store(given) else ""
     place = Path(os.path.expanduser(given))  # noqa: PTH111 - Path.expanduser raises for ~nobody
     if (place / MANIFEST_NAME).is_file():
         return "store"
@@ -55,9 +66,27 @@ def kind_of_prepared(given: str) -> str:
     return ""
 
 
+def _is_far_store(url: str) -> bool:
+    """Whether a store lies at a URL; what has an ending is a file, what cannot be reached is told by who reads it."""
+    if has_wildcard(url) or Path(address(url)).suffix:
+        return False
+    try:
+        read_far_manifest(url)
+    except StoreMissingError:
+        return False
+    except (StoreError, NoRangesError):
+        return (
+            True  # A damaged one, or on a server from where it is not read: its own error says so.
+        )
+    except InputError:
+        return False
+    return True
+
+
 def prepared_facts(given: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
     """Open a store or prefix, and verify it where everything is to be read."""
-    place, kind = Path(os.path.expanduser(given)), kind_of_prepared(given)  # noqa: PTH111
+    kind = kind_of_prepared(given)
+    place = given if is_url(given) else os.path.expanduser(given)  # noqa: PTH111
     faults: list[str] = []
     found: Inspection | None = None
     shown: tuple[Preview, ...] = ()
@@ -72,7 +101,7 @@ def prepared_facts(given: str, seq_len: int, preview: int, *, full: bool) -> Pre
     return PreparedFacts(given, kind, found, full and kind != "ids", tuple(faults), shown)
 
 
-def _preview(place: Path, count: int) -> tuple[Preview, ...]:
+def _preview(place: str, count: int) -> tuple[Preview, ...]:
     store = open_store(place)
     shown = []
     for number in store.first(count):

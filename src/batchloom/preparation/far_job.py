@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from batchloom.core.addresses import is_url, scheme_of, shown
-from batchloom.core.errors import OutputError, SettingsError, StoreConflictError, StoreError
+from batchloom.core.errors import OutputError, StoreConflictError, StoreError
 from batchloom.core.locks import lock_alone
 from batchloom.core.synthetic import SyntheticSpec
 from batchloom.preparation.far import FarFile, FarFolder
@@ -84,12 +84,6 @@ def run_far(
         settings: how the job is run.
     """
     began, recipe = time.perf_counter(), chosen.recipe
-    if recipe.reading.media is not None:
-        raise SettingsError(
-            [
-                "media: a store with images or audio is made on this machine; give --out a folder, and copy it then"
-            ]
-        )
     folder = settings.work or usual_work(url)
     check_apart_far(recipe.inputs, url)
     with FarFolder(url) as far, _alone(folder):

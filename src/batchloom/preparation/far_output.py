@@ -25,6 +25,7 @@ from batchloom.store.format import (
     LENGTHS_SUMS_NAME,
     MANIFEST_NAME,
     PAGE_NAME,
+    PROCESSOR_NAME,
     QUARANTINE_NAME,
     REPORT_NAME,
     SHARD_NAME,
@@ -42,7 +43,10 @@ _OF_STORE = re.compile(
         [
             *map(
                 re.escape,
-                (MANIFEST_NAME, TOKENIZER_NAME, QUARANTINE_NAME, REPORT_NAME, PAGE_NAME),
+                (
+                    *(MANIFEST_NAME, TOKENIZER_NAME, PROCESSOR_NAME),
+                    *(QUARANTINE_NAME, REPORT_NAME, PAGE_NAME),
+                ),
             ),
             rf"({'|'.join(SUBSETS)})/({re.escape(LENGTHS_NAME)}|{re.escape(LENGTHS_SUMS_NAME)}|{SHARD_NAME.pattern}\.[a-z0-9]+)",
         ]

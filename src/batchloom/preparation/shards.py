@@ -195,7 +195,7 @@ def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> Sha
     media = _media(order.folder)
     if media is not None:
         media = media.take(np.flatnonzero(np.concatenate(mine)))
-    listed, blobs = write_media(stem, media)
+    files = write_media(stem, media)
     sums = write_sums(stem.with_suffix(".sums"), sums_of_file(_aside(stem)))
     with writing(stem):
         _aside(stem).replace(stem.with_suffix(".bin"))
@@ -212,8 +212,7 @@ def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> Sha
         pairs=pairs,
         bands=alike,
         sums=sums,
-        media=listed,
-        blobs=blobs,
+        **files._asdict(),
     )
 
 

@@ -279,16 +279,13 @@ def _tell(
         for place, mask in zip(long.tolist(), masks, strict=True):
             told.trained[place] = int(mask.sum())
     shown_at = at[~gone & ~banned[at]]
-    if not store.is_far:
-        for place, media in zip(
-            shown_at.tolist(), StoreMedia(store).of(rows.documents[shown_at]), strict=True
-        ):
-            told.media[place] = tuple(
-                ExplainedMedium(
-                    one.kind, one.start, one.start + one.tokens, shown_address(one.place)
-                )
-                for one in media
-            )
+    for place, media in zip(
+        shown_at.tolist(), StoreMedia(store).of(rows.documents[shown_at]), strict=True
+    ):
+        told.media[place] = tuple(
+            ExplainedMedium(one.kind, one.start, one.start + one.tokens, shown_address(one.place))
+            for one in media
+        )
     if text and store.manifest is not None:
         # A token is at least one byte, and a character at most four.
         sizes = np.minimum(rows.lengths[shown_at], 4 * text)

@@ -14,7 +14,7 @@ from batchloom.store.extents import Extents, joined
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.headed import HEADER
 from batchloom.store.history import LayerEntry
-from batchloom.store.manifest import Manifest, SubsetEntry
+from batchloom.store.manifest import Manifest, ShardEntry, SubsetEntry
 from batchloom.store.origins import ROW_BYTES as DOCS_BYTES
 from batchloom.store.pairs import ROW_BYTES as PAIR_BYTES
 from batchloom.store.sums import BLOCK, COUNTED, PLAIN, entries_of, head_bytes
@@ -60,7 +60,8 @@ class FarFiles:
 
     Attributes:
         files: all of them.
-        lengths, bins, masks, docs, pairs: numbers of the files of each layer or shard; -1 for one that is not there.
+        lengths, bins, masks, docs, pairs, media, blobs: numbers of the files of each layer or shard; -1 for one that
+            is not there.
         removed: number of the file of removed documents; -1 without one.
         bases: first block of each file, ascending, int64.
         sizes: bytes of each file, int64.
@@ -83,6 +84,8 @@ class FarFiles:
         self.masks: list[int] = []
         self.docs: list[int] = []
         self.pairs: list[int] = []
+        self.media: list[int] = []
+        self.blobs: list[int] = []
         for shard in entry.shards:
             stem = f"{subset}/{shard.name}"
             bin_ = FarFile(f"{stem}.bin", shard.tokens * itemsize, shard.bin, "nothing")
@@ -93,6 +96,8 @@ class FarFiles:
             self.docs.append(self._whole(f"{stem}.docs", docs, shard.docs))
             pairs = HEADER.size + PAIR_BYTES * shard.documents
             self.pairs.append(self._whole(f"{stem}.pairs", pairs, shard.pairs))
+            self.media.append(self._whole(f"{stem}.media", shard.media_bytes or 0, shard.media))
+            self.blobs.append(self._blobs(stem, shard))
         self.bases = np.array([one.base for one in self.files], np.int64)
         self.by_blocks = np.array([one.checked == "blocks" for one in self.files], bool)
         dense = [one.checked == "entries" or one.width == COUNTED for one in self.files]
@@ -113,6 +118,13 @@ class FarFiles:
         own = entries_of(file.size) * width
         entries = self._add(FarFile(name, own, checksum, "entries", head, at=size))
         return self._add(file._replace(checked="blocks", beside=entries, width=width))
+
+    def _blobs(self, stem: str, shard: ShardEntry) -> int:
+        """Add the media that a shard holds, and their checksums; -1 where it holds none."""
+        if shard.blobs is None or shard.blobs_bytes is None:
+            return -1
+        file = FarFile(f"{stem}.blobs", shard.blobs_bytes, shard.blobs, "nothing")
+        return self._summed(file, f"{stem}.blobsums", shard.blobsums, PLAIN)
 
     def _whole(self, name: str, size: int, checksum: str | None) -> int:
         return -1 if checksum is None else self._add(FarFile(name, size, checksum))

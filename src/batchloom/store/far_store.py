@@ -1,5 +1,6 @@
 """A subset of a store that lies elsewhere: its tokens, masks and further files, as a Store reads them."""
 
+import contextlib
 import os
 import weakref
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.addresses import check_address, shown
-from batchloom.core.errors import SettingsError, StoreMissingError
+from batchloom.core.errors import SettingsError, StoreError, StoreMissingError
 from batchloom.core.ranges import Ranges
 from batchloom.core.reach import fetch, first_contact, no_data
 from batchloom.core.spec import shown as shown_value
@@ -24,6 +25,7 @@ from batchloom.store.format import MANIFEST_NAME, TOKEN_DTYPES
 from batchloom.store.lengths import beyond
 from batchloom.store.manifest import Manifest, manifest_of_generation
 from batchloom.store.mask import Mask, mask_of
+from batchloom.store.media import NOT_HELD, MediaRows, media_of
 from batchloom.store.origins import Origins, origin_columns, origins_of
 from batchloom.store.pairs import Sides, sides_of
 from batchloom.store.removed import removed_of
@@ -37,6 +39,8 @@ CACHE_LIMIT = 50 * 10**9
 _ROOM = 2
 # Blocks that come together then: 256 KiB.
 _AROUND = 64
+# Shards whose media are kept in memory, as stored_media keeps those of files.
+_MEDIA_KEPT = 256
 # No file that is fetched as one is larger.
 _MOST_AT_ONCE = 1 << 32
 
@@ -155,7 +159,8 @@ class FarSubset:
         self.lengths = self._where.lengths
         self._documents, self._tokens = ends, tokens
         files = self._files.files
-        self._itself = sum(shard.bytes for shard in entry.shards)
+        self._itself = sum(shard.bytes + (shard.blobs_bytes or 0) for shard in entry.shards)
+        self._media: dict[int, MediaRows] = {}
         bins = BLOCK * np.array([files[number].base for number in self._files.bins], np.int64)
         # From the tokens of the subset before a document to where it lies among the blocks of all files.
         self._shifts = bins - tokens[:-1] * self._dtype.itemsize
@@ -176,11 +181,22 @@ class FarSubset:
         begins, sizes = self._bytes(documents, starts, lengths)
         return self._blocks.read(begins, sizes, self._dtype)
 
-    def fetch(self, documents: Ids, block: int) -> None:
-        """Have documents here, and their neighbours in blocks of so many documents.
+    @property
+    def bytes_a_token(self) -> int:
+        """Bytes that come for a token of the subset on average, with the media that it holds."""
+        tokens = int(self._tokens[-1])
+        return max(self._dtype.itemsize, -(-self._itself // max(tokens, 1)))
+
+    def fetch(self, documents: Ids, block: int, removed: NDArray[np.bool_]) -> None:
+        """Have documents here, and their neighbours in blocks of so many documents; of media those held of documents.
 
         Where a plan permutes single documents and all of the subset has room in the cache, what lies around
         them comes too: it is used later, and requests for a few KiB each are slow.
+
+        Args:
+            documents: their numbers, ascending [N].
+            block: documents of a block.
+            removed: which of them were removed, of which no media are read.
 
         Raises:
             StoreError, InputError: as :meth:`read`.
@@ -191,11 +207,78 @@ class FarSubset:
         if block == 1 and self._itself * _ROOM <= self.settings.limit:
             wanted = self._files.rounded(wanted, _AROUND)
         self._blocks.obtain(wanted)
+        # What of media is gone or damaged is told by who reads it, with its document.
+        with contextlib.suppress(StoreError):
+            self._blocks.obtain(self._held(documents[~removed]))
 
     @property
     def here(self) -> bool:
-        """Whether all tokens of the subset are on this machine and known to be right, so that none is to be fetched."""
-        return self._blocks.here(self._files.bins)
+        """Whether all tokens and media of the subset are on this machine and known to be right: nothing is to come."""
+        files = self._files
+        media = [number for number in (*files.media, *files.blobs) if number >= 0]
+        return self._blocks.here([*files.bins, *media])
+
+    def _held(self, documents: Ids) -> Extents:
+        """The blocks of 4 KiB that hold the media of documents."""
+        shards = self._ends.searchsorted(documents, side="right")
+        starts, stops = [], []
+        for shard in np.unique(shards).tolist():
+            if self._files.blobs[shard] < 0:
+                continue
+            wanted = np.zeros(self._entry.shards[shard].documents, bool)
+            wanted[documents[shards == shard] - self._documents[shard]] = True
+            rows = self.media(shard).rows
+            size = self._files.files[self._files.blobs[shard]].size
+            mine = rows[wanted[rows["document"]] & (rows["blob"] != NOT_HELD)]
+            # What a damaged file says lies elsewhere is told by who reads it.
+            mine = mine[(mine["blob"] <= size) & (mine["size"] <= size)]
+            mine = mine[mine["blob"] + mine["size"] <= size]
+            begins = self._blob_begin(shard) + mine["blob"].astype(np.int64)
+            starts.append(begins // BLOCK)
+            stops.append(-(-(begins + mine["size"].astype(np.int64)) // BLOCK))
+        if not starts:
+            return joined([], [])
+        return joined(np.concatenate(starts), np.concatenate(stops))
+
+    def _blob_begin(self, shard: int) -> int:
+        """Where the ``.blobs`` of a shard begins among the blocks of all files, in bytes."""
+        return BLOCK * self._files.files[self._files.blobs[shard]].base
+
+    def media(self, shard: int) -> MediaRows:
+        """The ``.media`` of a shard that has one; those of some shards are kept.
+
+        Raises:
+            StoreError: it is gone, was changed, or contradicts itself; or the manifest does not say how large it is.
+            InputError: it cannot be reached.
+        """
+        found = self._media.get(shard)
+        if found is None:
+            entry = self._entry.shards[shard]
+            if entry.media_bytes is None:
+                raise StoreError(
+                    f"The manifest of {shown(self.url)} does not say how large the media files of {entry.name} are, as "
+                    "those of older stores: copy the store here, or prepare the data again."
+                )
+            found = media_of(*self._one(self._files.media[shard]), entry.documents)
+            if len(self._media) >= _MEDIA_KEPT:
+                self._media.clear()
+            self._media[shard] = found
+        return found
+
+    def blob(self, shard: int, begin: int, size: int) -> bytes:
+        """Bytes of a shard's ``.blobs``; of what lies behind its end nothing.
+
+        Raises:
+            StoreError: it is gone, or was changed.
+            InputError: it cannot be reached.
+        """
+        number = self._files.blobs[shard]
+        inside = 0 if number < 0 else self._files.files[number].size - begin
+        if min(size, inside) <= 0:
+            return b""
+        at = np.array([self._blob_begin(shard) + begin], np.int64)
+        (found,) = self._blocks.read(at, np.array([min(size, inside)]), np.dtype(np.uint8))
+        return found.tobytes()
 
     def _with_neighbours(self, documents: Ids, block: int) -> Extents:
         """The blocks of 4 KiB that hold documents and their neighbours; blocks of documents end with a layer."""

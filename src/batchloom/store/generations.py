@@ -56,7 +56,7 @@ _OURS = {
     **dict.fromkeys(
         SUBSETS,
         re.compile(
-            r"(shard_\d{5,9}\.(bin|idx|docs|mask|pairs|bands|media|blobs)|(lengths|removed)(\.\d{5,})?\.u(32|64))(\.partial)?"
+            r"(shard_\d{5,9}\.(bin|idx|docs|mask|pairs|bands|media|blobs|blobsums)|(lengths|removed)(\.\d{5,})?\.u(32|64))(\.partial)?"
         ),
     ),
 }
@@ -177,6 +177,7 @@ def files_of(manifest: Manifest) -> set[str]:
             endings += ["sums"] if shard.sums else []
             endings += ["media"] if shard.media else []
             endings += ["blobs"] if shard.blobs else []
+            endings += ["blobsums"] if shard.blobsums else []
             found |= {f"{name}/{shard.name}.{ending}" for ending in endings}
     return found
 

@@ -51,7 +51,8 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     ``mask`` and ``trained`` (tokens) are there only where some token is not trained, ``pairs`` only
     in stores of preferences, ``bands`` only where documents that are alike were looked for, ``sums`` (the
     checksum of the head of the ``.sums``) not in older stores, ``media`` only where documents hold media and
-    ``blobs`` only where the store holds the bytes of some.
+    ``blobs`` only where the store holds the bytes of some: with the sizes of both files, and with ``blobsums``, the
+    checksum of the head of the file of that name.
     """
 
     name: str
@@ -67,7 +68,10 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     bands: str | None = None
     sums: str | None = None
     media: str | None = None
+    media_bytes: int | None = None
     blobs: str | None = None
+    blobs_bytes: int | None = None
+    blobsums: str | None = None
 
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -435,7 +439,8 @@ def _contradictions(manifest: Manifest) -> list[str]:
         for shard in subset.shards:
             if not SHARD_NAME.fullmatch(shard.name):
                 problems.append(f"shard name {shard.name!r} is not of the form shard_00000")
-            if shard.bytes != shard.tokens * itemsize or min(shard.documents, shard.tokens) < 0:
+            counts = (shard.documents, shard.tokens, shard.media_bytes or 0, shard.blobs_bytes or 0)
+            if shard.bytes != shard.tokens * itemsize or min(counts) < 0:
                 problems.append(f"{name}/{shard.name} has counts that contradict each other")
         documents = sum(shard.documents for shard in subset.shards)
         tokens = sum(shard.tokens for shard in subset.shards)

@@ -7,7 +7,8 @@ high half; of size and edges, ``media/content.py``), u64 size of the medium's fi
 an image width, height, animated; of a sound samples, rate, channels; of a frame of a video width, height,
 microseconds from its beginning), grid u32 [3] (patches in time, height and width, or zeros), u32 bytes of its place,
 u32 document in the shard, u32 its first token in the document, u32 its tokens, u8 kind (0 image, 1 audio, 2 a frame of
-a video), three zeros. ``.blobs`` is the bytes of media back to back, equal ones once, without a header.
+a video), three zeros. ``.blobs`` is the bytes of media back to back, equal ones once, without a header; ``.blobsums``
+is to it what ``.sums`` is to ``.bin`` (``store/sums.py``): it can be checked in stretches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.core.media import KINDS, AudioFacts, Facts, FrameFacts, ImageFacts, Kind
-from batchloom.store.headed import CHECK, HEADER, map_headed
+from batchloom.store.headed import CHECK, HEADER, read_header
 from batchloom.store.index import map_file
 
 MAGIC = b"BLMEDIA\x00"
@@ -182,7 +183,12 @@ def map_media(path: Path, documents: int) -> MediaRows:
     Raises:
         StoreError: the file is missing, of another kind or version, or contradicts itself.
     """
-    view, count, places = map_headed(path, MAGIC)
+    return media_of(map_file(path), path, documents)
+
+
+def media_of(view: memoryview, path: Path, documents: int) -> MediaRows:
+    """The media in the content of such a file, wherever it lies; else as :func:`map_media`."""
+    count, places = read_header(view, path, MAGIC)
     end = HEADER.size + ROW.itemsize * count
     if len(view) != end + places:
         raise StoreError(

@@ -209,6 +209,11 @@ class Store:
         return 0 if self._far is None else self._far.settings.limit
 
     @property
+    def far(self) -> FarSubset | None:
+        """What reads a store that lies elsewhere; None of any other."""
+        return self._far
+
+    @property
     def stems(self) -> tuple[Path, ...]:
         """Path of each shard without ending.
 
@@ -334,12 +339,11 @@ class Store:
             raise StoreError(
                 f"{self.path} is a bare Megatron prefix: it does not say which tokenizer made it."
             )
-        if self._far is not None:
-            return stored_tokenizer(self._far.file, self.place, self.manifest.tokenizer)
-        return stored_tokenizer(self._file, self.place, self.manifest.tokenizer)
+        return stored_tokenizer(self.file, self.place, self.manifest.tokenizer)
 
-    def _file(self, name: str) -> bytes:
-        return read_regular(self.path / name)
+    def file(self, name: str) -> bytes:
+        """A small file of the store; raises OSError where it cannot be read, FileNotFoundError where there is none."""
+        return read_regular(self.path / name) if self._far is None else self._far.file(name)
 
     def __getitem__(self, number: int) -> StoredDocument:
         number = self._checked(number)
@@ -415,11 +419,11 @@ class Store:
             StoreError, InputError: as :meth:`read`.
         """
         if self._far is not None:
-            self._far.fetch(documents, block)
+            self._far.fetch(documents, block, are_removed(self.removed, documents))
 
     @property
     def is_here(self) -> bool:
-        """Whether there is nothing of the tokens to fetch: all of them are on this machine, and known to be right."""
+        """Whether there is nothing to fetch: all tokens and held media are on this machine, and known to be right."""
         return self._far is None or self._far.here
 
     def _without_removed(

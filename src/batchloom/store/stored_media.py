@@ -1,7 +1,8 @@
 """The media of an open store's documents, and the processor that its tokens were made for."""
 
+import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -10,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, StoreError
-from batchloom.core.files import NOT_JSON, because, read_regular
+from batchloom.core.errors import StoreError
+from batchloom.core.files import NOT_JSON, because
 from batchloom.core.media import KINDS, Kind
 from batchloom.store.format import PROCESSOR_NAME, REPORT_NAME, checksum, of_generation
 from batchloom.store.manifest import ProcessorEntry
@@ -24,15 +25,22 @@ _RESTORE = "restore it from a copy, or prepare the data again"
 _MAPPED = 256
 
 
-def read_processor_state(folder: Path, entry: ProcessorEntry) -> dict[str, Any]:
+def read_processor_state(
+    read: Callable[[str], bytes], place: Path | str, entry: ProcessorEntry
+) -> dict[str, Any]:
     """What a store keeps of its processor.
+
+    Args:
+        read: gives the content of a file of the store.
+        place: the store, for the words of errors.
+        entry: what the manifest says of it.
 
     Raises:
         StoreError: it cannot be read, or is not what the manifest says.
     """
-    path = folder / PROCESSOR_NAME
+    path = f"{place}/{PROCESSOR_NAME}"
     try:
-        data = read_regular(path)
+        data = read(PROCESSOR_NAME)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {because(error)}; {_RESTORE}.") from error
     if checksum(data) != entry.state:
@@ -93,21 +101,14 @@ class StoreMedia:
 
     Args:
         store: an open store.
-
-    Raises:
-        InputError: the store lies elsewhere.
     """
 
     def __init__(self, store: Store) -> None:
-        if store.is_far and store.manifest and store.manifest.processor:
-            raise InputError(
-                f"{store.place} holds images or audio and lies elsewhere, from where these are not read yet: copy it "
-                "here first."
-            )
         self._store = store
         self._bounds = np.array(store.bounds, np.int64)
         entry = store.manifest.subsets.get(store.split) if store.manifest else None
         self._listed = [shard.media is not None for shard in entry.shards] if entry else []
+        self._names = [shard.name for shard in entry.shards] if entry else []
         self._mapped: OrderedDict[int, _Shard] = OrderedDict()
 
     @property
@@ -125,7 +126,7 @@ class StoreMedia:
         entry = self._store.manifest.processor if self._store.manifest else None
         if entry is None:
             return None
-        state: dict[str, Any] = read_processor_state(self._store.path, entry)
+        state: dict[str, Any] = read_processor_state(self._store.file, self._store.place, entry)
         return state
 
     @cached_property
@@ -137,10 +138,10 @@ class StoreMedia:
         """
         manifest = self._store.manifest
         reports = [
-            self._store.path / of_generation(REPORT_NAME, entry.number)
+            of_generation(REPORT_NAME, entry.number)
             for entry in (manifest.all_history if manifest else ())
         ]
-        return [_folders_in(path) if path.is_file() else {} for path in reports]
+        return [_folders_in(self._store, name) for name in reports]
 
     def counts(self) -> dict[Kind, MediaCount]:
         """How many media of each kind there are, and how many tokens stand for them.
@@ -223,7 +224,7 @@ class StoreMedia:
     ) -> None:
         """Put the media of those documents that lie in a shard where they belong."""
         rows, owners, *_ = self._shard(shard)
-        first, blobs = int(self._bounds[shard]), self._stem(shard, ".blobs")
+        first, blobs = int(self._bounds[shard]), self._path(shard, ".blobs")
         local = (documents[at] - first).astype(np.uint32)
         begins = np.searchsorted(owners, local, side="left").tolist()
         ends = np.searchsorted(owners, local, side="right").tolist()
@@ -285,14 +286,40 @@ class StoreMedia:
         found = self._mapped.get(shard)
         if found is None:
             documents = int(self._bounds[shard + 1] - self._bounds[shard])
-            found = _summed(map_media(self._stem(shard, ".media"), documents))
-            self._mapped[shard] = found
+            far, path = self._store.far, self._path(shard, ".media")
+            rows = map_media(path, documents) if far is None else far.media(shard)
+            found = self._mapped[shard] = _summed(rows)
             if len(self._mapped) > _MAPPED:
                 self._mapped.popitem(last=False)
         return found
 
-    def _stem(self, shard: int, suffix: str) -> Path:
-        return self._store.stems[shard].with_suffix(suffix)
+    def held(self, medium: StoredMedium) -> bytes:
+        """The bytes of a medium that the store holds, as far as they are there.
+
+        Raises:
+            StoreError: they cannot be read; of a store elsewhere also where they are others than its checksums say.
+            InputError: a store elsewhere cannot be reached.
+        """
+        if medium.blob is None:
+            raise AssertionError(f"a medium of document {medium.document} is named only")
+        path, begin = medium.blob
+        if self._store.far is not None:
+            shard = int(np.searchsorted(self._bounds, medium.document, side="right")) - 1
+            return self._store.far.blob(shard, begin, medium.size)
+        try:
+            with path.open("rb") as file:
+                # What a damaged row asks for may be more than there is memory.
+                inside = min(medium.size, os.fstat(file.fileno()).st_size - begin)
+                if inside <= 0:
+                    return b""
+                file.seek(begin)
+                return file.read(inside)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+
+    def _path(self, shard: int, suffix: str) -> Path:
+        """A file of a shard; of a store elsewhere its name, which is no place of this machine."""
+        return self._store.path / self._store.split / f"{self._names[shard]}{suffix}"
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -301,9 +328,12 @@ class _Told(msgspec.Struct, frozen=True):
     media: dict[str, str] = {}
 
 
-def _folders_in(report: Path) -> dict[str, str]:
+def _folders_in(store: Store, name: str) -> dict[str, str]:
+    report = f"{store.place}/{name}"
     try:
-        return msgspec.json.decode(read_regular(report), type=_Told).media
+        return msgspec.json.decode(store.file(name), type=_Told).media
+    except FileNotFoundError:
+        return {}
     except OSError as error:
         why = because(error)
     except NOT_JSON as error:

@@ -8,6 +8,7 @@ manifest is that of what stands before the entries, which holds that of all the 
 reads a few entries.
 """
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, final
 
@@ -65,6 +66,12 @@ class BlockSums:
         if whole:
             self._add(view[:whole])
         self._rest += view[whole:]
+
+    def passing(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Pieces of the file as they are given, each added on its way."""
+        for piece in pieces:
+            self.append(piece)
+            yield piece
 
     def _add(self, blocks: Any) -> None:
         self._sums.append(block_sums(blocks))

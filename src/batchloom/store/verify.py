@@ -11,6 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, GenerationError, StoreError
+from batchloom.core.files import read_regular
 from batchloom.core.values import counted
 from batchloom.store.bands import map_bands
 from batchloom.store.counts import count_faults
@@ -26,7 +27,7 @@ from batchloom.store.pairs import map_sides, pair_numbers
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
 from batchloom.store.stored_media import read_processor_state
-from batchloom.store.sums import COUNTED, BlockSums
+from batchloom.store.sums import COUNTED, BlockSums, sums_of_file
 from batchloom.store.synthetic import is_synthetic
 from batchloom.store.verify_generations import older_faults, removed_faults
 
@@ -120,7 +121,9 @@ def verify_store(
     if manifest.processor is not None:
         verdict.facts["processor"] = f"{manifest.processor.name}, {manifest.processor.fingerprint}"
         try:
-            read_processor_state(folder, manifest.processor)
+            read_processor_state(
+                lambda name: read_regular(folder / name), folder, manifest.processor
+            )
         except StoreError as error:
             verdict.faults.append(str(error))
     if manifest.preferences:
@@ -361,6 +364,11 @@ def _media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) ->
     ends = media.rows["start"].astype(np.int64) + media.rows["tokens"]
     if (ends > lengths[media.rows["document"]]).any():
         faults.append(f"{path}: media end behind their documents.")
+    if shard.blobs is not None:
+        faults += _sums_faults(stem.with_suffix(".blobsums"), shard.blobsums, sums_of_file(blobs))
+    for one, stated in ((path, shard.media_bytes), (blobs, shard.blobs_bytes)):
+        if stated is not None and len(map_file(one)) != stated:
+            faults.append(f"{one}: has {len(map_file(one)):,} bytes, the manifest says {stated:,}.")
     return faults + list(filter(None, [blobs_fault(blobs, media)]))
 
 

@@ -13,7 +13,7 @@ from batchloom.core.ranges import RangeError, Ranges
 from batchloom.core.reach import first_contact, info_of, is_web, no_stretches
 from batchloom.core.remote_faults import told
 from batchloom.store.far_store import read_far_manifest
-from batchloom.store.format import MANIFEST_NAME, TOKENIZER_NAME, generation_name
+from batchloom.store.format import MANIFEST_NAME, PROCESSOR_NAME, TOKENIZER_NAME, generation_name
 from batchloom.store.generations import files_of, sidecars_of
 from batchloom.store.manifest import ShardEntry, read_manifest
 from batchloom.store.opening import open_store
@@ -96,6 +96,8 @@ class _Copy:
         for number in manifest.readable[:-1]:
             self._bring(generation_name(number))
         names = {TOKENIZER_NAME, *sidecars_of(manifest)}
+        if manifest.processor is not None:
+            names.add(PROCESSOR_NAME)
         for number in manifest.readable:
             with contextlib.suppress(StoreError):
                 one = (
@@ -117,7 +119,7 @@ class _Copy:
     def shard(self, stem: Path, entry: ShardEntry) -> Iterator[None]:
         """Have the files of a shard here for a while."""
         given = {"mask": entry.mask, "pairs": entry.pairs, "bands": entry.bands, "sums": entry.sums}
-        given |= {"media": entry.media, "blobs": entry.blobs}
+        given |= {"media": entry.media, "blobs": entry.blobs, "blobsums": entry.blobsums}
         endings = ["bin", "idx", "docs", *(ending for ending, one in given.items() if one)]
         paths = [stem.with_suffix(f".{ending}") for ending in endings]
         for path in paths:

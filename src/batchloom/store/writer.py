@@ -5,7 +5,7 @@ import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import xxhash
@@ -174,15 +174,33 @@ def write_bands(stem: Path, bands: Bands | None) -> str | None:
     return None if bands is None else write_pieces(stem.with_suffix(".bands"), bands.pieces())
 
 
-def write_media(stem: Path, media: ShardMedia | None) -> tuple[str | None, str | None]:
-    """Write a shard's ``.media`` and ``.blobs``; their checksums, None for what there is none of."""
+class MediaFiles(NamedTuple):
+    """What a manifest says of a shard's ``.media`` and ``.blobs``; None of what there is not."""
+
+    media: str | None = None
+    media_bytes: int | None = None
+    blobs: str | None = None
+    blobs_bytes: int | None = None
+    blobsums: str | None = None
+
+
+def write_media(stem: Path, media: ShardMedia | None) -> MediaFiles:
+    """Write a shard's ``.media``, and its ``.blobs`` with their checksums where media are held."""
     if media is None or not len(media.rows):
-        return None, None
+        return MediaFiles()
     rows, stretches = media.packed()
-    blobs = None
-    if media.blobs is not None and stretches:
-        blobs = write_pieces(stem.with_suffix(".blobs"), blob_pieces(media.blobs, stretches))
-    return write_file(stem.with_suffix(".media"), rows.to_bytes()), blobs
+    data = rows.to_bytes()
+    found = MediaFiles(write_file(stem.with_suffix(".media"), data), len(data))
+    if media.blobs is None or not stretches:
+        return found
+    sums = BlockSums()
+    pieces = sums.passing(blob_pieces(media.blobs, stretches))
+    blobs = write_pieces(stem.with_suffix(".blobs"), pieces)
+    return found._replace(
+        blobs=blobs,
+        blobs_bytes=sum(end - begin for begin, end in stretches),
+        blobsums=write_sums(stem.with_suffix(".blobsums"), sums),
+    )
 
 
 def write_sums(path: Path, sums: BlockSums) -> str:
@@ -254,7 +272,7 @@ class ShardWriter:
         mask = write_mask(self._stem, self._mask) if self._mask else None
         pairs = write_sides(self._stem, sides)
         alike = write_bands(self._stem, bands)
-        listed, blobs = write_media(self._stem, media)
+        files = write_media(self._stem, media)
         sums = write_sums(self._stem.with_suffix(".sums"), self._sums)
         with writing(self._stem):
             self._aside.replace(self._stem.with_suffix(".bin"))
@@ -271,8 +289,7 @@ class ShardWriter:
             pairs=pairs,
             bands=alike,
             sums=sums,
-            media=listed,
-            blobs=blobs,
+            **files._asdict(),
         )
 
     def abandon(self) -> None:
