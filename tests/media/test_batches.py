@@ -341,10 +341,24 @@ def test_a_medium_that_is_gone_or_another_is_told_with_its_document(moved, chang
     assert "pictures/3_0.jpg" in str(told.value)
 
 
-def test_an_edit_that_cuts_documents_is_told(qwen):
-    mixture = batchloom.Mixture({"a": 1}, stores={"a": qwen[3]})
-    loader = batchloom.Loader(mixture, **SIZES, steps=6)
-    loader.edit(batchloom.Edit(step=1, seq_len=64))
+def test_an_edit_that_would_cut_media_is_refused(qwen):
+    longest = int(qwen[3].lengths.slice(0, len(qwen[3])).max())
+    sizes = {"seq_len": longest + 40, "global_batch_size": 1, "steps": 6}
+    loader = batchloom.Loader(batchloom.Mixture({"a": 1}, stores={"a": qwen[3]}), **sizes)
+    with pytest.raises(
+        PlanError, match=r"seq_len 64 of the edit cuts document \d+ .* at least \d+"
+    ):
+        loader.edit(batchloom.Edit(step=1, seq_len=64))
+    loader.edit(batchloom.Edit(step=1, seq_len=longest))
+    assert [batch["input_ids"].shape[1] for batch in loader] == [longest + 40, *[longest] * 5]
+
+
+def test_a_plan_that_cuts_media_is_told(qwen):
+    """Where nobody asked the loader: of a ready plan, or of a journal."""
+    longest = int(qwen[3].lengths.slice(0, len(qwen[3])).max())
+    sizes = {"seq_len": longest, "global_batch_size": 1, "steps": 6}
+    plan = batchloom.Loader(batchloom.Mixture({"a": 1}, stores={"a": qwen[3]}), **sizes).plan
+    loader = batchloom.Loader(plan.edited(batchloom.Edit(step=1, seq_len=64)))
     with pytest.raises(PlanError, match="holds images or audio and is cut by the plan"):
         list(loader)
 

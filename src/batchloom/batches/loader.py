@@ -21,7 +21,7 @@ from batchloom.batches.fetching import Fetching, Found, blocks_of, fetch_rows, r
 from batchloom.batches.id_range import refuse_beyond
 from batchloom.batches.iterations import Iterations
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
-from batchloom.batches.media import batch_media
+from batchloom.batches.media import batch_media, refuse_cut_by_edit
 from batchloom.batches.origin import origin_of
 from batchloom.batches.replaced import replacing, resumed
 from batchloom.batches.share import (
@@ -476,6 +476,8 @@ class Loader:
             plan = self.plan.edited(edit)
         refuse_past_end(edit, plan.spec.steps)
         refuse_undealt(plan, self.spec)
+        if self.holds_media and edit.seq_len is not None:
+            refuse_cut_by_edit(plan)
         return plan
 
     def renew(self) -> None:

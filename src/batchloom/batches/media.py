@@ -486,6 +486,32 @@ def batch_media(
     return BatchMedia(stores, spec.media)
 
 
+def refuse_cut_by_edit(plan: Plan) -> None:
+    """Refuse a plan whose last change of ``seq_len`` cuts documents with media: what was left of pools is packed anew.
+
+    Raises:
+        PlanError: names a document, and the least ``seq_len`` that would do.
+    """
+    era = len(plan.weighed_by_era) - 1
+    for order in (plan.order(number, era) for number in plan.weighed_by_era[era]):
+        store = order.store
+        if not (isinstance(store, Store) and holds_media(store)):
+            continue
+        media = StoreMedia(store)
+        for rest in (one for one in order.rests if one is not None):
+            whole = store.lengths.take(rest.documents)
+            cut = np.flatnonzero(rest.lengths != whole)
+            held = cut[media.tokens_of(rest.documents[cut]) > 0]
+            if held.size:
+                longest = held[whole[held].argmax()]
+                document, tokens = int(rest.documents[longest]), int(whole[longest])
+                raise PlanError(
+                    f"seq_len {order.spec.seq_len} of the edit cuts document {document} of {store.place}, which holds "
+                    f"images or audio and has {tokens} tokens: what is left of a pool is packed anew, and nothing of "
+                    f"it is left out. Give a seq_len of at least {tokens}."
+                )
+
+
 def text_alone(loader: Reads, who: str) -> None:
     """Refuse a loader of stores with media where arrays of tokens alone are handed on.
 
