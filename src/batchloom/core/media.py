@@ -1,5 +1,6 @@
 """Media as they travel with a document, from its source to the store."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,20 @@ _NAMED: dict[Kind, str] = {
     "video": "mp4 m4v mkv webm mov avi mpg mpeg wmv flv",
 }
 _ENDINGS = {ending: kind for kind, endings in _NAMED.items() for ending in endings.split()}
+
+
+_WITHIN = re.compile(r"(.*\.tar)#(\d{1,18})\+(\d{1,18})", re.DOTALL | re.IGNORECASE)
+
+
+def place_within(file: str, start: int, size: int) -> str:
+    """The place of a medium that is a stretch of a tar: ``FILE#START+SIZE``, in bytes."""
+    return f"{file}#{start}+{size}"
+
+
+def stretch_of(place: str) -> tuple[str, tuple[int, int] | None]:
+    """The file of a place, and where in it the medium begins and how many bytes it has; None where it is the file."""
+    match = _WITHIN.fullmatch(place)
+    return (place, None) if match is None else (match[1], (int(match[2]), int(match[3])))
 
 
 def kind_by_name(name: str) -> Kind | None:
@@ -94,7 +109,8 @@ class Medium:
 
     Attributes:
         kind: which of them; each frame of a video that was looked at is an image.
-        place: its path or URL as the record has it; empty where the record holds its bytes.
+        place: its path or URL as the record has it, of one in a tar as :func:`place_within` writes it; empty where
+            the record holds its bytes.
         data: its bytes where the record holds them, else None.
         seen: what was found there; None before anybody has looked.
     """

@@ -42,17 +42,26 @@ class Held:
 
 @final
 class OpenFile:
-    """A regular file of this machine; use as a context manager.
+    """A regular file of this machine, or a stretch of one; use as a context manager.
+
+    Args:
+        path: of the file.
+        stretch: its first byte and how many it has; None for all of the file.
 
     Raises:
         OSError: it cannot be opened, or is a pipe or a device.
+        EOFError: the file ends before the stretch does.
     """
 
-    __slots__ = ("_file", "size")
+    __slots__ = ("_file", "_start", "size")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, stretch: tuple[int, int] | None = None) -> None:
         self._file = open_regular(path)
-        self.size = os.fstat(self._file.fileno()).st_size
+        whole = os.fstat(self._file.fileno()).st_size
+        self._start, self.size = stretch or (0, whole)
+        if self._start + self.size > whole:
+            self._file.close()
+            raise EOFError
 
     def __enter__(self) -> "OpenFile":
         return self
@@ -62,8 +71,8 @@ class OpenFile:
 
     def read(self, start: int, stop: int) -> bytes:
         """See :class:`Content`."""
-        self._file.seek(start)
-        return self._file.read(stop - start)
+        self._file.seek(self._start + start)
+        return self._file.read(max(0, min(stop, self.size) - start))
 
 
 @final

@@ -9,7 +9,7 @@ from pathlib import Path
 from batchloom.core.addresses import is_url, local_path, scheme_of, shown
 from batchloom.core.errors import BatchloomError, UnusableRecordError
 from batchloom.core.files import because
-from batchloom.core.media import Medium
+from batchloom.core.media import Medium, stretch_of
 from batchloom.core.reach import fetch_whole
 from batchloom.media.content import Content, Held, OpenFile
 from batchloom.media.limits import MediaLimits
@@ -44,12 +44,17 @@ class Places:
         if is_url(place):
             yield Held(self._fetched(place))
             return
+        path, stretch = stretch_of(place)
         try:
-            file = OpenFile(Path(place))
+            file = OpenFile(Path(path), stretch)
         except FileNotFoundError:
             raise UnusableRecordError(
                 f"is not there: {shown(place):.300}; paths begin at {self.folder}: say where else they do "
                 "(--data-folder; of a Loader media=MediaSpec(folder=...))"
+            ) from None
+        except EOFError:
+            raise UnusableRecordError(
+                f"is not in its tar any more, which has become shorter: {shown(path):.300}"
             ) from None
         except (OSError, ValueError) as error:
             why = because(error) if isinstance(error, OSError) else f"its name is none ({error})"

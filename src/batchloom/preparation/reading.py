@@ -147,7 +147,8 @@ class Readings:
 
     def _detect(self, source: Source) -> Reading:
         field, mapping = self._recipe.columns(source.input)
-        looker = self._looker(source)
+        tar = source.kind == "webdataset"
+        looker = self._looker(source, own_folder=tar)
         if field is not None and looker is None:
             rules = replace(self.rules, text_field=field)
             columns = {"text": (field,)}
@@ -178,6 +179,8 @@ class Readings:
             raise SchemaError(told, error.columns, error.suggestion) from None
         if files and found.read is not None:
             found = replace(found, read=_naming_files(found.read))
+        if tar:
+            found = replace(found, own_folder=True)
         if key is not None and len(self._alike) < _MOST_ALIKE:
             self._alike[key] = found
         return found

@@ -27,6 +27,7 @@ _CALLED: dict[Kind, str] = {
     "tsv": "TSV",
     "parquet": "Parquet",
     "arrow": "Arrow",
+    "webdataset": "samples of a WebDataset",
 }
 _RETOLD = (InputError, InputMissingError, AccessError, DownloadError)
 

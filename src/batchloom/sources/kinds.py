@@ -11,7 +11,7 @@ from batchloom.core.files import NOT_JSON
 from batchloom.sources.json_shape import begins_list, shape_of
 from batchloom.sources.unpack import Compression
 
-Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "text", "code"]
+Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "text", "code", "webdataset"]
 ArchiveKind = Literal["zip", "tar"]
 
 COMPRESSIONS: dict[str, Compression] = {

@@ -48,6 +48,7 @@ from batchloom.sources.remote import (
     remote_status,
 )
 from batchloom.sources.rules import Source
+from batchloom.sources.samples import sample_parts
 from batchloom.sources.saved import saved_files, saved_marks, saved_split
 from batchloom.sources.spool import Spool
 
@@ -166,6 +167,7 @@ class _Lister:
         self._input, self._said = number, said
         self._left, self._twice, self._otherwise = Counter(), [], []
         self._alone, self._records = 0, False
+        self._unread: set[str] = set()
         self._folders = set()
         before, called = len(self.sources), label if is_far(given) else given
         if given == STANDARD_INPUT:
@@ -254,6 +256,10 @@ class _Lister:
         if self._left:
             counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
             self.notes.append(printable(f"Left out of {label}: {counts}."))
+        if self._unread:
+            self.notes.append(
+                f"Of samples in {label} files of these endings are not read: {', '.join(sorted(self._unread))}."
+            )
         if self._otherwise:
             more = f" and {len(self._otherwise) - 1:,} more" if len(self._otherwise) > 1 else ""
             self.notes.append(f"Read as what it holds: {self._otherwise[0]}{more}.")
@@ -431,6 +437,8 @@ class _Lister:
         kind = archive_by_name(shown(path))
         if kind is None:
             raise AssertionError("only archives are opened as such")
+        if self._media and self._said.form is None and self._add_samples(path, name, found):
+            return
         if self._listed(name, found):
             return
         name, size, stamp = self._names.fresh(name), found.st_size, found.st_mtime_ns
@@ -440,6 +448,24 @@ class _Lister:
                 self.sources.append(replace(source, input=self._input))
             else:
                 self._left[f"not {self._said.form}"] += 1
+
+    def _add_samples(self, path: str, name: str, found: os.stat_result) -> bool:
+        """Add a tar that holds samples of a WebDataset; whether it does."""
+        kind = archive_by_name(shown(path))
+        if kind is None:
+            raise AssertionError("only archives are opened as such")
+        archive = Archive(name, path, *kind, found.st_size, found.st_mtime_ns, revision_of(path))
+        unread = sample_parts(archive)
+        if unread is None:
+            return False
+        if self._spool is not None and self._spool.holds(path):
+            raise InputError(
+                f"{name} holds samples of a WebDataset, and can be read only once: their media are read again when "
+                "batches are made. Write it into a file, and name that."
+            )
+        self._unread |= unread
+        self._append(path, name, found, Verdict("webdataset", kind[1]), None)
+        return True
 
     def _tell_kind(self, name: str, verdict: Verdict) -> None:
         """Remember a file that is read as another kind than its name says."""

@@ -1,6 +1,6 @@
 """Reading one part of a source as records."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Self, final
 
@@ -10,9 +10,18 @@ from batchloom.sources.cuts import RecordBounds, open_table
 from batchloom.sources.json_list import read_json
 from batchloom.sources.jsonl import read_jsonl
 from batchloom.sources.plain import read_cut, read_delimited, read_whole
-from batchloom.sources.rules import Begin, Part, ReadRules, Source, splittable, way_of
+from batchloom.sources.rules import Begin, Part, ReadRules, Source, Way, splittable, way_of
+from batchloom.sources.samples import read_samples
 from batchloom.sources.separated import read_csv
 from batchloom.sources.streams import PartStream
+
+# What needs to know of a part no more than its bytes.
+_READERS: dict[Way, Callable[[PartStream, ReadRules], Iterator[Records]]] = {
+    "jsonl": read_jsonl,
+    "samples": read_samples,
+    "file": read_whole,
+    "cut": read_cut,
+}
 
 
 def parts_of(source: Source, rules: ReadRules, unit_bytes: int) -> list[Part]:
@@ -66,18 +75,14 @@ class PartReader:
     def __iter__(self) -> Iterator[Records]:
         if self.start == self.stop:
             return iter(())
-        if self._way == "jsonl":
-            return read_jsonl(self._stream, self._rules)
+        if read := _READERS.get(self._way):
+            return read(self._stream, self._rules)
         if self._table is not None:
             return self._table.read(self.start, self.stop, self._rules)
         if self._way == "csv":
             return read_csv(self._stream, self._rules, self._begin)
         if self._way == "json":
             return read_json(self._stream, self._rules, self._begin)
-        if self._way == "file":
-            return read_whole(self._stream, self._rules)
-        if self._way == "cut":
-            return read_cut(self._stream, self._rules)
         return read_delimited(self._stream, self._rules, self._way)
 
     def _close_table(self) -> None:

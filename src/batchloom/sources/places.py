@@ -22,7 +22,7 @@ def place_of(
     number = None if before is None else before + bad.record + 1
     if way in ("jsonl", "line"):
         return number, None
-    if way in ("json", "csv", "table"):
+    if way in ("json", "csv", "table", "samples"):
         return bad.line, number
     return bad.line, None
 

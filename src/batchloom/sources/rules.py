@@ -7,7 +7,9 @@ from batchloom.sources.archives import Member
 from batchloom.sources.kinds import Kind
 from batchloom.sources.unpack import Compression
 
-Way = Literal["jsonl", "json", "csv", "table", "file", "cut", "line", "paragraph", "marker"]
+Way = Literal[
+    "jsonl", "json", "csv", "table", "samples", "file", "cut", "line", "paragraph", "marker"
+]
 
 BOM = b"\xef\xbb\xbf"
 # Kinds whose records are told apart in one way, whatever the rules.
@@ -18,6 +20,7 @@ _RECORD_WAYS: dict[Kind, Way] = {
     "tsv": "csv",
     "parquet": "table",
     "arrow": "table",
+    "webdataset": "samples",
 }
 # Ways in which a record cannot be found without all that comes before it.
 _IN_ORDER = ("json", "csv")
@@ -34,6 +37,7 @@ class Limits:
         document_bytes: such documents are at least this large; at most twice as large.
         reach_bytes: how far beyond its nominal place a cut is looked for.
         chunk_bytes: read at once; decides nothing.
+        medium_bytes: the media of a sample that are held have no more together.
     """
 
     record_bytes: int = 16 << 20
@@ -41,6 +45,7 @@ class Limits:
     document_bytes: int = 64 << 10
     reach_bytes: int = 1 << 20
     chunk_bytes: int = 512 << 10
+    medium_bytes: int = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ def splittable(source: Source, rules: ReadRules) -> bool:
     direct = source.compression is None and (member is None or member.direct)
     # A checksum is verified by who reads the whole; tables are read in pieces anyway.
     checked = member is not None and member.crc is not None and way != "table"
-    return direct and not checked and way != "file"
+    return direct and not checked and way not in ("file", "samples")
 
 
 def in_order(source: Source, rules: ReadRules) -> bool:
