@@ -99,11 +99,12 @@ def test_texts_are_trained_beside_talks_with_images(families, tmp_path):
         out=tmp_path / "both",
         tokenizer=str(family.processor),
         media={"processor": str(family.processor)},
-        val_fraction=0,
+        val_fraction=0.2,
     )
     both = batchloom.open_store(made.path)
     asked = {**SIZES, "model": {"init": str(family.folder)}, "steps": 8, "overlong": "drop"}
-    run_training(both, tmp_path / "run", asked)
+    outcome, _ = run_training(both, tmp_path / "run", asked)
+    assert outcome.val_loss < losses(tmp_path / "run")[0]
     assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0] - 1
 
 
@@ -125,10 +126,12 @@ def test_real_conversations_are_learned_by_the_commands_alone(real_data, tmp_pat
             tmp_path / "run",
             "--lr",
             0.02,
+            "--seq-len",
+            640,
             "--max-iters",
             30,
             "--global-batch-size",
-            1,
+            2,
         ],
     ]
     for words in commands:

@@ -1,7 +1,8 @@
 """Whole documents of a loader's stores in rows of one's own: to see how a model takes them and their media."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, final
 
 import numpy as np
@@ -16,8 +17,9 @@ from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
 from batchloom.store.stored_media import StoreMedia
 
-# Of each store, among which documents of text are looked for.
-_LOOKED_AT = 1 << 16
+_LOOKED_AT = 1 << 20
+# Tokens of a document that is short enough to look at beside others.
+_SHORT = 256
 
 
 @final
@@ -66,15 +68,29 @@ class Chosen:
                 found.setdefault(kind, first + document)
         return sorted(set(found.values()))
 
-    def first(self, longest: int, count: int) -> list[int]:
-        """The first documents of 2 to ``longest`` tokens, at most ``count`` of each store."""
-        found: list[int] = []
-        for store, first in zip(self._stores, self._firsts.tolist(), strict=False):
-            lengths = store.lengths.slice(0, min(len(store), _LOOKED_AT))
-            fit = np.flatnonzero((lengths > 1) & (lengths <= longest))
-            fit = fit[~are_removed(store.removed, fit)][:count]
-            found += (first + fit).tolist()
-        return found
+    def few(self, longest: int) -> list[int]:
+        """Two to four documents to try a model on: with media and without, together at most twice ``longest`` tokens.
+
+        The same one may stand there twice.
+        """
+        seen = self.with_media(longest)
+        short = max([_SHORT, *self._lengths(seen).tolist()])
+        found = [*seen, *self._first(min(short, longest))] or self._first(longest)
+        numbers: list[int] = []
+        room = longest
+        for number, length in zip(found, self._lengths(found).tolist(), strict=True):
+            if number not in numbers and (length <= room or not numbers):
+                numbers.append(number)
+                room -= length
+        return numbers if len(numbers) > 1 else numbers * 2
+
+    def _first(self, longest: int) -> list[int]:
+        """The first two documents of each store that have 2 to ``longest`` tokens."""
+        return [
+            number
+            for store, first in zip(self._stores, self._firsts.tolist(), strict=False)
+            for number in islice(_short_documents(store, first, longest), 2)
+        ]
 
     def misfit(self, model: Any, longest: int) -> str:
         """What the media of these stores are to a model that is not made for them, in words; empty where it is.
@@ -113,8 +129,8 @@ class Chosen:
         Raises:
             MediumError: a medium cannot be read.
         """
-        documents = np.array([number for row in rows for number in row], np.int64)
-        lengths = self._lengths(documents)
+        listed = [number for row in rows for number in row]
+        documents, lengths = np.array(listed, np.int64), self._lengths(listed)
         pointers = np.cumsum([0, *map(len, rows)])
         ends = np.cumsum(lengths)
         begins = ends - lengths
@@ -127,10 +143,18 @@ class Chosen:
         cuts = self._media.add_to(arrays, built, cuts, varlen=False)
         return Batch(to_torch(arrays), cuts=cuts)
 
-    def _lengths(self, documents: Ids) -> Ids:
+    def _lengths(self, documents: Sequence[int]) -> Ids:
         owners = np.searchsorted(self._firsts, documents, side="right") - 1
         found = [
             int(self._stores[owner].lengths.take(np.array([document - self._firsts[owner]]))[0])
-            for owner, document in zip(owners.tolist(), documents.tolist(), strict=True)
+            for owner, document in zip(owners.tolist(), documents, strict=True)
         ]
         return np.array(found, np.int64)
+
+
+def _short_documents(store: Store, first: int, longest: int) -> Iterator[int]:
+    """Documents of 2 to ``longest`` tokens, numbered from ``first`` on."""
+    for start in range(0, len(store), _LOOKED_AT):
+        lengths = store.lengths.slice(start, min(len(store), start + _LOOKED_AT))
+        fit = start + np.flatnonzero((lengths > 1) & (lengths <= longest))
+        yield from (first + fit[~are_removed(store.removed, fit)]).tolist()

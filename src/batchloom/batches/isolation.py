@@ -19,6 +19,7 @@ from batchloom.batches.assemble import IGNORE, Batch, BatchCuts
 from batchloom.store.reader import Store
 
 Logits = Callable[[Batch], Tensor]
+Scored = Callable[[Batch], Callable[[int, slice], Tensor]]
 # Of what no isolation would do, the part that is a leak: in float32, in kernels of half precision, and where nobody
 # says which of the two it is.
 _SHARES = {False: 0.02, True: 0.2, None: 0.05}
@@ -71,40 +72,43 @@ def leakage(logits: Logits, documents: list[Tensor], rows: int) -> tuple[float, 
 
 
 @torch.no_grad()
-def leakage_of_rows(logits: Logits, packed: Batch, alone: Sequence[Batch]) -> tuple[float, float]:
+def leakage_of_rows(scored: Scored, packed: Batch, alone: Sequence[Batch]) -> tuple[float, float]:
     """The same of batches that are there already, whose documents hold media.
 
     Args:
-        logits: scores of a batch, [rows, tokens, vocabulary].
+        scored: gives of a batch what gives the scores of some tokens of a row, [tokens, vocabulary].
         packed: rows of several whole documents.
         alone: each of these in a batch of its own, in the order of rows.
 
     Returns:
         As :func:`leakage`.
     """
-    wanted = torch.cat([_span_losses(logits(one), one) for one in alone])
+    wanted = torch.cat([_span_losses(scored, one) for one in alone])
     positions = packed["position_ids"].clone()
     # Of models with positions in time, height and width those of the text come first.
     text = positions[0] if positions.ndim > _PLAIN_AXES else positions
     text.copy_(torch.arange(text.shape[1]).expand_as(text))
     running = Batch({**packed, "position_ids": positions}, cuts=packed.cuts)
-    together, mixed = (_span_losses(logits(one), packed) for one in (packed, running))
+    together, mixed = (_span_losses(scored, one) for one in (packed, running))
     return float((together - wanted).abs().mean()), float((mixed - wanted).abs().mean())
 
 
-def _span_losses(scores: Tensor, batch: Batch) -> Tensor:
-    """The losses of the tokens of all spans but their firsts, row by row."""
+def _span_losses(scored: Scored, batch: Batch) -> Tensor:
+    """The losses of the tokens of all spans but their firsts, row by row, of a bounded number at a time."""
     cuts = batch.cuts
     if cuts is None:
         raise AssertionError("asked of batches that know their spans")
+    scores, ids = scored(batch), batch["input_ids"]
     owners = np.repeat(np.arange(len(cuts.pointers) - 1), np.diff(cuts.pointers))
-    spans = zip(owners.tolist(), cuts.places.tolist(), cuts.lengths.tolist(), strict=True)
-    return torch.cat(
-        [
-            token_losses(scores[row, at : at + size], batch["input_ids"][row, at : at + size])
-            for row, at, size in spans
-        ]
-    )
+    losses = []
+    for row, place, size in zip(
+        owners.tolist(), cuts.places.tolist(), cuts.lengths.tolist(), strict=True
+    ):
+        last = place + size - 1
+        for begin in range(place, last, _MOST_TOKENS):
+            part = slice(begin, min(begin + _MOST_TOKENS, last) + 1)
+            losses.append(token_losses(scores(row, part), ids[row, part]))
+    return torch.cat(losses)
 
 
 def leaks(packed: float, mixed: float, *, half: bool | None, noise: float = _NOISE) -> bool:

@@ -51,8 +51,8 @@ def outline(settings: TrainSettings, store: Store, *, media: bool) -> Outline:
     if isinstance(settings.model, ModelSettings):
         if media:
             raise InputError(
-                "The data holds images or audio, and the trainer's own GPT takes text alone: give --init the folder of "
-                "a model that sees or hears, made for the processor that the data was prepared with."
+                "The data holds images or audio, and the trainer's own GPT takes text alone: finetune a model that "
+                "sees or hears, made for the processor that the data was prepared with (batchloom train --init FOLDER)."
             )
         vocab_size = _vocabulary(store, settings.model)
         return Outline(parameter_count(settings.model, vocab_size), vocab_size)

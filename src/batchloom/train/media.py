@@ -1,5 +1,6 @@
 """Images and audio in training: what a pass gives the model of them, and whether a model is made for a store's."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PLAIN = ("input_ids", "labels", "position_ids")
-_DOCUMENTS = 2
 # What transformers' models raise over features that are not theirs.
 _UNFIT = (ValueError, TypeError, IndexError, AttributeError, RuntimeError)
 
@@ -80,23 +80,21 @@ def try_media(model: Pretrained, loader: Loader, store: Store, rows: int, *, pac
     """
     device = next(model.parameters()).device
     examples, longest = Chosen(loader), loader.plan.spec.seq_len
-    found = [*examples.with_media(longest), *examples.first(longest, _DOCUMENTS)]
-    numbers = list(dict.fromkeys(found))
-    numbers = numbers if len(numbers) > 1 else numbers * 2
+    numbers = examples.few(longest)
     orders = [numbers, numbers[::-1]][: min(rows, 2)]
     alone = _on(device, examples.batch([[number] for order in orders for number in order])).split(1)
-    together = _on(device, examples.batch(orders)) if packed else alone[0]
+    together = _on(device, examples.batch(orders))
 
-    def logits(batch: Batch) -> torch.Tensor:
+    def scored(batch: Batch) -> Callable[[int, slice], torch.Tensor]:
         given = given_of(batch, model.window)
-        return model.logits(given["input_ids"], given["position_ids"], given.get("media"))
+        return model.scores(given["input_ids"], given["position_ids"], given.get("media"))
 
     try:
         with model.looking(device):
             if not packed:
-                logits(together)
+                scored(alone[0])
                 return 0.0
-            distances = leakage_of_rows(logits, together, alone)
+            distances = leakage_of_rows(scored, together, alone)
     except _UNFIT as error:
         if is_short(error):
             raise

@@ -11,7 +11,7 @@ transformers is imported here alone, with no network and no code but its own.
 import importlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -107,6 +107,20 @@ class Pretrained(nn.Module):
     def logits(self, input_ids: Tensor, position_ids: Tensor, media: Given | None = None) -> Tensor:
         """Scores of every next token, [rows, seq_len, vocab_size]; arguments as of :meth:`forward`."""
         return self._call(self.model, input_ids, position_ids, media)
+
+    def scores(
+        self, input_ids: Tensor, position_ids: Tensor, media: Given | None = None
+    ) -> Callable[[int, slice], Tensor]:
+        """What gives the scores of some tokens of a row, [tokens, vocab_size], all of which are never held at once.
+
+        Arguments as of :meth:`forward`.
+        """
+        if not self._head_is_plain:
+            whole = self.logits(input_ids, position_ids, media)
+            return lambda row, part: whole[row, part]
+        hidden = self._call(self.model.base_model, input_ids, position_ids, media)
+        head = self.model.get_output_embeddings()
+        return lambda row, part: head(hidden[row, part])
 
     def _call(
         self, part: Any, input_ids: Tensor, position_ids: Tensor, media: Given | None = None
