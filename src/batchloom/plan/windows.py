@@ -31,6 +31,8 @@ class Windows:
         # One source in one lane that nobody edits: positions are its own numbers.
         self._plain = not (isinstance(plan.data, Mixture) or plan.edits or plan.spec.lanes > 1)
         self._kept: dict[tuple[int, int], tuple[int, int, Rows]] = {}
+        # Of each ban of the plan's course the numbers of its documents.
+        self._gone: dict[int, NDArray[np.int64]] = {}
         self._era = 0
 
     def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
@@ -166,12 +168,17 @@ class Windows:
 
     def _banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
         """The same rows, with the spans of documents marked that are banned by then."""
-        for position, name, numbers in self._plan.course.bans:
-            if not len(positions) or positions[-1] < position:
+        for number, (position, name, numbers) in enumerate(self._plan.course.bans):
+            if not numbers or not len(positions) or positions[-1] < position:
                 continue
+            # There may be a million of them, ascending: they are not made an array and sorted for each step.
+            if number not in self._gone:
+                self._gone[number] = np.array(numbers, np.int64)
+            gone = self._gone[number]
             late = np.repeat(positions >= position, np.diff(rows.pointers))
             late &= rows.sources == self._plan.names.index(name)
-            hit = late & np.isin(rows.documents, np.array(numbers, np.int64))
+            nearest = np.minimum(gone.searchsorted(rows.documents), len(gone) - 1)
+            hit = late & (gone[nearest] == rows.documents)
             if hit.any():
                 rows = rows.with_banned(hit if rows.banned is None else hit | rows.banned)
         return rows
