@@ -54,8 +54,7 @@ class Store:
     Safe to share between threads and to use after a fork.
 
     Attributes:
-        path: the store's folder, or the prefix; of synthetic data and of a store elsewhere their name, which is no
-            place of this machine.
+        path: the store's folder, or the prefix; of what does not lie on this machine its name.
         split: name of the subset; ``""`` for a bare prefix.
         manifest: the store's manifest; None for a bare prefix.
         dtype: dtype of a token on disk.
@@ -63,8 +62,7 @@ class Store:
         fingerprint: 32 hex digits that name the content.
         tokens: tokens in the subset.
         place: the folder, prefix or URL (without credentials), or the name of synthetic data.
-        media: what documents hold that are read alone, as ``open_store`` takes it; empty for all. The lengths of others
-            are 0 then, and ``tokens`` are those of the chosen.
+        media: what documents hold that are read alone (``open_store``), others being of length 0; empty for all.
         removed: numbers of the documents that were removed, ascending, int64: they read as end tokens
             that are not trained, so that lengths and plans survive.
     """
