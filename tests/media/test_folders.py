@@ -143,6 +143,15 @@ def test_texts_named_as_images_are_their_captions(folder, processor, tmp_path):
     assert sum(len(batch.get("image_grid_thw", ())) for batch in batches) == 5
 
 
+def test_what_was_put_there_since_is_seen_by_the_next_job(folder, processor, tmp_path):
+    (folder / "0.v1.txt").write_text("Cat.")
+    image = folder / "0.v1.jpg"
+    image.rename(tmp_path / "away.jpg")
+    assert told(prepared(folder, tmp_path / "out", processor)[0]) == [([], "Cat.")]
+    (tmp_path / "away.jpg").rename(image)
+    assert told(prepared(folder, tmp_path / "again", processor)[0]) == [([image.name], "Cat.")]
+
+
 def test_a_caption_without_its_image_any_more_is_a_text(folder, processor, tmp_path):
     (folder / "0.v1.txt").write_text("Cat.")
     (folder / "0.v1.jpg").unlink()

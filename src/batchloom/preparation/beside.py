@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from batchloom.core.addresses import is_url
@@ -11,12 +10,15 @@ from batchloom.core.errors import InputError, UnusableRecordError
 from batchloom.core.files import because
 from batchloom.core.media import KINDS, Kind, Medium, kind_by_name
 from batchloom.core.values import kind_of
+from batchloom.sources.kinds import ending_of
 from batchloom.sources.rules import Limits, Source
 
 _TABLE = "metadata"
 _NAMES = ("file_name", "file_names")
 _CAPTIONS = (".txt", ".caption")
-_CANNOT = "its captions cannot be told from other texts"
+
+# Media of a folder by their names without endings.
+Beside = Mapping[str, tuple[Medium, ...]]
 
 
 def names_files(source: Source) -> bool:
@@ -53,42 +55,36 @@ def with_named_files(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{name: one for name, one in row.items() if name not in _NAMES}, **found}
 
 
-def media_beside(source: Source, limits: Limits) -> tuple[Medium, ...]:
-    """The media whose names differ from that of a text file in the ending alone: it is their caption.
+def may_be_caption(source: Source, limits: Limits) -> bool:
+    """Whether a text may be the caption of media whose names differ from its own in the ending alone.
 
-    There are none of a text that is packed, in an archive, elsewhere, or long enough to be cut into documents.
+    One that is packed, in an archive, elsewhere, or long enough to be cut into documents is none.
+    """
+    return (
+        ending_of(source.path).lower() in _CAPTIONS
+        and source.compression is None
+        and source.member is None
+        and source.size <= limits.whole_text_bytes
+        and not is_url(source.path)
+    )
+
+
+def media_in(folder: str) -> Beside:
+    """The media of a folder by their names without endings, images first.
 
     Raises:
-        InputError: its folder cannot be read.
+        InputError: it cannot be read.
     """
-    folder, slash, name = source.path.rpartition("/")
-    stem, _, ending = name.rpartition(".")
-    if (
-        f".{ending.lower()}" not in _CAPTIONS
-        or source.compression is not None
-        or source.member is not None
-        or source.size > limits.whole_text_bytes
-        or is_url(source.path)
-    ):
-        return ()
-    return _media_in(folder or slash or ".").get(stem, ())
-
-
-# Texts are listed folder by folder.
-@lru_cache(maxsize=2)
-def _media_in(folder: str) -> dict[str, tuple[Medium, ...]]:
-    """The media of a folder by their names without endings, images first."""
     found: dict[str, list[tuple[int, str, Kind]]] = {}
     try:
         for name in os.listdir(folder):  # noqa: PTH208 - names alone, of very many
             kind = kind_by_name(name)
             if kind is not None and not name.startswith("."):
-                found.setdefault(name.rpartition(".")[0], []).append(
-                    (KINDS.index(kind), name, kind)
-                )
+                stem = name.rpartition(".")[0]
+                found.setdefault(stem, []).append((KINDS.index(kind), name, kind))
     except OSError as error:
         raise InputError(
-            f"Folder {folder} cannot be read, so {_CANNOT}: {because(error)}."
+            f"Folder {folder} cannot be read, so its captions cannot be told from other texts: {because(error)}."
         ) from error
     return {
         stem: tuple(Medium(kind, name) for _, name, kind in sorted(some))

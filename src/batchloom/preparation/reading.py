@@ -18,8 +18,10 @@ from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.media.look import Looker
 from batchloom.media.places import Places
 from batchloom.preparation.beside import (
+    Beside,
     captioned,
-    media_beside,
+    may_be_caption,
+    media_in,
     names_files,
     with_named_files,
 )
@@ -126,8 +128,8 @@ class Readings:
         self._text, self._rows = Reading(self.rules), replace(self.rules, text_field=None)
         self._recipe = recipe
         self._known: dict[str, Reading] = {}
-        # Of texts very many lie in a folder, and none is remembered by itself.
-        self._looks: tuple[str, Looker | None] = ("", None)
+        # Of texts very many lie in a folder, one behind the other, and none is remembered by itself.
+        self._folder: tuple[str, Beside, Looker | None] | None = None
         # Of very many files most hold the same columns.
         self._alike: dict[tuple[int, Shape], Reading] = {}
 
@@ -187,15 +189,15 @@ class Readings:
 
     def _captions(self, source: Source) -> Reading | None:
         """How a text is read that is the caption of media beside it; None for any other."""
-        if self._recipe.reading.media is None:
-            return None
-        media = media_beside(source, self.rules.limits)
-        if not media:
+        if self._recipe.reading.media is None or not may_be_caption(source, self.rules.limits):
             return None
         folder = _folder_of(source)
-        if self._looks[0] != folder or self._looks[1] is None:
-            self._looks = folder, self._looker(source, own_folder=True)
-        looker = self._looks[1]
+        if self._folder is None or self._folder[0] != folder:
+            self._folder = folder, media_in(folder), self._looker(source, own_folder=True)
+        _, beside, looker = self._folder
+        media = beside.get(source.path.rpartition("/")[2].rpartition(".")[0])
+        if not media:
+            return None
 
         def read(text: Any) -> Record:
             document = captioned(media, text)
