@@ -225,6 +225,21 @@ def test_media_that_come_late_are_kept_aside(processors, tmp_path):
     assert "the first records of the file have none" in bad["reason"]
 
 
+@pytest.mark.parametrize("form", ["pair", "label"])
+def test_preferences_do_not_lose_their_images(form, processors, tmp_path):
+    picture_files(tmp_path)
+    rows = [{"prompt": f"Who is {n}?", "chosen": "A cat.", "rejected": "No."} for n in range(2)]
+    if form == "label":
+        rows = [{"prompt": f"Who is {n}?", "completion": "A cat.", "label": True} for n in range(2)]
+    rows[1]["images"] = ["0.jpg"]
+    file = written(tmp_path / "in.jsonl", rows)
+    store = prepared(file, tmp_path / "out", processors["qwen2_vl"], max_bad=1)
+    assert store.preferences == ("labels" if form == "label" else "pairs")
+    (bad,) = aside(store)
+    assert bad["line"] == 2
+    assert "images and audio of preferences are not read yet" in bad["reason"]
+
+
 def test_a_broken_image_of_a_text_is_kept_aside(processors, tmp_path):
     picture_files(tmp_path)
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "0.jpg").read_bytes()[:-300])
@@ -270,6 +285,20 @@ def test_columns_of_images_beside_captions(form, processors, tmp_path):
             data = path.read_bytes()[begin : begin + one.size]
             assert data == (tmp_path / f"{number}.jpg").read_bytes()
     assert list(batchloom.Loader(store, seq_len=300, global_batch_size=2))
+
+
+def test_columns_of_sounds_beside_what_is_said(processors, tmp_path):
+    data = [sound(8_000 + 999 * n, seed=n, form="FLAC") for n in range(3)]
+    held = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    sounds = pa.array([{"bytes": one, "path": f"{n}.flac"} for n, one in enumerate(data)], held)
+    table = pa.table({"audio": sounds, "text": [f"Sound {n}." for n in range(3)]})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=2)
+    store = prepared(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_audio"])
+    for one, some in zip(data, media_of(store), strict=True):
+        path, begin = some[0].blob
+        assert path.read_bytes()[begin : begin + some[0].size] == one
+    batch = batchloom.Loader(store, seq_len=100, global_batch_size=3)[0]
+    assert batch["input_features"].shape == (3, 80, 3000)
 
 
 def test_columns_that_datasets_writes(processors, tmp_path):

@@ -285,11 +285,13 @@ def reading_of(
         return Reading(rules, "interleaved", read, detected=schema.description, columns=columns)
     plain = _plain_column(schema, rows)
     if looker is not None and schema.kind != "conversation":
-        read = _without_media(record_reader(schema))
-        if schema.kind != "preference":
-            way: Way = "text" if schema.kind == "text" else "tokens"
-            rules = replace(rules, text_field=None)
-            return Reading(rules, way, read, detected=schema.description, columns=columns)
+        rules = replace(rules, text_field=None)
+        if schema.kind == "preference":
+            found = _preference_reading(source, rows, rules, schema, chat)
+            return replace(found, read=found.read and _without_media(found.read, _PREFERENCES_READ))
+        way: Way = "text" if schema.kind == "text" else "tokens"
+        read = _without_media(record_reader(schema), _LATE)
+        return Reading(rules, way, read, detected=schema.description, columns=columns)
     if plain is not None:
         rules = replace(rules, text_field=plain)
         return Reading(rules, detected=schema.description, columns=columns)
@@ -311,21 +313,25 @@ def reading_of(
     )
 
 
-def _without_media(read: Read) -> Read:
-    """A reader that refuses records with media, where these are not read."""
+def _without_media(read: Read, why: str) -> Read:
+    """A reader that refuses records with media, where these are not read, and says why."""
 
     def refused(row: Mapping[str, Any]) -> Record:
         for name in _MEDIA_COLUMNS:
             if says_something(row.get(name)):
-                raise UnusableRecordError(
-                    f"column {name!r} is not empty, and the first records of the file have none: keep records with "
-                    "images or audio in a file of their own, or leave the column out"
-                )
+                raise UnusableRecordError(f"column {name!r} is not empty, and {why}")
         return read(row)
 
     return refused
 
 
+_LATE = (
+    "the first records of the file have none: keep records with images or audio in a file of their own, or leave the "
+    "column out"
+)
+_PREFERENCES_READ = (
+    "images and audio of preferences are not read yet: write conversations, or leave the column out"
+)
 _MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 
 
