@@ -102,7 +102,7 @@ def test_texts_are_trained_beside_talks_with_images(families, tmp_path):
         val_fraction=0.2,
     )
     both = batchloom.open_store(made.path)
-    asked = {**SIZES, "model": {"init": str(family.folder)}, "steps": 8, "overlong": "drop"}
+    asked = {**SIZES, "model": {"init": str(family.folder)}, "steps": 8}
     outcome, _ = run_training(both, tmp_path / "run", asked)
     assert outcome.val_loss < losses(tmp_path / "run")[0]
     assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0] - 1
