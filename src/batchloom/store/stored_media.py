@@ -143,6 +143,24 @@ class StoreMedia:
         ]
         return [_folders_in(self._store, name) for name in reports]
 
+    @cached_property
+    def _only_folder(self) -> str | None:
+        """The folder where all paths begin; None where there are several or none."""
+        known = {folder for some in self.folders for folder in some.values()}
+        return next(iter(known)) if len(known) == 1 else None
+
+    @cached_property
+    def _parts(self) -> NDArray[np.int64]:
+        """How many parts the sources up to each have, of which there may be as many as documents [sources]."""
+        sources = self._store.manifest.sources if self._store.manifest else ()
+        return np.cumsum([len(source.parts) for source in sources], dtype=np.int64)
+
+    @cached_property
+    def _generations(self) -> list[int]:
+        """How many sources the generations up to each have."""
+        manifest = self._store.manifest
+        return [entry.sources for entry in manifest.all_history] if manifest else []
+
     def counts(self) -> dict[Kind, MediaCount]:
         """How many media of each kind there are, and how many tokens stand for them.
 
@@ -186,18 +204,15 @@ class StoreMedia:
 
     def folder_of(self, document: int) -> str | None:
         """Where paths of media begin that a document's source names; None where no report says."""
-        known = {folder for some in self.folders for folder in some.values()}
-        if len(known) == 1:
-            return next(iter(known))
+        if self._only_folder is not None:
+            return self._only_folder
         manifest = self._store.manifest
         shard = int(np.searchsorted(self._bounds, document, side="right")) - 1
         part = int(self._store.shard_origins(shard).parts[document - int(self._bounds[shard])])
         if manifest is None:
             return None
-        parts = np.cumsum([len(source.parts) for source in manifest.sources])
-        source = int(np.searchsorted(parts, part, side="right"))
-        before = [entry.sources for entry in manifest.all_history]
-        generation = int(np.searchsorted(before, source, side="right"))
+        source = int(np.searchsorted(self._parts, part, side="right"))
+        generation = int(np.searchsorted(self._generations, source, side="right"))
         return self.folders[generation].get(manifest.sources[source].name)
 
     def of(self, documents: NDArray[np.int64]) -> list[list[StoredMedium]]:
