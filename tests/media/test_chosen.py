@@ -13,6 +13,7 @@ from batchloom import Mixture
 from batchloom.batches.mixture_file import mixture_from
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.media import KINDS
+from batchloom.questions.forecast import forecast
 from batchloom.questions.unserved import why_unserved
 from batchloom.store.by_media import _chosen_sets, media_word
 from batchloom.store.stored_media import StoreMedia
@@ -115,6 +116,17 @@ def test_modalities_have_weights(place, tmp_path):
     batch = loader[3]
     told = [span for sequence in batchloom.explain(loader, 3) for span in sequence.spans]
     assert sum(len(span.media) for span in told) == len(batch["image_grid_thw"])
+
+
+def test_a_forecast_counts_the_chosen_alone(place):
+    stores = {"text": chosen(place, "none"), "image": chosen(place, "image")}
+    mixture = Mixture({"text": 1, "image": 1}, stores=stores)
+    told = forecast(batchloom.Loader(mixture, **SIZES, steps=20).plan).sources
+    found = {one.name: (one.documents, one.tokens) for one in told}
+    assert found == {
+        "text": (48, stores["text"].tokens),
+        "image": (16, stores["image"].tokens),
+    }
 
 
 @pytest.mark.parametrize("unit", ["tokens", "documents", "epochs"])

@@ -98,6 +98,7 @@ class Pools:
 
     Attributes:
         documents: how many the source has.
+        chosen: how many of them are served, where the others are left out whatever the plan.
         layers: how many of them each generation added.
         count: how many pools there are.
         blocks: of each layer, how many neighbouring documents are permuted as one.
@@ -109,6 +110,7 @@ class Pools:
         "_source",
         "_spec",
         "blocks",
+        "chosen",
         "count",
         "documents",
         "layers",
@@ -117,6 +119,7 @@ class Pools:
     def __init__(self, lengths: Lengths, spec: PlanSpec, source: str) -> None:
         self._lengths, self._spec, self._source = lengths, spec, source
         self.documents = lengths.size
+        self.chosen = lengths.chosen if isinstance(lengths, Chosen) else lengths.size
         self.layers = lengths.layers if isinstance(lengths, Layered) else (lengths.size,)
         self._layers: list[_Layer] = []
         first = self.count = 0

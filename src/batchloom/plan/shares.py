@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.plan.mixture import LEAST_WEIGHT, PlanStore, Unit, Weights
-from batchloom.plan.pools import Chosen, Pools
+from batchloom.plan.pools import Pools
 from batchloom.plan.spec import PlanSpec
 
 LEAST_PERIOD, MOST_PERIOD = 1 << 16, 1 << 20
@@ -38,8 +38,7 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
     Raises:
         PlanError: it has none.
     """
-    pools, lengths_of = Pools(store.lengths, spec, name), store.lengths
-    own = lengths_of.chosen if isinstance(lengths_of, Chosen) else pools.documents
+    pools = Pools(store.lengths, spec, name)
     for pool in range(pools.count):
         # Where documents stand alone, how many tokens a sequence has is theirs: a sample would be too rough.
         members = pools.members(pool, None if spec.packing == "none" else _SAMPLE)
@@ -54,9 +53,9 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
             documents = float((lengths > 0).sum()) / count
             if spec.overlong == "split" and store.tokens:
                 # Nothing is left out: how long documents are on average is known of all of them.
-                documents = tokens * own / store.tokens
+                documents = tokens * pools.chosen / store.tokens
             if spec.overlong == "split":
-                return Measured(store.tokens, own, (tokens, documents))
+                return Measured(store.tokens, pools.chosen, (tokens, documents))
             raw = store.lengths.take(members).astype(np.int64)
             kept = float(lengths.sum() / raw.sum()), float((lengths > 0).sum() / len(raw))
             return Measured(store.tokens * kept[0], pools.documents * kept[1], (tokens, documents))

@@ -364,7 +364,7 @@ def _source(run: _Run, number: int) -> SourceForecast:
     return SourceForecast(
         name=name,
         assumed=isinstance(store, AssumedStore),
-        documents=order.pools.documents,
+        documents=order.pools.chosen,
         tokens=store.tokens,
         sequences_per_epoch=order.sequences,
         sequences=served,
@@ -415,7 +415,7 @@ def _shares(run: _Run, number: int) -> tuple[float | None, float | None]:
         order, measure = plan.order(one), run.measures[0, one]
         per = {
             "tokens": measure.tokens / order.sequences,
-            "documents": order.pools.documents / order.sequences,
+            "documents": order.pools.chosen / order.sequences,
             "epochs": 1 / order.sequences,
         }
         given[one] = count * per[plan.data.unit]
