@@ -1,7 +1,9 @@
 """Videos: which frames are seen of them, the frames themselves, and what becomes of what is none."""
 
+import io
 import json
 import math
+import tarfile
 from fractions import Fraction
 
 import numpy as np
@@ -16,6 +18,7 @@ from batchloom.media.content import Held
 from batchloom.media.limits import MediaLimits
 from batchloom.media.sampling import Sampling, fitted, frame_times
 from batchloom.media.videos import decode_frames, look_at_video
+from batchloom.store.stored_media import StoreMedia
 from media.films import decoded, film, heard
 from media.made import encoded, picture, sound, talk
 from media.processors import MADE, save
@@ -427,6 +430,29 @@ def test_videos_stand_in_texts_as_their_frames(plain, tmp_path):
     beside = stored(tmp_path / "folder", tmp_path / "beside", where, video_frames=3)
     ids = made(text=[texts[1]], images=frames, return_tensors="np")["input_ids"][0]
     assert beside[0].ids[:-1].tolist() == ids.tolist()
+
+
+def test_videos_in_tars_are_named_by_their_place(plain, tmp_path):
+    where, _ = plain
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in (
+            ("0.mp4", film(20, 10)),
+            ("0.txt", b"A film."),
+            ("1.avi", film(8, 4, form="avi")),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+        member = tarfile.TarInfo("1.caption")
+        member.size = 7
+        tar.addfile(member, io.BytesIO(b"Another"))
+    store = stored(tmp_path / "a.tar", tmp_path / "store", where, video_frames=3)
+    assert len(store) == 2
+    (first, *_) = StoreMedia(store).of(np.array([0]))[0]
+    assert first.blob is None
+    assert "a.tar#" in first.place
+    loader = batchloom.Loader(store, seq_len=64, global_batch_size=1)
+    assert sum(len(batch["pixel_values"]) for batch in loader) == 6
 
 
 def test_two_ways_to_say_how_many_frames_are_refused(plain, tmp_path):
