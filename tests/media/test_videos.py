@@ -14,6 +14,7 @@ import batchloom
 from batchloom.batches.spec import MediaSpec
 from batchloom.core.errors import MediumError, SettingsError, UnusableRecordError
 from batchloom.core.media import FrameFacts
+from batchloom.media import features
 from batchloom.media.content import Held
 from batchloom.media.limits import MediaLimits
 from batchloom.media.sampling import Sampling, fitted, frame_times
@@ -269,7 +270,7 @@ def test_a_video_stands_as_its_frames(name, tmp_path):
     assert len(store) == 8
     loader = batchloom.Loader(store, seq_len=4096, global_batch_size=1)
     batches = list(loader)
-    features = {}
+    made_of = {}
     for number, row in enumerate(json.loads(file.read_text())):
         films = [file.parent / one for one in row.get("videos", [])]
         if number == 6:
@@ -297,19 +298,19 @@ def test_a_video_stands_as_its_frames(name, tmp_path):
         document = next(at for at in range(8) if store.origin(at).record == number)
         assert store[document].ids.tolist() == np.asarray(inputs["input_ids"])[0].tolist()
         if order:
-            features[document] = np.asarray(inputs["pixel_values"])
+            made_of[document] = np.asarray(inputs["pixel_values"])
     found = {}
     for batch in batches:
         rows = loader.plan.rows(*loader.plan.positions_of(batch.step))
-        held = [int(one) for one in rows.documents if int(one) in features]
+        held = [int(one) for one in rows.documents if int(one) in made_of]
         axis = 1 if name == "idefics3" else 0
-        expected = np.concatenate([features[one] for one in held], axis) if held else None
+        expected = np.concatenate([made_of[one] for one in held], axis) if held else None
         if held and name != "idefics3":
             assert np.array_equal(np.asarray(batch["pixel_values"]), expected)
         elif held:
             assert batch["pixel_values"].shape[:2] == expected.shape[:2]
         found.update(dict.fromkeys(held, True))
-    assert set(found) == set(features)
+    assert set(found) == set(made_of)
 
 
 def open_image(path):
@@ -453,6 +454,38 @@ def test_videos_in_tars_are_named_by_their_place(plain, tmp_path):
     assert "a.tar#" in first.place
     loader = batchloom.Loader(store, seq_len=64, global_batch_size=1)
     assert sum(len(batch["pixel_values"]) for batch in loader) == 6
+
+
+def test_check_decodes_every_frame(plain, tmp_path, monkeypatch):
+    where, _ = plain
+    (tmp_path / "a.mp4").write_bytes(film(20, 10))
+    row = {"messages": talk("<video>?", "A film."), "videos": ["a.mp4"]}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row) + "\n")
+    stored(tmp_path / "in.jsonl", tmp_path / "store", where, video_frames=4)
+    frames = []
+    decode = features.decode_frames
+    monkeypatch.setattr(
+        features,
+        "decode_frames",
+        lambda content, facts: frames.append([one.time for one in facts]) or decode(content, facts),
+    )
+    assert batchloom.check(tmp_path / "store").sound
+    # Both documents name one video, which is decoded once.
+    assert frames == [[0, 500_000, 1_000_000, 1_500_000]]
+    (tmp_path / "a.mp4").unlink()
+    verdict = batchloom.check(tmp_path / "store", gone=tmp_path / "gone.json")
+    assert not verdict.sound
+    assert any("a.mp4" in fault for fault in verdict.faults)
+    spec = MediaSpec(replace=str(tmp_path / "gone.json"))
+    batch = batchloom.Loader(
+        batchloom.open_store(tmp_path / "store"),
+        seq_len=128,
+        global_batch_size=1,
+        media=spec,
+        output="numpy",
+    )[0]
+    assert "pixel_values" not in batch
+    assert (batch["labels"] == -100).all()
 
 
 def test_two_ways_to_say_how_many_frames_are_refused(plain, tmp_path):

@@ -72,5 +72,5 @@ def _looked(reads: BatchMedia, held: list[list[StoredMedium]]) -> Looked:
 
 
 def _named(medium: StoredMedium) -> tuple[object, ...]:
-    """What tells a medium from others."""
-    return medium.kind, medium.digest, medium.place, medium.blob, medium.grid
+    """What tells a medium from others, and a frame from those of the same video."""
+    return medium.facts, medium.digest, medium.place, medium.blob, medium.grid
