@@ -112,5 +112,6 @@ def train(model, job, fault=None):
         if loader.spec.rank == 0:
             job.tell(batch.step, total.item())
     if ranks > 1:
-        dist.barrier()
+        held = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
+        held.wait()
         dist.destroy_process_group()

@@ -47,7 +47,8 @@ def train(model: Any, job: Job) -> None:
         if (batch.step + 1) % job.save_every == 0:
             save(Path(job.out), batch.step + 1, model, optimizer, loader)
     if ranks > 1:
-        dist.barrier()  # gloo's thread is done with the last sum then: torch may wait for it for ever
+        held = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
+        held.wait()
         dist.destroy_process_group()
 
 

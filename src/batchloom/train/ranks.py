@@ -225,9 +225,11 @@ def joined_ranks(
     try:
         ranks = Ranks(rank, world_size, local_rank, chosen)
         yield ranks
-        # Torch joins gloo's threads while it holds the interpreter, which one that lets go of the last sum waits for.
+        # Torch joins gloo's threads while it holds the interpreter, which one that frees the last work waits for: so
+        # that is kept here until the threads have ended.
         with ranks.talking():
-            dist.barrier()
+            last = dist.barrier(async_op=True)
+            last.wait()
     finally:
         dist.destroy_process_group()
 
