@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from batchloom.batches.costs import RowCosts
 from batchloom.batches.share import rank_rows, share_of
 from batchloom.batches.spec import BatchSpec
 from batchloom.plan.edits import Edit
@@ -81,7 +82,9 @@ class Runs(RuleBasedStateMachine):
             for rank in range(self.world):
                 of = BatchSpec(rank=rank, world_size=self.world, uneven="pad", balance=self.balance)
                 share = share_of(self.plan.spec_at(step), of)
-                rows, positions = rank_rows(self.plan, step, share, balance=self.balance)
+                rows, positions = rank_rows(
+                    self.plan, step, share, RowCosts() if self.balance else None
+                )
                 assert len(rows) == len(positions) == share.rows
                 held = zip(positions.tolist(), by_row(rows), strict=True)
                 found.update({position: row for position, row in held if position >= 0})
