@@ -183,7 +183,7 @@ def adopt(plan: Plan, era: int) -> None:
 
 def ranks_rows(plan: Plan, step: int, rank: int, world: int) -> tuple:
     of = BatchSpec(rank=rank, world_size=world, uneven="pad")
-    return rank_rows(plan, step, share_of(plan.spec_at(step), of), balance=False)
+    return rank_rows(plan, step, share_of(plan.spec_at(step), of))
 
 
 class Clock:
