@@ -30,7 +30,7 @@ def source(sizes: np.ndarray) -> SimpleNamespace:
 def dealing(seq_len: int, ranks: int, rows: int, documents: np.ndarray) -> str:
     """Milliseconds that dealing adds to a step, and the imbalance without and with it."""
     spec = PlanSpec(seq_len=seq_len, global_batch_size=ranks * rows, steps=STEPS)
-    share, taken, costs = Share(Place(0, ranks), rows), {}, RowCosts()
+    share, taken, costs = Share(Place(0, ranks), rows, 1), {}, RowCosts()
     for balance in (False, True):
         plan = Plan(source(documents), spec)
         plan.rows(0, STEPS * ranks * rows)
