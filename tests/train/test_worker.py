@@ -128,7 +128,8 @@ def agent(port, host, command, said):
 
 def test_workers_join_are_killed_and_leave(numbered, tmp_path):
     (tmp_path / "heard").mkdir()
-    command = words(numbered, tmp_path, 10**6, "--save-interval", 3)
+    # Rare, so that who is killed has made steps since the last one.
+    command = words(numbered, tmp_path, 10**6, "--save-interval", 20)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
