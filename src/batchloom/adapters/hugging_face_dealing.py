@@ -134,6 +134,8 @@ def _loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
         problems.append(
             f"{name}: labels={spec.labels!r}; models of transformers shift by themselves: labels='aligned'"
         )
+    if loader.holds_media:
+        problems += _media_problems(args, loader, name)
     if spec.output != "torch":
         problems.append(f"{name}: output={spec.output!r}; the trainer takes tensors: 'torch'")
     mesh = getattr(args, "parallelism_config", None)
@@ -141,6 +143,28 @@ def _loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
     if spec.mesh != DATA_PARALLEL or split:
         problems.append(
             f"{name}: tensor and context parallelism are not translated: data-parallel ranks only"
+        )
+    return problems
+
+
+def _media_problems(args: Any, loader: Loader, name: str) -> list[str]:
+    """What does not go with images and audio."""
+    problems = []
+    if loader.spec.form != "rows":
+        problems.append(f"{name}: form={loader.spec.form!r}; with images or audio form='rows'")
+    if args.world_size == 1:
+        return problems
+    sharded = "layers that are sharded wait for ranks whose pass holds no image or audio"
+    if args.fsdp or args.deepspeed:
+        which = "fsdp" if args.fsdp else "deepspeed"
+        problems.append(
+            f"{which}: {sharded}: leave it out (DDP), or take FSDP2SFTTrainer, which has all ranks run them"
+        )
+    found = args.ddp_find_unused_parameters
+    if not (found or (found is None and not args.gradient_checkpointing)):
+        problems.append(
+            f"ddp_find_unused_parameters: {found}; a pass may hold no image or audio, and other ranks would wait for "
+            "gradients of what sees or hears: True"
         )
     return problems
 

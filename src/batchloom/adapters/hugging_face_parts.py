@@ -5,7 +5,7 @@ from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFO
 require(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast, final
 
 import datasets
@@ -19,13 +19,14 @@ from transformers.trainer_callback import ExportableState
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.hugging_face_dealing import Collator, Dealing, dealing_of, problems_of
+from batchloom.adapters.hugging_face_weights import refuse_other_weights, weights_seen
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches.assemble import IGNORE, Batch
+from batchloom.batches.chosen import Chosen
 from batchloom.batches.data import first_store
 from batchloom.batches.forms import flattened
-from batchloom.batches.isolation import leakage, leaks, probes, takes
+from batchloom.batches.isolation import leakage, leakage_of_rows, leaks, probes, takes
 from batchloom.batches.loader import Loader
-from batchloom.batches.media import text_alone
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.core.spec import shown, whole
 from batchloom.core.values import counted
@@ -47,7 +48,6 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
     """
 
     def __init__(self, loader: Loader, dealing: Dealing) -> None:
-        text_alone(loader, "the adapter of Hugging Face's trainers")
         names = ("input_ids", "labels", "position_ids")
         super().__init__(pa.table({name: pa.array([], pa.list_(pa.int64())) for name in names}))
         self.dealing = dealing
@@ -132,13 +132,17 @@ class PlanState(TrainerCallback, ExportableState):
     def __init__(self, loader: Loader, dataset: PlannedRows, collator: Collator) -> None:
         self._loader, self._dataset, self._collator = loader, dataset, collator
         self._trained: TrainerState | None = None
+        self._model: Any = None
         self._edits = loader.plan.edits
         self.first = 0
 
     def state(self) -> dict[str, Any]:
         """What the trainer writes into its checkpoints: plain JSON values."""
         done = self._trained.global_step if self._trained else 0
-        return {"args": {}, "attributes": {"loader": self._loader.state_at(done)}}
+        kept = {"loader": self._loader.state_at(done)}
+        if self._model is not None:
+            kept["weights"] = weights_seen(self._model)
+        return {"args": {}, "attributes": kept}
 
     def on_train_begin(
         self,
@@ -156,7 +160,7 @@ class PlanState(TrainerCallback, ExportableState):
             SettingsError: settings that changed since the parts were made.
             StateError: the checkpoint is of another plan (names each field that differs), or has no state.
             TrainError: another dataset or collator, sizes that changed since the parts were made, ranks that differ, a
-                model that lets documents see each other.
+                model that lets documents see each other, or has not the weights of the checkpoint.
         """
         if problems := problems_of(args, self._loader):
             raise SettingsError(problems)
@@ -176,7 +180,8 @@ class PlanState(TrainerCallback, ExportableState):
         # The trainer counts in it, and makes no other while it trains.
         self._trained, self.first = state, state.global_step
         if self.first:
-            self._resume(state)
+            self._resume(state, model)
+        self._model = model
         # Without skipping the trainer begins at row 0, which is that of the step it stands at then.
         self._dataset.begin(self._loader, self.first if args.ignore_data_skip else 0)
         self._edits = self._loader.plan.edits
@@ -202,7 +207,7 @@ class PlanState(TrainerCallback, ExportableState):
                 "trainer reads the plan of then: edit before trainer.train(), also when it goes on from a checkpoint."
             )
 
-    def _resume(self, state: TrainerState) -> None:
+    def _resume(self, state: TrainerState, model: Any) -> None:
         kept = cast("dict[str, Any]", state.stateful_callbacks).get(type(self).__name__)
         kept = kept.get("attributes") if isinstance(kept, dict) else None
         if not isinstance(kept, dict) or "loader" not in kept:
@@ -216,6 +221,7 @@ class PlanState(TrainerCallback, ExportableState):
                 f"The checkpoint is of step {self.first} and its loader's state of step {self._loader.next_step}; "
                 "it was changed by hand."
             )
+        refuse_other_weights(model, kept.get("weights"), self.first)
 
 
 def refuse_leak(
@@ -235,24 +241,19 @@ def refuse_leak(
     Raises:
         TrainError: it does, or does not take what the collator gives; with what to change.
     """
-    documents = probes(first_store(loader.plan.stores), loader.plan.spec.seq_len)
-    if loader.plan.spec.packing == "none" or not documents:
+    if loader.holds_media and (misfit := Chosen(loader).misfit(model, loader.plan.spec.seq_len)):
+        raise TrainError(f"The trainer's model is {misfit}.")
+    if loader.plan.spec.packing == "none":
         return
     weight, training = next(model.parameters()), model.training
-    varlen = loader.spec.form == "varlen"
-
-    def logits(batch: Batch) -> Tensor:
-        given = collator([flattened(batch) if varlen else batch])
-        given.pop("labels", None)
-        _refuse_unknown(model, given)
-        moved = {k: v.to(weight.device) if hasattr(v, "to") else v for k, v in given.items()}
-        return scores_of(model(**moved))
-
     model.eval()
     try:
-        packed, mixed = leakage(logits, documents, rows)
+        distances = _distances(model, loader, collator, rows)
     finally:
         model.train(training)
+    if distances is None:
+        return
+    packed, mixed = distances
     if not math.isfinite(packed):
         raise TrainError(
             f"{type(model).__name__} has losses that are no numbers before its first step: its weights are damaged, or "
@@ -266,6 +267,39 @@ def refuse_leak(
             "'flex_attention'; or trainer_parts(form=dense_mask) to one that reads a mask ('eager': "
             "partial(dense_mask, additive='float32')); or Loader(packing='none')."
         )
+
+
+def _distances(
+    model: Any, loader: Loader, collator: Collator, rows: int
+) -> tuple[float, float] | None:
+    """How far packed documents of the loader's store are from single ones; None where there are none to try.
+
+    See :func:`batchloom.batches.isolation.leakage`.
+    """
+    device = next(model.parameters()).device
+
+    def logits(batch: Batch) -> Tensor:
+        given = collator([batch])
+        given.pop("labels", None)
+        _refuse_unknown(model, given)
+        moved = {k: v.to(device) if hasattr(v, "to") else v for k, v in given.items()}
+        return scores_of(model(**moved))
+
+    if loader.holds_media:
+        chosen = Chosen(loader)
+        numbers = chosen.few(loader.plan.spec.seq_len)
+        orders = [numbers, numbers[::-1]][: min(rows, 2)]
+        alone = [chosen.batch([[number]]) for order in orders for number in order]
+        return leakage_of_rows(lambda batch: _part_of(logits(batch)), chosen.batch(orders), alone)
+    documents = probes(first_store(loader.plan.stores), loader.plan.spec.seq_len)
+    varlen = loader.spec.form == "varlen"
+    if not documents:
+        return None
+    return leakage(lambda one: logits(flattened(one) if varlen else one), documents, rows)
+
+
+def _part_of(scores: Tensor) -> Callable[[int, slice], Tensor]:
+    return lambda row, part: scores[row, part]
 
 
 def _refuse_unknown(model: Any, given: dict[str, Any]) -> None:

@@ -1,0 +1,191 @@
+"""Hugging Face's Trainer on stores with images and audio: what reaches the model, its losses, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import batchloom
+from adapters.test_hugging_face import losses, make_args
+from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.adapters.hugging_face_dealing import _media_problems
+from batchloom.batches.masks import image_masks
+from batchloom.core.errors import SettingsError, TrainError
+from batchloom.examples.job import adamw
+from media.models import TEXT_WINDOW, make
+from train.families import Families
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+SIZES = {"seq_len": 320, "global_batch_size": 2}
+STEPS = 4
+TWO = {"seq_len": 320, "global_batch_size": 4, "packing": "none"}
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    return Families(tmp_path_factory.mktemp("families"))
+
+
+class Heard(transformers.Trainer):
+    """Keeps what reached the loss."""
+
+    def compute_loss(self, model, inputs, **settings):
+        self.__dict__.setdefault("heard", []).append(dict(inputs))
+        return super().compute_loss(model, inputs, **settings)
+
+
+def trainer_of(family, name, folder, form=None, loader=None, model=None, **settings):
+    loader = loader or batchloom.Loader(family.store, **SIZES, steps=STEPS, rank=0, world_size=1)
+    sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    args = make_args(folder, **{**sizes, "max_steps": STEPS, **settings})
+    parts = trainer_parts(loader, args, form=form)
+    model = model or make(name, family.made)
+    return Heard(
+        model,
+        args,
+        train_dataset=parts.dataset,
+        data_collator=parts.collator,
+        compute_loss_func=parts.loss,
+        callbacks=[parts.callback],
+        optimizers=(adamw(model.parameters(), 0.01), None),
+    )
+
+
+def own_losses(family, name, form, steps):
+    """The losses of a loop of one's own over the same batches."""
+    model = make(name, family.made)
+    optimizer = adamw(model.parameters(), 0.01)
+    loader = batchloom.Loader(family.store, **SIZES, steps=steps, rank=0, world_size=1)
+    found = []
+    for batch in loader:
+        count = (batch["labels"][:, 1:] != -100).sum()
+        total = 0.0
+        for part in batch.split(1):
+            given = dict(part if form is None else form(part))
+            labels = given.pop("labels")
+            scores = model(**given).logits
+            loss = torch.nn.functional.cross_entropy(
+                scores[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum"
+            )
+            (loss / count).backward()
+            total += loss.item() / count.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(total)
+    return found
+
+
+FORMS = {"gemma3": partial(image_masks, sliding_window=TEXT_WINDOW)}
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3", "qwen2_audio"])
+def test_a_trainer_trains_on_the_batches_with_their_media(families, tmp_path, name):
+    family, form = families[name], FORMS.get(name)
+    trainer = trainer_of(family, name, tmp_path, form)
+    trainer.train()
+    loader = batchloom.Loader(family.store, **SIZES, steps=STEPS, rank=0, world_size=1)
+    wanted = [part for step in range(STEPS) for part in loader[step].split(1)]
+    assert len(trainer.heard) == len(wanted)
+    features = set()
+    for heard, part in zip(trainer.heard, wanted, strict=True):
+        given = dict(part if form is None else form(part))
+        assert heard.keys() >= given.keys() - {"labels"}
+        for key, value in given.items():
+            if key != "labels" and isinstance(value, torch.Tensor):
+                assert torch.equal(heard[key], value), key
+        features |= heard.keys() & {"pixel_values", "input_features"}
+    assert features
+    assert list(losses(trainer).values()) == pytest.approx(
+        own_losses(family, name, form, STEPS), rel=1e-3
+    )
+
+
+def test_a_resume_goes_on_with_the_same_media(families, tmp_path):
+    family = families["qwen2_vl"]
+    whole = trainer_of(family, "qwen2_vl", tmp_path / "whole", save_steps=2)
+    whole.train()
+    checkpoint = str(tmp_path / "whole/checkpoint-2")
+    later = trainer_of(family, "qwen2_vl", tmp_path / "later", save_steps=2)
+    # transformers 5.23 loads nothing of what this model writes into its checkpoints.
+    with pytest.raises(TrainError, match="has not the weights of its checkpoint of step 2"):
+        later.train(resume_from_checkpoint=checkpoint)
+    model = transformers.AutoModelForMultimodalLM.from_pretrained(checkpoint)
+    later = trainer_of(family, "qwen2_vl", tmp_path / "again", model=model, save_steps=2)
+    later.train(resume_from_checkpoint=checkpoint)
+    assert losses(later) == losses(whole)
+    assert len(later.heard) == 2 * 2
+
+
+def test_a_model_whose_documents_see_each_other_is_refused(families, tmp_path):
+    with pytest.raises(TrainError, match="lets packed documents see each other"):
+        trainer_of(families["gemma3"], "gemma3", tmp_path).train()
+
+
+def test_a_model_of_other_media_is_refused(families, tmp_path):
+    family = families["qwen2_audio"]
+    trainer = trainer_of(family, "qwen2_audio", tmp_path)
+    trainer.model = make("llava", families["llava"].made)
+    with pytest.raises(TrainError, match="takes no feature_attention_mask, input_features"):
+        trainer.train()
+
+
+def test_settings_that_do_not_go_with_media_are_told_at_once(families, tmp_path):
+    family = families["llava"]
+    varlen = batchloom.Loader(
+        family.store, **SIZES, steps=STEPS, form="varlen", rank=0, world_size=1
+    )
+    with pytest.raises(SettingsError, match="with images or audio form='rows'"):
+        trainer_of(family, "llava", tmp_path, loader=varlen)
+    loader = batchloom.Loader(family.store, **SIZES, rank=0, world_size=1)
+    args = {"world_size": 2, "deepspeed": None, "fsdp": [], "gradient_checkpointing": False}
+
+    def problems(**settings):
+        given = {**args, "ddp_find_unused_parameters": None, **settings}
+        return _media_problems(SimpleNamespace(**given), loader, "loader")
+
+    assert problems() == problems(ddp_find_unused_parameters=True) == []
+    assert problems(world_size=1, fsdp=["full_shard"]) == []
+    (sharded,) = problems(fsdp=["full_shard"])
+    assert sharded.startswith("fsdp: layers that are sharded wait")
+    (deep,) = problems(deepspeed={"zero": 3})
+    assert deep.startswith("deepspeed: layers")
+    for settings in ({"ddp_find_unused_parameters": False}, {"gradient_checkpointing": True}):
+        (unused,) = problems(**settings)
+        assert unused.startswith("ddp_find_unused_parameters: ")
+
+
+def test_two_ranks_of_which_one_has_no_media_train_as_one(families, tmp_path):
+    family = families["llava"]
+    loaders = [batchloom.Loader(family.store, **TWO, rank=rank, world_size=2) for rank in (0, 1)]
+    seen = [["pixel_values" in loader.batch(step) for loader in loaders] for step in range(STEPS)]
+    assert {True, False} in map(set, seen)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    worker = Path(__file__).with_name("hf_media_worker.py")
+    done = subprocess.run(
+        [*command, str(worker), str(family.store.path), str(family.folder), str(tmp_path / "two")],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads((tmp_path / "two/told.json").read_text())
+    loader = batchloom.Loader(family.store, **TWO, steps=STEPS, rank=0, world_size=1)
+    one = trainer_of(
+        family, "llava", tmp_path / "one", loader=loader, gradient_accumulation_steps=4
+    )
+    one.train()
+    assert told == pytest.approx(list(losses(one).values()), rel=1e-3)
