@@ -30,7 +30,8 @@ MAY = {
     },
     "batches": {"core", "store", "plan", "media"},
     "streams": {
-        *("core", "sources", "chat", "tokens", "text", "store", "plan", "execution", "preparation")
+        *("core", "sources", "chat", "media", "tokens", "text", "store", "plan", "execution"),
+        "preparation",
     },
     "diagnosis": {"core", "chat", "preparation", "store", "plan", "batches"},
     "questions": {"core", "store", "plan", "batches"},

@@ -326,7 +326,10 @@ def moved(qwen, tmp_path):
     [
         (lambda path: path.unlink(), "is not there"),
         (lambda path: path.write_bytes(b""), r"has 0 bytes, and had \d"),
-        (lambda path: path.write_bytes(encoded(picture(9, 9, seed=77))), "when the store was made"),
+        (
+            lambda path: path.write_bytes(encoded(picture(9, 9, seed=77))),
+            "when its tokens were made",
+        ),
         (lambda path: path.write_bytes(path.read_bytes()[::-1]), "is not the file that was there"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import batchloom
 from batchloom.batches import forms
 from batchloom.batches.masks import dense_mask, image_masks
-from batchloom.batches.media import text_alone
+from batchloom.batches.media_rules import text_alone
 from batchloom.compat import GPTDataLoader, PretrainingDataset
 from batchloom.core.errors import InputError, PlanError
 from batchloom.store.export import export_store

@@ -21,7 +21,7 @@ from batchloom.adapters.agreement import device_of, require_agreement
 from batchloom.batches import forms
 from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
-from batchloom.batches.media import text_alone
+from batchloom.batches.media_rules import text_alone
 from batchloom.batches.spec import BatchSpec, Labels
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.core.spec import shown, whole

@@ -32,7 +32,7 @@ from batchloom.adapters.megatron import (
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches.forms import megatron_arrays
 from batchloom.batches.loader import Loader
-from batchloom.batches.media import text_alone
+from batchloom.batches.media_rules import text_alone
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store

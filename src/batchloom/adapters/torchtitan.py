@@ -19,7 +19,7 @@ from torchtitan.components.dataloader import BaseDataLoader
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.batches.loader import Loader
-from batchloom.batches.media import text_alone
+from batchloom.batches.media_rules import text_alone
 from batchloom.core.errors import StateError
 from batchloom.core.spec import shown
 from batchloom.store.opening import open_store

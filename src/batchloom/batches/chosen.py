@@ -10,7 +10,7 @@ import numpy as np
 from batchloom.batches.assemble import Batch, BatchCuts, Ids, assemble_rows
 from batchloom.batches.device import to_torch
 from batchloom.batches.loader import Loader
-from batchloom.batches.media import BatchMedia
+from batchloom.batches.media_stores import media_of_stores
 from batchloom.batches.shelf import Shelf
 from batchloom.plan.rows import Rows
 from batchloom.store.reader import Store
@@ -39,7 +39,7 @@ class Chosen:
         self._reader = loader.store
         store = loader.store
         self._stores = list(store.stores.values()) if isinstance(store, Shelf) else [store]
-        self._media = BatchMedia(self._stores, loader.spec.media)
+        self._media = media_of_stores(self._stores, loader.spec.media)
         self._firsts = np.cumsum([0, *(len(one) for one in self._stores)])
 
     @property
@@ -140,7 +140,7 @@ class Chosen:
         built = Rows(pointers, none.astype(np.int32), documents, none, lengths, places)
         arrays = assemble_rows(self._reader, built, seq_len or int(sizes.max()), "aligned")
         cuts = BatchCuts(pointers, lengths, places, 1, "aligned", sliced=False)
-        cuts = self._media.add_to(arrays, built, cuts, varlen=False)
+        cuts = self._media.add_to(arrays, self._reader, built, cuts, varlen=False)
         return Batch(to_torch(arrays), cuts=cuts)
 
     def _lengths(self, documents: Sequence[int]) -> Ids:

@@ -10,6 +10,7 @@ from batchloom.batches.streamed import Streamed
 from batchloom.core.errors import InputError, SettingsError, StateError
 from batchloom.core.spec import to_plain
 from batchloom.plan.lane_plan import LanePlan
+from batchloom.plan.lanes import lane_pool_default
 from batchloom.plan.mixture import Mixture, SourceSpec
 from batchloom.plan.plan import SOURCE, Plan
 from batchloom.plan.spec import GROUPED, Overlong, PlanSpec
@@ -152,6 +153,8 @@ def plan_of(
             else "lanes repeat a stream over one store"
         )
         raise SettingsError([f"order: {wrong}"])
+    media = data.manifest is not None and data.manifest.processor is not None
+    spec = replace(spec, pool_size=spec.pool_size or lane_pool_default(media=media))
     repeated = LanePlan(data, spec, lanes=spec.lanes, bounds=read_stretches(data))
     return cast("Plan", repeated)
 

@@ -21,7 +21,7 @@ from batchloom.batches.fetching import Fetching, Found, blocks_of, fetch_rows, r
 from batchloom.batches.id_range import refuse_beyond
 from batchloom.batches.iterations import Iterations
 from batchloom.batches.left_out import announce_cut, announce_left_out, count_left_out
-from batchloom.batches.media import batch_media, refuse_cut_by_edit
+from batchloom.batches.media_rules import batch_media, refuse_cut_by_edit, stream_media
 from batchloom.batches.origin import origin_of
 from batchloom.batches.replaced import replacing, resumed
 from batchloom.batches.share import (
@@ -97,7 +97,7 @@ class Loader:
     Attributes:
         augmentation: ``augment`` made ready for the store; None where nothing is changed.
         costs: what rows cost, by which ``balance`` deals them.
-        holds_media, replaced: whether its stores hold images or audio; documents whose own are gone, by source.
+        holds_media, replaced: whether its data holds images or audio; documents whose own are gone, by source.
         plan: the order, as a value.
         store: the open store the tokens are read from; of several the shelf they stand on (``batches.shelf``).
         spec: how batches are made, and this rank.
@@ -185,8 +185,9 @@ class Loader:
         self._cuts_all = overlong is None and not isinstance(data, Plan)  # and nobody has said so
         self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
         self.augmentation = make_augmentation(augment, named_by(data, self.plan), labels)
-        self.holds_media = False
         if self._stream is not None:
+            self._media = stream_media(self._stream.stream, self.spec, augment)
+            self.holds_media = self._media is not None
             self.share_at(0)
             return
         self.store: Store | Shelf = store_of(self.plan)
@@ -371,8 +372,9 @@ class Loader:
         arrays, cuts = make_arrays(reader, rows, spec, self.spec, context, augment)
         if self._stream is None:
             refuse_beyond(self.store, arrays["input_ids"], rows)
-            if self._media is not None:
-                cuts = self._media.add_to(arrays, rows, cuts, varlen=self.spec.form == "varlen")
+        if self._media is not None:
+            varlen = self.spec.form == "varlen"
+            cuts = self._media.add_to(arrays, reader, rows, cuts, varlen=varlen)
         return self._stage(Batch(arrays, step, self.origin, cuts))
 
     def trained_tokens(self, step: int) -> int:

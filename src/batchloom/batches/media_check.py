@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from batchloom.batches.media import BatchMedia
+from batchloom.batches.media_stores import StoreSource, media_of_stores
 from batchloom.batches.spec import READ_AS_USUAL
 from batchloom.core.errors import StoreError
 from batchloom.store.media import StoredMedium
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
-from batchloom.store.stored_media import StoreMedia
 
 # Documents whose media are read together: of several that name one medium it is read once.
 _TOGETHER = 512
@@ -44,24 +44,24 @@ def look_at_media(store: Store) -> Iterator[Looked]:
         InputError: a store elsewhere cannot be reached, or its processor not be made here.
         MissingDependencyError: what decodes media is not installed.
     """
-    reads, listed = BatchMedia([store], READ_AS_USUAL), StoreMedia(store)
+    reads, source = media_of_stores([store], READ_AS_USUAL), StoreSource(store)
     for first in range(0, len(store), _TOGETHER):
         numbers = np.arange(first, min(first + _TOGETHER, len(store)))
         numbers = numbers[~are_removed(store.removed, numbers)]
-        held = [media for media in listed.of(numbers) if media]
+        held = [media for media in source.media.of(numbers) if media]
         if not held:
             continue
         # What cannot be had is told of the medium that needs it.
         with contextlib.suppress(StoreError):
             store.fetch(np.array([media[0].document for media in held]))
-        yield _looked(reads, held)
+        yield _looked(reads, source, held)
 
 
-def _looked(reads: BatchMedia, held: list[list[StoredMedium]]) -> Looked:
+def _looked(reads: BatchMedia, source: StoreSource, held: list[list[StoredMedium]]) -> Looked:
     kinds: dict[tuple[object, ...], StoredMedium] = {}
     for medium in chain.from_iterable(held):
         kinds.setdefault(_named(medium), medium)
-    wrong = dict(zip(kinds, reads.faults(list(kinds.values())), strict=True))
+    wrong = dict(zip(kinds, reads.faults(source, list(kinds.values())), strict=True))
     lost: dict[int, str] = {}
     for medium in chain.from_iterable(held):
         if fault := wrong[_named(medium)]:

@@ -8,6 +8,7 @@ from batchloom.batches.spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan.rows import Rows
 from batchloom.plan.spec import PlanSpec
+from batchloom.tokens import Tokenizer
 
 
 class Steps(Protocol):
@@ -52,6 +53,16 @@ class Streamed(Protocol):
     @property
     def origin(self) -> str:
         """Where the data comes from, as log lines say it."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What encodes."""
+        ...
+
+    @property
+    def processor(self) -> Mapping[str, Any] | None:
+        """The state of what makes features of images and audio; None where none are read."""
         ...
 
     def begin(self, rank: int, world_size: int) -> Mapping[int, Any]:

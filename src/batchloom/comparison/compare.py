@@ -11,7 +11,7 @@ import xxhash
 
 from batchloom import Loader, Store, open_store
 from batchloom.adapters.requirements import installed, require
-from batchloom.batches.media import text_alone
+from batchloom.batches.media_rules import text_alone
 from batchloom.comparison.against import near
 from batchloom.comparison.difference import AHEAD, Difference, Wanted, differing, explained
 from batchloom.comparison.frameworks import FRAMEWORKS, Framework, by_name, missing

@@ -22,10 +22,17 @@ from batchloom.plan.spec import PlanSpec
 LANES_VERSION = 1
 # Documents of a pool; smaller than a plan's, since every lane holds one or two in memory.
 LANE_POOL_SIZE = 8192
+# Of documents with media, whose bytes may have to be laid aside until their batch is made.
+_MEDIA_POOL_SIZE = 1024
 # The first pool of a lane, so that the first step waits for few documents; each next one is twice as large.
 FIRST_POOL = 128
 MOST_DEFAULT_LANES = 64
 _SOURCE = "data"
+
+
+def lane_pool_default(*, media: bool) -> int:
+    """Documents of a pool where nobody says how many."""
+    return _MEDIA_POOL_SIZE if media else LANE_POOL_SIZE
 
 
 def default_lanes(global_batch_size: int, stretches: int) -> int:

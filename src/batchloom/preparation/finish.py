@@ -10,7 +10,7 @@ import msgspec
 
 from batchloom.core.aside import ASIDE
 from batchloom.preparation.making import Made
-from batchloom.preparation.media_processor import job_processor
+from batchloom.preparation.media_processor import processor_state
 from batchloom.preparation.quarantine import quarantine_line
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
@@ -115,13 +115,9 @@ def finish_store(work: WorkFolder, done: Finished, reported: Callable[[], Report
 
 
 def _processor(recipe: Recipe) -> bytes | None:
-    """What a store keeps of the processor of a recipe, with the tokens that media are made of; None for none."""
+    """What a store keeps of the processor of a recipe; None for none."""
     media = recipe.reading.media
-    if media is None:
-        return None
-    processor = job_processor(media, recipe.tokenizer)
-    tokens = {kind: family.token for kind, family in processor.families.items()}
-    return msgspec.json.encode({**processor.files.state(), "tokens": tokens})
+    return None if media is None else msgspec.json.encode(processor_state(media, recipe.tokenizer))
 
 
 def _processor_entry(recipe: Recipe) -> ProcessorEntry | None:

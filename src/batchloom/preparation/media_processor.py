@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from batchloom.media.processor import Processor, open_processor, read_processor_files
 from batchloom.preparation.media_recipe import MediaRecipe
@@ -24,6 +25,18 @@ def job_processor(media: MediaRecipe, tokenizer: str) -> Processor:
     beside = Path(tokenizer).expanduser()
     own = beside if beside.is_dir() else None
     return _opened(folder, own, read_processor_files(folder).fingerprint)
+
+
+def processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
+    """What is kept of the processor of a recipe: its state, with the tokens that media are made of.
+
+    Args:
+        media: names it.
+        tokenizer: as :func:`job_processor` takes it, which says what is raised.
+    """
+    processor = job_processor(media, tokenizer)
+    tokens = {kind: family.token for kind, family in processor.families.items()}
+    return {**processor.files.state(), "tokens": tokens}
 
 
 @lru_cache(maxsize=4)

@@ -15,6 +15,7 @@ from batchloom.chat.schema import Schema
 from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
+from batchloom.media.limits import MediaLimits
 from batchloom.media.look import Looker
 from batchloom.media.places import Places
 from batchloom.preparation.beside import (
@@ -211,6 +212,17 @@ class Readings:
         media = self._recipe.reading.media
         own = media is not None and self.of(source).own_folder
         return None if media is None else _media_folder(media, source, own_folder=own)
+
+    @property
+    def with_media(self) -> bool:
+        """Whether media are read."""
+        return self._recipe.reading.media is not None
+
+    @property
+    def media_limits(self) -> MediaLimits:
+        """What of media is refused for its size."""
+        media = self._recipe.reading.media
+        return MediaLimits() if media is None else media.limits
 
     def _looker(self, source: Source, *, own_folder: bool = False) -> Looker | None:
         """What looks at the media of a source; None where media are not read."""

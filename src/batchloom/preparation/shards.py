@@ -28,12 +28,13 @@ from batchloom.preparation.unit_files import (
 )
 from batchloom.preparation.unit_media import MEDIA_NAMES
 from batchloom.preparation.work import attempt_folder, claim, read_shards, reading
+from batchloom.preparation.written_media import unit_media
 from batchloom.store.bands import Banding, Bands
 from batchloom.store.format import SUBSETS, WORK_NAME, shard_name
 from batchloom.store.index import index_bytes
 from batchloom.store.manifest import ShardEntry
 from batchloom.store.mask import MaskBits
-from batchloom.store.media import ROW, MediaRows, ShardMedia
+from batchloom.store.media import ShardMedia
 from batchloom.store.origins import Origins
 from batchloom.store.pairs import CHOSEN, Sides, pair_numbers
 from batchloom.store.sums import sums_of_file
@@ -192,7 +193,7 @@ def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> Sha
     mask = write_mask(stem, bits)
     pairs = write_sides(stem, _sides(taken, order.first_part))
     alike = write_bands(stem, bands)
-    media = _media(order.folder)
+    media = unit_media(order.folder)
     if media is not None:
         media = media.take(np.flatnonzero(np.concatenate(mine)))
     files = write_media(stem, media)
@@ -224,15 +225,6 @@ def _bands(order: WriteOrder, task: ShardTask) -> Bands | None:
     return Bands(keys.reshape(-1, task.banding.bands), task.banding)
 
 
-def _media(folder: Path) -> ShardMedia | None:
-    """The media of a unit's documents; None where they hold none."""
-    rows, places, blobs = (folder / name for name in MEDIA_NAMES)
-    if not rows.exists():
-        return None
-    with reading(rows):
-        return ShardMedia(MediaRows(np.fromfile(rows, ROW), places.read_bytes()), blobs)
-
-
 def _mask_bits(path: Path) -> MaskBits:
     """The flags of a whole token file, packed; none where the file is not there."""
     bits = MaskBits()
@@ -253,7 +245,7 @@ def _copy(
     """
     for name, checksum in order.checksums.items():
         _refuse_changed(order.folder / tokens_name(name), checksum)
-    bands, media = _bands(order, task), _media(order.folder)
+    bands, media = _bands(order, task), unit_media(order.folder)
     writers = {
         name: SubsetWriter(task, name, first, order.first_part, bands, media)
         for name, first in first_shards.items()

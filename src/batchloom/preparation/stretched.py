@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord
 from batchloom.core.files import read_regular
 from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.media_tokens import PlacedMedium
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.subsets import Membership
 from batchloom.preparation.unit_files import FACTS_NAME, ROW, UnitFiles
+from batchloom.preparation.unit_media import UnitMedia
 from batchloom.preparation.unit_report import Merging
 from batchloom.preparation.units import Unit
 from batchloom.preparation.work import PartCounts, UnitFacts, attempt_folder, claim, reading
+from batchloom.preparation.written_media import placed_media, unit_media
 from batchloom.sources.cuts import RecordBounds
 from batchloom.sources.parts import PartReader
 from batchloom.store.writer import make_folder, sync_folder, write_file, writing
@@ -70,8 +73,10 @@ class StretchLog:
     def __init__(self, place: Path, attempt: str) -> None:
         self._place, self._folder = place, attempt_folder(place, attempt)
         self._batches: list[tuple[int, int, bool]] = []
+        self._documents = 0
         self._dtype, self._train = "<u2", 0
         make_folder(self._folder)
+        self._media = UnitMedia(self._folder)
         self._open: dict[str, IO[bytes]] = {}
         with writing(self._folder):
             for name in (_TOKENS, _ROWS, _FLAGS, _BAD):
@@ -83,8 +88,12 @@ class StretchLog:
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
         trained: NDArray[np.bool_] | None,
+        media: Sequence[Sequence[PlacedMedium]],
     ) -> None:
         """Keep documents of every subset."""
+        if media:
+            self._media.add(media, self._documents)
+        self._documents += len(rows)
         self._dtype = tokens.dtype.str
         self._train += int((codes == 0).sum())
         with writing(self._folder):
@@ -109,6 +118,8 @@ class StretchLog:
                 file.flush()
                 os.fsync(file.fileno())
                 file.close()
+        self._media.sync()
+        self._media.close()
         made = StretchFacts(place, last, parts, self._batches, self._dtype, self._train, facts)
         write_file(self._folder / _FACTS, msgspec.json.encode(made))
         sync_folder(self._folder)
@@ -116,9 +127,9 @@ class StretchLog:
 
     def abandon(self) -> None:
         """Delete what is kept of a stretch that was not read to its end."""
-        for file in self._open.values():
+        for close in (self._media.close, *(file.close for file in self._open.values())):
             with contextlib.suppress(OSError):
-                file.close()
+                close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -184,13 +195,16 @@ def _copy(
         (folder / _TOKENS).open("rb") as tokens_file,
         (folder / _FLAGS).open("rb") as flags_file,
     ):
+        media, first = unit_media(folder), 0
         for documents, tokens, flagged in stretch.batches:
             rows = np.fromfile(rows_file, ROW, documents)
             rows["record"] += shift[rows["part"]]
             rows["part"] = parts[rows["part"]]
             ids = np.fromfile(tokens_file, stretch.dtype, tokens)
             flags = np.fromfile(flags_file, bool, tokens) if flagged else None
-            files.add(ids, rows, how.membership.codes(rows["hash"]), flags)
+            held = placed_media(media, first, documents)
+            files.add(ids, rows, how.membership.codes(rows["hash"]), flags, media=held)
+            first += documents
         for line in (folder / _BAD).read_bytes().splitlines():
             piece, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
             moved = replace(bad, record=bad.record + int(shift[piece]))

@@ -41,3 +41,12 @@ def error_of(source: Source, rules: ReadRules, before: int | None, bad: BadRecor
     if before is None and line is None and row is None:
         reason = f"{reason} (at byte {bad.offset:,})"
     return record_error(source.name, line, bad.column, reason, row)
+
+
+def record_name(source: Source, rules: ReadRules, before: int | None, record: BadRecord) -> str:
+    """What a record is called: its file, and its line, row or byte; else as :func:`place_of`."""
+    line, row = place_of(source, rules, before, record)
+    if line is not None:
+        return f"{source.name}, line {line:,}"
+    shown = f"row {row:,}" if row is not None else f"byte {record.offset:,}"
+    return f"{source.name}, {shown}"

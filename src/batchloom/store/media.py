@@ -11,6 +11,7 @@ a video), three zeros. ``.blobs`` is the bytes of media back to back, equal ones
 is to it what ``.sums`` is to ``.bin`` (``store/sums.py``): it can be checked in stretches.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.core.files import because
 from batchloom.core.media import KINDS, AudioFacts, Facts, FrameFacts, ImageFacts, Kind
 from batchloom.store.headed import CHECK, HEADER, read_header
 from batchloom.store.index import map_file
@@ -159,6 +161,24 @@ class ShardMedia:
         rows["blob"][held] = new[back]
         stretches = list(zip(begins.tolist(), (begins + sizes).tolist(), strict=True))
         return MediaRows(rows, self.rows.places), stretches
+
+
+def read_blob(path: Path, begin: int, size: int) -> bytes:
+    """The bytes of a medium from where they begin in a file, as far as they are there.
+
+    Raises:
+        StoreError: they cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            # What a damaged row asks for may be more than there is memory.
+            inside = min(size, os.fstat(file.fileno()).st_size - begin)
+            if inside <= 0:
+                return b""
+            file.seek(begin)
+            return file.read(inside)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
 
 
 def blob_pieces(path: Path, stretches: Sequence[tuple[int, int]]) -> Iterator[bytes]:

@@ -1,6 +1,5 @@
 """The media of an open store's documents, and the processor that its tokens were made for."""
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -16,7 +15,7 @@ from batchloom.core.files import NOT_JSON, because
 from batchloom.core.media import KINDS, Kind
 from batchloom.store.format import PROCESSOR_NAME, REPORT_NAME, checksum, of_generation
 from batchloom.store.manifest import ProcessorEntry
-from batchloom.store.media import MediaRows, StoredMedium, map_media, stored_media
+from batchloom.store.media import MediaRows, StoredMedium, map_media, read_blob, stored_media
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
 
@@ -321,16 +320,7 @@ class StoreMedia:
         if self._store.far is not None:
             shard = int(np.searchsorted(self._bounds, medium.document, side="right")) - 1
             return self._store.far.blob(shard, begin, medium.size)
-        try:
-            with path.open("rb") as file:
-                # What a damaged row asks for may be more than there is memory.
-                inside = min(medium.size, os.fstat(file.fileno()).st_size - begin)
-                if inside <= 0:
-                    return b""
-                file.seek(begin)
-                return file.read(inside)
-        except OSError as error:
-            raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+        return read_blob(path, begin, medium.size)
 
     def _path(self, shard: int, suffix: str) -> Path:
         """A file of a shard; of a store elsewhere its name, which is no place of this machine."""

@@ -16,8 +16,10 @@ from batchloom.plan.lanes import all_too_long, lane_rows, no_sequence, rank_lane
 from batchloom.plan.rows import Rows, join_rows, reorder_rows, slice_rows
 from batchloom.plan.spec import PlanSpec
 from batchloom.preparation.recipe import allowed_bad
+from batchloom.store.media import StoredMedium
 from batchloom.streams.keep import told_of_keep
 from batchloom.streams.lane import LanePool, Place
+from batchloom.streams.media import PoolMedia
 
 _LOG = logging.getLogger("batchloom")
 # Batches that a loader may have ahead of the one it gave last; beyond it a state is not asked for.
@@ -77,6 +79,19 @@ class StepReader:
             mine = pools == number
             begins[mine] += self._pools[number].starts[documents[mine] - self.bases[number]]
         return pools.tolist(), begins.tolist()
+
+    def media(
+        self, documents: NDArray[np.int64]
+    ) -> list[tuple[PoolMedia, tuple[StoredMedium, ...]]]:
+        """Where the media of documents lie, and which they are, in the order of their tokens."""
+        pools = self.bases.searchsorted(documents, side="right") - 1
+        found = []
+        for pool, document in zip(pools.tolist(), documents.tolist(), strict=True):
+            held = self._pools[pool].made.media
+            if held is None:
+                raise AssertionError("a stream with a processor reads media")
+            found.append((held, held.of(document - int(self.bases[pool]))))
+        return found
 
     def read(
         self,
@@ -144,6 +159,7 @@ class _LaneFeed:
             self._barren = None
             self.open.append(_Open(made, rows, self.before))
         else:
+            _forget_media(made)
             self._note_barren(made, share)
         self.before += len(rows)
         self.place = made.next
@@ -162,6 +178,11 @@ class _LaneFeed:
             why = all_too_long(sum(counts), min(shortest), share.spec)
             raise no_sequence(self.lane, share.lanes, *why)
 
+    def let_go(self, sequence: int) -> None:
+        """Let go of pools that end before a sequence."""
+        while self.open and self.open[0].end <= sequence:
+            _forget_media(self.open.popleft().made)
+
     def cursor(self, sequence: int) -> tuple[int, Place]:
         """The last pool that begins at or before a sequence."""
         at = bisect_right(self.known, sequence, key=lambda one: one[0]) - 1
@@ -171,6 +192,11 @@ class _LaneFeed:
         """Forget where pools began that end before a sequence."""
         while len(self.known) > 1 and self.known[1][0] <= sequence:
             self.known.popleft()
+
+
+def _forget_media(made: LanePool) -> None:
+    if made.media is not None:
+        made.media.forget()
 
 
 @final
@@ -240,12 +266,10 @@ class Feed:
     def _sequences(self, lane: _LaneFeed, first: int, stop: int) -> list[tuple[int, Rows, _Open]]:
         """The sequences of a lane from ``first`` on, pool by pool; pools before them are let go."""
         found = []
-        while lane.open and lane.open[0].end <= first:
-            lane.open.popleft()
+        lane.let_go(first)
         while lane.before < stop:
             self._enter(lane)
-            while lane.open and lane.open[0].end <= first:
-                lane.open.popleft()
+            lane.let_go(first)
         for pool in lane.open:
             a, b = max(first, pool.before), min(stop, pool.end)
             if a < b:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -21,10 +22,11 @@ from batchloom.preparation.stretched import StretchLog
 from batchloom.preparation.tokenize import UnitRun
 from batchloom.preparation.units import Unit
 from batchloom.sources.cuts import RecordBounds
-from batchloom.sources.places import error_of
+from batchloom.sources.places import error_of, record_name
 from batchloom.sources.rules import Source
 from batchloom.store.format import SUBSETS
 from batchloom.streams.came import Came
+from batchloom.streams.media import Aside, DocumentMedia, PoolMedia
 from batchloom.streams.reading import PieceReader
 from batchloom.streams.stretches import Stretch
 
@@ -68,6 +70,7 @@ class LanePool:
         bad: how many of these cannot be used.
         said: what is wrong with the first of them.
         conversations: whether the lane has come to conversations by now.
+        media: what its documents hold; None where media are not read.
     """
 
     lane: int
@@ -81,16 +84,22 @@ class LanePool:
     bad: int = 0
     said: tuple[str, ...] = ()
     conversations: bool = False
+    media: PoolMedia | None = None
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Documents of the train subset, in order, of one stretch."""
+    """Documents of the train subset, in order, of one stretch.
+
+    ``media`` is of each document, nothing where none holds any; ``spent`` is the file of their bytes.
+    """
 
     slot: int
     tokens: NDArray[np.generic]
     rows: NDArray[np.void]
     trained: NDArray[np.bool_] | None
+    media: Sequence[DocumentMedia]
+    spent: Path | None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -99,8 +108,20 @@ class _Batch:
         """The first documents, and the others."""
         at = int(self.rows["length"][:count].sum(dtype=np.int64))
         flags = (None, None) if self.trained is None else (self.trained[:at], self.trained[at:])
-        first = _Batch(self.slot, self.tokens[:at], self.rows[:count], flags[0])
-        return first, _Batch(self.slot, self.tokens[at:], self.rows[count:], flags[1])
+        media = self.media[:count], self.media[count:]
+        return (
+            _Batch(self.slot, self.tokens[:at], self.rows[:count], flags[0], media[0], None),
+            _Batch(self.slot, self.tokens[at:], self.rows[count:], flags[1], media[1], self.spent),
+        )
+
+
+class _Documents(NamedTuple):
+    """What a stretch gives at once."""
+
+    tokens: NDArray[np.generic]
+    rows: NDArray[np.void]
+    trained: NDArray[np.bool_] | None
+    media: Sequence[Sequence[PlacedMedium]]
 
 
 @dataclass(slots=True)
@@ -108,15 +129,13 @@ class Taken:
     """Takes what comes of a stretch: the documents of the train subset, and what is wrong with others.
 
     Attributes:
-        documents: tokens, rows and flags, in order.
+        documents: tokens, rows, flags and media, in order.
         bad: records that cannot be used, each with the number of its piece.
         log: keeps everything for the store; None where nothing is kept.
         shares: how many documents each subset has.
     """
 
-    documents: deque[tuple[NDArray[np.generic], NDArray[np.void], NDArray[np.bool_] | None]] = (
-        field(default_factory=deque)
-    )
+    documents: deque[_Documents] = field(default_factory=deque)
     bad: list[tuple[int, BadRecord]] = field(default_factory=list)
     log: StretchLog | None = None
     shares: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SUBSETS), np.int64))
@@ -133,18 +152,17 @@ class Taken:
         media: Sequence[Sequence[PlacedMedium]] = (),
     ) -> None:
         """Take documents."""
-        if media:
-            raise AssertionError("a stream refuses recipes with media")
         if self.log is not None:
-            self.log.add(tokens, rows, codes, trained)
+            self.log.add(tokens, rows, codes, trained, media)
         self.shares += np.bincount(codes, minlength=len(SUBSETS))
         mine = codes == 0
         if not mine.all():
             flags = np.repeat(mine, rows["length"])
             tokens, rows = tokens[flags], rows[mine]
             trained = None if trained is None else trained[flags]
+            media = list(compress(media, mine))
         if len(rows):
-            self.documents.append((tokens, rows, trained))
+            self.documents.append(_Documents(tokens, rows, trained, media))
 
     def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
         """Take bad records."""
@@ -193,6 +211,7 @@ class LaneWork:
         spec: of the order.
         lanes: how many lanes there are.
         keep: where stretches are kept for a store; None where none is.
+        aside: where the bytes of media are laid that stand in records; None where media are not read.
     """
 
     task: Task
@@ -202,6 +221,7 @@ class LaneWork:
     spec: PlanSpec
     lanes: int
     keep: Keep | None = None
+    aside: Aside | None = None
     _bounds: dict[str, RecordBounds] = field(default_factory=dict)
 
     def bounds(self, source: Source) -> RecordBounds:
@@ -235,6 +255,7 @@ class LaneReader:
         self._count = work.count
         self._lane, self._lanes, self.place = lane, work.lanes, place
         self._keep, self._chat, self._bounds = work.keep, work.chat, work.bounds
+        self._aside = work.aside
         self._heard = Heard()
         self._buffer: deque[_Batch] = deque()
         self._held = self._records = self._bad = 0
@@ -284,6 +305,7 @@ class LaneReader:
             self.place,
             *(records, bad, said),
             conversations=self._task.chat is not None,
+            media=None if self._aside is None else self._media_of(taken),
         )
 
     def _epoch(self, place: Place) -> Iterator[_Batch]:
@@ -327,6 +349,8 @@ class LaneReader:
                                 batch = batch.cut(skipped)[1]  # noqa: PLW2901
                             if len(batch):
                                 yield batch
+                            elif batch.spent is not None:
+                                batch.spent.unlink()
             facts = run.facts()
             self._came.add(facts, sink.shares)
             if log is not None:
@@ -373,14 +397,50 @@ class LaneReader:
                 self._fault(stretch, *one) for one in bad[: max(0, _SAID - len(self._said))]
             ]
         while sink.documents:
-            tokens, rows, trained = sink.documents.popleft()
-            yield _Batch(slot, tokens, rows, trained)
+            tokens, rows, trained, media = sink.documents.popleft()
+            yield _Batch(slot, tokens, rows, trained, *self._laid(media, rows, stretch))
+
+    def _laid(
+        self, media: Sequence[Sequence[PlacedMedium]], rows: NDArray[np.void], stretch: Stretch
+    ) -> tuple[list[DocumentMedia], Path | None]:
+        """What documents hold; the bytes of media that stand in records are laid aside."""
+        if not media or self._aside is None:
+            return [], None
+        laid, path = self._aside.lay(media)
+        found = []
+        for row, some in zip(rows, laid, strict=True):
+            if not some:
+                found.append(_NOTHING)
+                continue
+            piece = stretch.pieces[int(row["part"])]
+            source, readings = piece.whole.source, self._task.readings
+            before = None if piece.start else 0
+            record = BadRecord(int(row["record"]), int(row["offset"]), None, "", "")
+            line = record_name(source, readings.of(source).rules, before, record)
+            found.append(DocumentMedia(some, readings.media_folder(source) or "", line))
+        return found, path
+
+    def _media_of(self, taken: Sequence[_Batch]) -> PoolMedia:
+        """The media of the documents of a pool."""
+        found: dict[int, DocumentMedia] = {}
+        first = 0
+        for batch in taken:
+            for number, held in enumerate(batch.media, first):
+                if held.media:
+                    numbered = tuple(one._replace(document=number) for one in held.media)
+                    found[number] = held._replace(media=numbered)
+            first += len(batch)
+        spent = tuple(batch.spent for batch in taken if batch.spent is not None)
+        return PoolMedia(found, self._task.readings.media_limits, spent)
 
     def _fault(self, stretch: Stretch, place: int, bad: BadRecord) -> str:
         piece = stretch.pieces[place]
         rules = self._task.readings.of(piece.whole.source).rules
         before = None if piece.start else 0
         return str(error_of(piece.whole.source, rules, before, bad))
+
+
+_NOTHING = DocumentMedia((), "", "")
 
 
 def _flags(taken: Sequence[_Batch]) -> NDArray[np.bool_] | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import islice
 
+from batchloom.core.errors import PlanError
 from batchloom.plan.spec import Overlong, PlanSpec
 from batchloom.preparation.reading import Readings
 from batchloom.sources.rules import Source
@@ -13,12 +14,28 @@ _LOOKED_INTO = 64
 _TEXTS = ("text", "code")
 
 
+def refuse_cuts(packing: str, overlong: Overlong | None) -> None:
+    """Refuse what cuts documents, of a stream with images or audio.
+
+    Raises:
+        PlanError: says what to give.
+    """
+    given = "packing='wrap'" if packing == "wrap" else f"overlong={overlong!r}"
+    if packing == "wrap" or overlong in ("split", "truncate"):
+        raise PlanError(
+            f"{given} cuts documents, and one with images or audio is never cut: give packing='best_fit' and "
+            "overlong='drop' or 'error'."
+        )
+
+
 def overlong_of(sources: Sequence[Source], readings: Readings) -> Overlong:
-    """``drop`` where every input holds conversations, else ``split``: as a loader over their store has it.
+    """``drop`` where every input holds conversations or media are read, else ``split``: as a loader of their store.
 
     Files that are texts by their kind are not looked into, nor is any after the first that holds
     no conversations.
     """
+    if readings.with_media:
+        return "drop"
     texts_first = sorted(sources, key=lambda source: source.kind not in _TEXTS)
     alone = all(readings.of(source).templated for source in texts_first)
     return "drop" if alone else "split"

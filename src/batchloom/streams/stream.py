@@ -19,11 +19,11 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import is_text, shown, to_plain, whole
 from batchloom.core.values import counted
 from batchloom.plan.lanes import (
-    LANE_POOL_SIZE,
     LANES_VERSION,
     check_lane_world,
     check_lanes,
     default_lanes,
+    lane_pool_default,
     rank_lanes,
 )
 from batchloom.plan.spec import ORDER_VERSION, Overlong, PlanSpec
@@ -31,6 +31,8 @@ from batchloom.preparation.crews import Execution
 from batchloom.preparation.evaluation_sets import steps_with_index
 from batchloom.preparation.hand import Hand
 from batchloom.preparation.inputs import Given, list_inputs
+from batchloom.preparation.media_processor import job_processor, processor_state
+from batchloom.preparation.media_recipe import MediaRecipe
 from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import Readings
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
@@ -40,7 +42,7 @@ from batchloom.preparation.result import PrepareResult
 from batchloom.preparation.run_settings import RunSettings
 from batchloom.preparation.synthetic import synthetic_input
 from batchloom.preparation.tally import Note, Progress, log_notes
-from batchloom.preparation.tokenizer_of import dtype_name, job_tokenizer
+from batchloom.preparation.tokenizer_of import dtype_name, job_tokenizer, media_encoder
 from batchloom.preparation.units import plan_units
 from batchloom.preparation.versions import versions_of
 from batchloom.sources.spool import Spool
@@ -48,7 +50,13 @@ from batchloom.store.writer import write_file
 from batchloom.streams.feed import Cursors, Feed, Share
 from batchloom.streams.keep import Keeping, abandoned, check_keep, keep_folder
 from batchloom.streams.lane import LanePool, Place
-from batchloom.streams.overlong import cut_too, left_out, overlong_of, some_conversations
+from batchloom.streams.overlong import (
+    cut_too,
+    left_out,
+    overlong_of,
+    refuse_cuts,
+    some_conversations,
+)
 from batchloom.streams.pools import PoolsHere, PoolsOfWorkers, stream_workers
 from batchloom.streams.state import (
     StreamFacts,
@@ -89,8 +97,9 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
     template: str | None = None,
     train_on: TrainOn | None = None,
     max_tokens: int | None = None,
+    media: MediaRecipe | Mapping[str, Any] | None = None,
     lanes: int | None = None,
-    pool_size: int = LANE_POOL_SIZE,
+    pool_size: int | None = None,
     packing: str = "best_fit",
     overlong: Overlong | None = None,
     seed: int = 0,
@@ -106,15 +115,15 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
 
     Args:
         inputs, recipe, tokenizer, end_token, text_field, mapping, split_on, normalize, clean, dtype,
-        val_fraction, test_fraction, max_bad, template, train_on, max_tokens: as ``prepare`` takes them.
+        val_fraction, test_fraction, max_bad, template, train_on, max_tokens, media: as ``prepare`` takes them.
         seq_len, packing, seed, shuffle: see :class:`PlanSpec`.
         global_batch_size: sequences of a step over all ranks.
         steps: of the run; a stream has no length of its own.
         lanes: how many parts of the input are read side by side: divides ``global_batch_size`` and is
             a multiple of every world size. None: the greatest common divisor of the batch and 64.
-        pool_size: documents of a lane that are packed together.
+        pool_size: documents of a lane that are packed together; None: 8,192, or 1,024 where media are read.
         overlong: of documents longer than ``seq_len``; None: ``drop`` where every input holds
-            conversations, else ``split``.
+            conversations or media are read, else ``split``.
         workers: processes of each rank that tokenize; 0: none but its own; ``auto``: its cores.
         keep: a folder where the store of these inputs grows meanwhile; ``Stream.finish`` ends it.
 
@@ -134,7 +143,9 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
         overlong=overlong,
         seed=seed,
         shuffle=shuffle,
-        pool_size=pool_size,
+        pool_size=lane_pool_default(media=chosen.recipe.reading.media is not None)
+        if pool_size is None
+        else pool_size,
         lanes=lanes,
     )
     settings = StreamSettings(workers=workers, keep=keep_folder(keep))
@@ -154,7 +165,7 @@ class Order:
     overlong: Overlong | None = None
     seed: int = 0
     shuffle: bool = True
-    pool_size: int = LANE_POOL_SIZE
+    pool_size: int
     lanes: int | None = None
 
     def __post_init__(self) -> None:
@@ -214,6 +225,7 @@ class Stream:
         fingerprint: 32 hex digits that name the order.
         identity: the fields it is made of.
         tokenizer: what encodes.
+        processor: the state of what makes features of images and audio; None where none are read.
         keeping: the store that grows meanwhile; None where none does.
     """
 
@@ -232,9 +244,7 @@ class Stream:
                 ]
             )
         if recipe.reading.media is not None:
-            raise SettingsError(
-                ["media: a stream reads no images and no audio yet; prepare them into a store"]
-            )
+            refuse_cuts(order.packing, order.overlong)
         if settings.keep is not None:
             check_keep(recipe.inputs, settings.keep)
         self._folder = Path(tempfile.mkdtemp(prefix="batchloom-stream-"))
@@ -261,6 +271,7 @@ class Stream:
         self._cuts_unknown = cuts_all and not known
         self.lanes = self._lanes_of(order)
         self.tokenizer = job_tokenizer(recipe, self._listing.sources, readings, _LOG.info, kept)
+        self.processor = self._processor()
         self._dtype = dtype_name(recipe, self.tokenizer)
         write_file(self._folder / _STATE, msgspec.json.encode(self.tokenizer.state()))
         self.identity, self._recipe_plain = self._identity(), recipe_plain(recipe)
@@ -271,6 +282,16 @@ class Stream:
             if settings.keep is not None
             else None
         )
+
+    def _processor(self) -> dict[str, Any] | None:
+        """The state of the recipe's processor, whose tokens the tokenizer knows."""
+        media = self.recipe.reading.media
+        if media is None:
+            return None
+        for note in job_processor(media, self.recipe.tokenizer).notes:
+            _LOG.info("%s.", note)
+        media_encoder(self.tokenizer, self.recipe, None)
+        return processor_state(media, self.recipe.tokenizer)
 
     def _lanes_of(self, order: Order) -> int:
         lanes, count = order.lanes, len(self._stretches)
@@ -394,7 +415,9 @@ class Stream:
         """The steps of a rank from where its lanes stand; close it at the end."""
         keep = self.keeping.keep(rank) if self.keeping is not None else None
         every = dict(enumerate(self._stretches))
-        setup = StreamSetup(self._hand(), every, len(every), self.spec, self.lanes, keep)
+        # Of this iteration: what an earlier one has left there goes with the stream.
+        media = None if self.processor is None else Path(tempfile.mkdtemp(dir=self._folder))
+        setup = StreamSetup(self._hand(), every, len(every), self.spec, self.lanes, keep, media)
         mine = rank_lanes(self.lanes, rank, world_size)
         local = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
         workers = stream_workers(self._settings.workers, len(mine), local)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -14,6 +15,7 @@ from batchloom.preparation.hand import Hand
 from batchloom.preparation.tokenizer_of import chat_encoder
 from batchloom.preparation.versions import refuse_other_versions
 from batchloom.streams.lane import Keep, LanePool, LaneReader, LaneWork, Place
+from batchloom.streams.media import Aside
 from batchloom.streams.stretches import Stretch
 
 
@@ -36,6 +38,7 @@ class StreamSetup:
         spec: of the order.
         lanes: how many lanes there are.
         keep: where stretches are kept for a store; None where none is.
+        media: a folder for the bytes of media that stand in records; None where media are not read.
     """
 
     hand: Hand
@@ -44,6 +47,7 @@ class StreamSetup:
     spec: PlanSpec
     lanes: int
     keep: Keep | None
+    media: Path | None = None
 
     def for_lanes(self, lanes: Sequence[int]) -> "StreamSetup":
         """The same for a worker that reads these lanes alone: of very many files it need not know all."""
@@ -60,8 +64,12 @@ class StreamSetup:
         refuse_other_versions(self.hand.versions)
         task, recipe = self.hand.task(), self.hand.recipe
         chat = cache(lambda: chat_encoder(task.tokenizer, recipe))
+        aside = None if self.media is None else Aside(self.media)
         lanes = Lanes(
-            LaneWork(task, chat, self.stretches, self.count, self.spec, self.lanes, self.keep)
+            LaneWork(
+                *(task, chat, self.stretches, self.count, self.spec, self.lanes, self.keep),
+                aside=aside,
+            )
         )
 
         def work(order: Any, _tell: Tell) -> LanePool:

@@ -1,0 +1,324 @@
+"""Streams of documents with media: their batches are those of a store, wherever a run is resumed."""
+
+import json
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import batchloom
+from batchloom import Loader, open_store
+from batchloom.batches.media_rules import text_alone
+from batchloom.batches.spec import MediaSpec
+from batchloom.core.errors import (
+    InputError,
+    MediumError,
+    PlanError,
+    SettingsError,
+    TokenizerError,
+    TooManyBadRecordsError,
+)
+from batchloom.plan.lanes import lane_pool_default
+from batchloom.plan.ranks import Mesh
+from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.media_recipe import MediaRecipe
+from batchloom.preparation.read_recipe import ReadRecipe
+from batchloom.preparation.recipe import Recipe
+from batchloom.streams.state import merge_states
+from media.films import film
+from media.made import encoded, picture, sound, talk
+from media.test_batches import saved
+from media.test_tars import packed, pairs
+from streams.streams import small_stream, write_lines
+from streams.test_keep import files_of, prepared
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+ORDER = {"seq_len": 900, "global_batch_size": 2, "steps": 12, "lanes": 2, "pool_size": 16}
+
+
+@pytest.fixture(scope="module")
+def sight(tmp_path_factory):
+    return saved("qwen2_vl", tmp_path_factory.mktemp("sight"))[2]
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory):
+    return saved("qwen2_audio", tmp_path_factory.mktemp("hearing"))[2]
+
+
+def recipe_of(processor, **more):
+    media = MediaRecipe(processor=str(processor), **more.pop("media", {}))
+    return Recipe(
+        inputs=("x",),
+        tokenizer=str(processor),
+        dedup=DedupRecipe(mode="none"),
+        **{"val_fraction": 0.2, **more},
+        reading=ReadRecipe(media=media),
+    )
+
+
+def jpeg(number):
+    size = (20 + 31 * number % 190, 25 + 17 * number % 150)
+    return encoded(picture(*size, seed=number), quality=90)
+
+
+def talks(folder, count=60):
+    """Conversations that name images, some of them none."""
+    (folder / "pictures").mkdir(parents=True)
+    rows = []
+    for number in range(count):
+        names = [f"pictures/{number}_{k}.jpg" for k in range(number % 3)]
+        for name in names:
+            (folder / name).write_bytes(jpeg(number))
+        question = f"{'<image>' * len(names)} Who is number {number}?"
+        rows.append({"messages": talk(question, f"It is cat {number}."), "images": names})
+    return write_lines(folder / "talks.jsonl", rows)
+
+
+def held(folder, count=40):
+    """The same in Parquet, which holds their bytes."""
+    rows = [
+        {
+            "messages": talk(f"<image> Who is number {number}?", f"It is cat {number}."),
+            "images": [{"bytes": jpeg(number % 7), "path": None}],
+        }
+        for number in range(count)
+    ]
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet", row_group_size=9)
+    return folder / "rows.parquet"
+
+
+def captions(folder, count=20):
+    """Images and texts beside them."""
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number}.jpg").write_bytes(jpeg(number))
+        (folder / f"{number}.txt").write_text(f"This is cat {number}. " * 20)
+    return folder
+
+
+def tars(folder):
+    """WebDataset shards."""
+    folder.mkdir()
+    for shard in range(3):
+        packed(folder / f"{shard}.tar", pairs(9, 9 * shard))
+    return folder
+
+
+def sounds(folder, count=24):
+    (folder / "sounds").mkdir(parents=True)
+    rows = []
+    for number in range(count):
+        name = f"sounds/{number}.wav"
+        data = sound(4_000 + 301 * number, (16_000, 44_100)[number % 2], seed=number)
+        (folder / name).write_bytes(data)
+        rows.append({"messages": talk("<audio>What is it?", f"It is {number}."), "audios": [name]})
+    return write_lines(folder / "talks.jsonl", rows)
+
+
+def films(folder, count=24):
+    (folder / "films").mkdir(parents=True)
+    rows = []
+    for number in range(count):
+        name = f"films/{number}.mp4"
+        (folder / name).write_bytes(film(25 * (1 + number % 2)))
+        question = "<video>What is it?"
+        rows.append({"messages": talk(question, f"It is film {number}."), "videos": [name]})
+    return write_lines(folder / "talks.jsonl", rows)
+
+
+INPUTS = {"talks": talks, "held": held, "captions": captions, "tars": tars, "sounds": sounds}
+
+
+def batches_of(data, rank=0, world_size=1, state=None, **settings):
+    settings = {"output": "numpy", "prefetch": 0, **settings}
+    loader = Loader(data, rank=rank, world_size=world_size, **settings)
+    if state is not None:
+        loader.load_state_dict(state)
+    return {batch.step: dict(batch) for batch in loader}
+
+
+def assert_equal(some, others):
+    assert sorted(some) == sorted(others)
+    for step, batch in some.items():
+        assert sorted(batch) == sorted(others[step])
+        for name, value in batch.items():
+            np.testing.assert_array_equal(value, others[step][name], f"{step} {name}")
+
+
+@pytest.mark.parametrize("embed", [False, True])
+@pytest.mark.parametrize("kind", [*INPUTS, "films"])
+def test_a_stream_gives_the_batches_of_the_store_that_it_keeps(
+    tmp_path, sight, hearing, kind, embed
+):
+    if kind == "films":
+        pytest.importorskip("av")
+    inputs = {**INPUTS, "films": films}[kind](tmp_path / "in")
+    more = {"media": {"keep": "embed"}} if embed else {}
+    recipe = recipe_of(hearing if kind == "sounds" else sight, **more)
+    stream = small_stream(inputs, recipe=recipe, keep=tmp_path / "kept", **ORDER)
+    given = batches_of(stream)
+    seen = [name for batch in given.values() for name in batch if name not in TEXT]
+    assert len(seen) > len(given) / 2
+    stream.finish(workers=1)
+    assert files_of(tmp_path / "kept") == prepared(stream, tmp_path / "prepared")
+    order = {**ORDER, "seed": 3, "order": "lanes", "output": "numpy"}
+    repeated = Loader(open_store(tmp_path / "kept"), **order)
+    assert_equal(given, {batch.step: dict(batch) for batch in repeated})
+    # Bytes are laid aside of media that stand in records, or are to be held.
+    aside = list(stream._folder.rglob("*.media"))
+    assert bool(aside) == (kind == "held" or embed)
+
+
+TEXT = ("input_ids", "labels", "position_ids")
+
+
+@pytest.mark.parametrize("kind", ["talks", "held"])
+def test_workers_and_ranks_and_resumes_change_nothing(tmp_path, sight, kind):
+    inputs = INPUTS[kind](tmp_path / "in")
+    recipe = recipe_of(sight)
+
+    def made(workers=0):
+        return small_stream(inputs, recipe=recipe, workers=workers, **ORDER)
+
+    expected = batches_of(made())
+    assert_equal(expected, batches_of(made(workers=2), prefetch=2))
+    for step in range(ORDER["steps"]):
+        loader = Loader(made(), rank=0, world_size=1, output="numpy", prefetch=0)
+        iterator = iter(loader)
+        for _ in range(step):
+            next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        iterator.close()
+        left = {number: batch for number, batch in expected.items() if number >= step}
+        assert_equal(left, batches_of(made(), state=state))
+    # On two ranks each has one row of the two.
+    ranks = [batches_of(made(), rank, 2) for rank in range(2)]
+    for step, batch in expected.items():
+        for name in TEXT:
+            rows = [one[step][name] for one in ranks]
+            axis = 1 if name == "position_ids" else 0
+            np.testing.assert_array_equal(np.concatenate(rows, axis), batch[name])
+        for name in set(batch) - set(TEXT):
+            both = [one[step][name] for one in ranks if name in one[step]]
+            np.testing.assert_array_equal(np.concatenate(both), batch[name])
+    loaders = [Loader(made(), rank=rank, world_size=2, output="numpy") for rank in range(2)]
+    states = []
+    for loader in loaders:
+        iterator = iter(loader)
+        for _ in range(5):
+            next(iterator)
+        states.append(loader.state_dict())
+        iterator.close()
+    left = {number: batch for number, batch in expected.items() if number >= 5}
+    assert_equal(left, batches_of(made(), state=merge_states(states)))
+
+
+def test_each_epoch_reads_media_again_and_lets_go_of_them(tmp_path, sight):
+    order = {**ORDER, "steps": 200, "pool_size": 8, "seq_len": 300}
+    stream = small_stream(held(tmp_path / "in"), recipe=recipe_of(sight), **order)
+    loader = Loader(stream, rank=0, world_size=1, output="numpy", prefetch=0)
+    most = 0
+    for _ in loader:
+        most = max(most, sum(1 for _ in stream._folder.rglob("*.media")))
+    assert 0 < most <= 3 * stream.lanes
+
+
+def test_varlen_and_split_as_of_a_store(tmp_path, sight):
+    stream = small_stream(talks(tmp_path / "in"), recipe=recipe_of(sight), **ORDER)
+    rows = batches_of(stream, form="varlen")
+    plain = batches_of(stream)
+    for step, batch in rows.items():
+        for name in set(plain[step]) - set(TEXT):
+            np.testing.assert_array_equal(batch[name], plain[step][name])
+    loader = Loader(stream, rank=0, world_size=1, output="numpy", prefetch=0)
+    for batch in loader:
+        parts = batch.split(1)
+        grids = [part["image_grid_thw"] for part in parts if "image_grid_thw" in part]
+        if grids:
+            np.testing.assert_array_equal(np.concatenate(grids), batch["image_grid_thw"])
+
+
+def test_a_medium_that_changes_meanwhile_is_an_error_with_its_line(tmp_path, sight):
+    inputs = talks(tmp_path / "in", 12)
+    stream = small_stream(inputs, recipe=recipe_of(sight, val_fraction=0), **ORDER)
+    loader = Loader(stream, rank=0, world_size=1, output="numpy", prefetch=0)
+    batches = iter(loader)
+    next(batches)
+    for path in (tmp_path / "in" / "pictures").iterdir():
+        os.truncate(path, path.stat().st_size - 1)
+    said = r"The document at talks.jsonl, (line|byte) [\d,]+: image pictures/.* has .* bytes, and had .*batchloom prepare"
+    with pytest.raises(MediumError, match=said):
+        list(batches)
+
+
+def test_bad_media_are_left_out_and_counted(tmp_path, sight, caplog):
+    inputs = talks(tmp_path / "in", 30)
+    (tmp_path / "in" / "pictures" / "4_0.jpg").write_bytes(b"")
+    recipe = recipe_of(sight, max_bad=1, val_fraction=0)
+    given = batches_of(small_stream(inputs, recipe=recipe, **ORDER))
+    assert len(given) == ORDER["steps"]
+    assert "4_0.jpg" in caplog.text
+    (tmp_path / "in" / "pictures" / "5_0.jpg").write_text("<svg/>")
+    with pytest.raises(TooManyBadRecordsError, match="of this rank's lanes are bad"):
+        batches_of(small_stream(inputs, recipe=recipe, **ORDER))
+
+
+def test_the_door_takes_settings_of_media(tmp_path, sight):
+    given = {
+        "seq_len": 900,
+        "global_batch_size": 2,
+        "steps": 4,
+        "tokenizer": str(sight),
+        "media": {"processor": str(sight)},
+        "workers": 0,
+    }
+    stream = batchloom.stream(talks(tmp_path / "in"), **given)
+    assert stream.spec.pool_size == lane_pool_default(media=True) == 1024
+    assert stream.spec.overlong == "drop"
+    loader = Loader(stream, rank=0, world_size=1)
+    assert loader.holds_media
+    assert any("pixel_values" in batch for batch in loader)
+    with pytest.raises(InputError, match="holds images or audio, which a trainer does not hand on"):
+        text_alone(loader, "a trainer")
+
+
+@pytest.mark.parametrize(
+    ("order", "settings", "problem"),
+    [
+        ({"packing": "wrap"}, {}, "packing='wrap' cuts documents"),
+        ({"overlong": "split"}, {}, "overlong='split' cuts documents"),
+        ({"overlong": "truncate"}, {}, "overlong='truncate' cuts documents"),
+        ({}, {"augment": {"noise_prob": 0.1}}, "leave augment out"),
+        ({}, {"mesh": Mesh(context=2), "world_size": 2, "labels": "shifted"}, "context-parallel"),
+        ({}, {"media": MediaSpec(replace="gone.json")}, "this is a stream"),
+    ],
+)
+def test_what_would_cut_or_change_documents_is_refused(tmp_path, sight, order, settings, problem):
+    settings = {"rank": 0, "world_size": 1, **settings}
+    with pytest.raises(PlanError, match=problem):
+        Loader(
+            small_stream(talks(tmp_path / "in"), recipe=recipe_of(sight), **{**ORDER, **order}),
+            **settings,
+        )
+
+
+def test_a_tokenizer_without_the_tokens_of_media_is_refused_at_once(tmp_path, sight):
+    recipe = recipe_of(sight)
+    wrong = Recipe(inputs=("x",), tokenizer="bytes", dedup=recipe.dedup, reading=recipe.reading)
+    with pytest.raises(TokenizerError, match="has no control token"):
+        small_stream(talks(tmp_path / "in"), recipe=wrong, **ORDER)
+
+
+def test_a_processor_that_is_none_is_refused_at_once(tmp_path):
+    with pytest.raises((InputError, SettingsError), match="processor"):
+        batchloom.stream(
+            talks(tmp_path / "in"),
+            seq_len=90,
+            global_batch_size=2,
+            steps=4,
+            media={"processor": str(tmp_path)},
+        )
