@@ -141,3 +141,30 @@ def test_real_conversations_are_learned_by_the_commands_alone(real_data, tmp_pat
     )
     found = losses(tmp_path / "run")
     assert found[-1] < found[0] / 2
+
+
+@pytest.mark.parametrize("way", ["--stream", "--input-file"])
+def test_raw_conversations_are_learned_as_they_are_read(families, tmp_path, way):
+    """Without a store that anybody prepared, and a run that was stopped goes on exactly."""
+    family = families["qwen2_vl"]
+    shutil.copytree(family.processor.parent / "in", tmp_path / "in")
+    source = lines_of(tmp_path / "in")
+    words = ["train", way, source, "--processor", family.processor, "--tokenizer", family.processor]
+    words += ["--init", family.folder, "--device", "cpu", "--seq-len", 640, "--lr", 0.02]
+    words += ["--global-batch-size", 2, "--max-iters", 12, "--save-interval", 0]
+    words += ["--stream-workers", 0] if way == "--stream" else []
+    for out, more in (("whole", []), ("run", ["--stop-at", 5]), ("run", ["--resume"])):
+        asked = [*words, "--out", tmp_path / out, *more]
+        assert run(list(map(str, asked))) == 0, asked
+    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
+    assert losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0] - 1
+    assert (tmp_path / "run" / "model" / "preprocessor_config.json").exists()
+
+
+def lines_of(folder):
+    """The conversations of a folder, as lines."""
+    rows = json.loads((folder / "talks.json").read_text())
+    (folder / "talks.json").unlink()
+    file = folder / "talks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file

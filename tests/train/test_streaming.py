@@ -19,7 +19,7 @@ from batchloom.train.ranks import joined_ranks
 from batchloom.train.run import set_up
 from batchloom.train.settings import settings_from
 from batchloom.train.start import DataRequest
-from batchloom.train.streaming import StreamRequest
+from batchloom.train.streaming import StreamOptions, StreamRequest
 from train.folders import write_model
 from train.runs import PLAIN, steps_of
 
@@ -38,7 +38,10 @@ def lines(tmp_path_factory):
 
 def run_stream(lines, out, changes=None, *, resume=False, stop_at=None, **request):
     said = []
-    asked = StreamRequest(inputs=(str(lines),), workers=0, **{"tokenizer": "bytes", **request})
+    options = StreamOptions(**{"workers": 0, **request.pop("options", {})})
+    asked = StreamRequest(
+        inputs=(str(lines),), options=options, **{"tokenizer": "bytes", **request}
+    )
     folder = RunFolder(out)
     with joined_ranks("cpu") as ranks:
         settings = settings_from(PLAIN, {"steps": 20, **(changes or {})})
@@ -59,20 +62,24 @@ def test_a_run_on_a_stream_learns_and_goes_on_exactly(tmp_path, lines):
 
 
 def test_a_run_keeps_the_store_of_what_it_read(tmp_path, lines):
-    _, said = run_stream(lines, tmp_path / "long", {"steps": 150}, keep=tmp_path / "kept")
+    _, said = run_stream(
+        lines, tmp_path / "long", {"steps": 150}, options={"keep": tmp_path / "kept"}
+    )
     assert any("is the store of the inputs" in line for line in said)
     batchloom.prepare(lines, out=tmp_path / "made", tokenizer="bytes", dedup="none")
     manifests = [tmp_path / name / "dataset_metadata.json" for name in ("kept", "made")]
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
     more = tmp_path / "more.jsonl"
     more.write_text(lines.read_text() * 10)
-    _, said = run_stream(more, tmp_path / "short", {"steps": 4}, keep=tmp_path / "part")
+    _, said = run_stream(
+        more, tmp_path / "short", {"steps": 4}, options={"keep": tmp_path / "part"}
+    )
     assert any("0 of 1 units of the input are kept" in line for line in said)
 
 
 def test_a_run_that_stops_keeping_says_what_ends_the_store(tmp_path, lines):
     kept, run = tmp_path / "k", tmp_path / "run"
-    run_stream(lines, run, stop_at=5, keep=kept)
+    run_stream(lines, run, stop_at=5, options={"keep": kept})
     _, said = run_stream(lines, run, resume=True, stop_at=9)
     assert not any("is unfinished" in line for line in said)
     _, said = run_stream(lines, run, resume=True)
@@ -96,7 +103,7 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):
     write_model(tmp_path / "model")
     changes = {"model": {"init": str(tmp_path / "model")}, "steps": 2}
     plain = {key: value for key, value in PLAIN.items() if key != "model"}
-    asked = StreamRequest(inputs=(str(lines),), tokenizer="bytes", workers=0)
+    asked = StreamRequest(inputs=(str(lines),), tokenizer="bytes")
     folder, said = RunFolder(tmp_path / "run"), []
     with joined_ranks("cpu") as ranks:
         run = set_up(
@@ -114,9 +121,16 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):
     ("options", "problem"),
     [
         ({"stream": ("a",), "data": Path("b")}, "--data and --stream exclude each other"),
-        ({"data": Path("b"), "lanes": 4}, "--lanes: 4 goes with --stream only"),
-        ({"data": Path("b"), "keep": Path("c")}, "--keep: c goes with --stream only"),
+        (
+            {"data": Path("b"), "options": StreamOptions(lanes=4)},
+            "--lanes: 4 goes with --stream only",
+        ),
+        (
+            {"data": Path("b"), "options": StreamOptions(keep=Path("c"))},
+            "--keep: c goes with --stream only",
+        ),
         ({"stream": ("a",), "if_missing": "synthetic"}, "--if-missing"),
+        ({"data": Path("b"), "media": {"data_folder": "c"}}, "--data-folder: c goes with --stream"),
     ],
 )
 def test_options_that_do_not_go_together(options, problem):
@@ -125,7 +139,7 @@ def test_options_that_do_not_go_together(options, problem):
 
 def test_no_lanes_for_so_many_ranks(tmp_path, lines):
     with pytest.raises(SettingsError, match="lanes"):
-        run_stream(lines, tmp_path / "run", lanes=0)
+        run_stream(lines, tmp_path / "run", options={"lanes": 0})
 
 
 def test_two_ranks_gather_their_state(tmp_path, lines):

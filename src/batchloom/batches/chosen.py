@@ -1,17 +1,21 @@
-"""Whole documents of a loader's stores in rows of one's own: to see how a model takes them and their media."""
+"""Whole documents of a loader's data in rows of one's own: to see how a model takes them and their media."""
 
 import inspect
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 
-from batchloom.batches.assemble import Batch, BatchCuts, Ids, assemble_rows
+from batchloom.batches.assemble import Batch, BatchCuts, Ids, Reader, assemble_rows
 from batchloom.batches.device import to_torch
 from batchloom.batches.loader import Loader
+from batchloom.batches.media import BatchMedia
+from batchloom.batches.media_rules import stream_media
 from batchloom.batches.media_stores import media_of_stores
 from batchloom.batches.shelf import Shelf
+from batchloom.batches.streamed import Streamed
+from batchloom.core.media import KINDS
 from batchloom.plan.rows import Rows
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
@@ -20,53 +24,155 @@ from batchloom.store.stored_media import StoreMedia
 _LOOKED_AT = 1 << 20
 # Tokens of a document that is short enough to look at beside others.
 _SHORT = 256
+# Steps of a stream that are looked at for one with media.
+_STEPS = 8
+
+
+class _Documents(Protocol):
+    """Documents that can be chosen by number."""
+
+    @property
+    def reader(self) -> Reader:
+        """Reads them."""
+        ...
+
+    @property
+    def media(self) -> BatchMedia:
+        """Makes features of what they hold."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """What they are called in a sentence."""
+        ...
+
+    def lengths(self, documents: Sequence[int]) -> Ids:
+        """Tokens of each."""
+        ...
+
+    def with_media(self, longest: int) -> list[int]:
+        """A short one of each kind of media, none above ``longest`` tokens."""
+        ...
+
+    def first(self, longest: int) -> list[int]:
+        """A few of 2 to ``longest`` tokens."""
+        ...
+
+
+@final
+class _OfStores:
+    """The documents of stores, numbered through all of them."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.reader = store = loader.store
+        self._stores = list(store.stores.values()) if isinstance(store, Shelf) else [store]
+        self.media = media_of_stores(self._stores, loader.spec.media)
+        self.place = next(
+            one.place for one in self._stores if StoreMedia(one).processor is not None
+        )
+        self._firsts = np.cumsum([0, *(len(one) for one in self._stores)])
+
+    def with_media(self, longest: int) -> list[int]:
+        found: dict[str, int] = {}
+        for store, first in zip(self._stores, self._firsts.tolist(), strict=False):
+            for kind, document in StoreMedia(store).shortest(longest).items():
+                found.setdefault(kind, first + document)
+        return sorted(set(found.values()))
+
+    def first(self, longest: int) -> list[int]:
+        """The first two of each store."""
+        return [
+            number
+            for store, first in zip(self._stores, self._firsts.tolist(), strict=False)
+            for number in islice(_short_documents(store, first, longest), 2)
+        ]
+
+    def lengths(self, documents: Sequence[int]) -> Ids:
+        owners = np.searchsorted(self._firsts, documents, side="right") - 1
+        found = [
+            int(self._stores[owner].lengths.take(np.array([document - self._firsts[owner]]))[0])
+            for owner, document in zip(owners.tolist(), documents, strict=True)
+        ]
+        return np.array(found, np.int64)
+
+
+@final
+class _OfStream:
+    """The documents of a rank's first step of a stream, or of the first of a few that holds media."""
+
+    def __init__(self, stream: Streamed, loader: Loader) -> None:
+        made = stream_media(stream, loader.spec, None)
+        if made is None:
+            raise AssertionError("asked of data with media alone")
+        self.media, self.place = made, stream.origin
+        ranks = loader.share_at(0).place
+        begin = stream.begin(ranks.rank, ranks.world_size)
+        steps = stream.open(ranks.rank, ranks.world_size, begin)
+        try:
+            for step in range(min(_STEPS, stream.steps)):
+                self.reader, rows = steps.take(step)
+                self._seen = {one.span: one.medium.kind for one in made.found(self.reader, rows)}
+                if self._seen:
+                    break
+        finally:
+            steps.close()
+        self._documents, self._lengths = rows.documents, rows.lengths
+
+    def with_media(self, longest: int) -> list[int]:
+        found = []
+        for kind in KINDS:
+            spans = [span for span, one in self._seen.items() if one == kind]
+            fit = [span for span in spans if self._lengths[span] <= longest]
+            if fit:
+                shortest = min(fit, key=lambda span: int(self._lengths[span]))
+                found.append(int(self._documents[shortest]))
+        return sorted(set(found))
+
+    def first(self, longest: int) -> list[int]:
+        fit = (self._lengths > 1) & (self._lengths <= longest)
+        found: list[int] = np.unique(self._documents[fit])[:2].tolist()
+        return found
+
+    def lengths(self, documents: Sequence[int]) -> Ids:
+        of = dict(zip(self._documents.tolist(), self._lengths.tolist(), strict=True))
+        return np.array([of[document] for document in documents], np.int64)
 
 
 @final
 class Chosen:
     """Makes batches of documents that are asked for by number, outside of any plan.
 
-    Documents are numbered through all stores of the loader, in their order.
+    Documents are numbered through all stores of the loader, in their order; of a stream those of a first step.
 
     Args:
-        loader: of stores with media.
+        loader: of data with media.
 
     Raises:
-        InputError: a store lies elsewhere.
+        InputError: a store, or an input, cannot be read.
     """
 
     def __init__(self, loader: Loader) -> None:
-        self._reader = loader.store
-        store = loader.store
-        self._stores = list(store.stores.values()) if isinstance(store, Shelf) else [store]
-        self._media = media_of_stores(self._stores, loader.spec.media)
-        self._firsts = np.cumsum([0, *(len(one) for one in self._stores)])
+        stream = loader.stream
+        self._documents: _Documents = (
+            _OfStores(loader) if stream is None else _OfStream(stream, loader)
+        )
+        self._reader, self._media = self._documents.reader, self._documents.media
 
     @property
     def tokens(self) -> dict[str, tuple[str, int]]:
         """The token that stands for media of each kind, and its id."""
-        store, state = self._prepared
+        state, control = self._media.processing
         named = state.get("tokens", {})
-        return {kind: (token, store.tokenizer.control[token]) for kind, token in named.items()}
+        return {kind: (token, control()[token]) for kind, token in named.items()}
 
     @property
     def processor_files(self) -> dict[str, str]:
         """The settings of the processor that makes features, as files that transformers reads, by name."""
-        return dict(self._prepared[1]["files"])
-
-    @property
-    def _prepared(self) -> tuple[Store, dict[str, Any]]:
-        """A store that was prepared with the processor, and what it keeps of that."""
-        found = ((store, StoreMedia(store).processor) for store in self._stores)
-        return next((store, state) for store, state in found if state is not None)
+        return dict(self._media.processing.state["files"])
 
     def with_media(self, longest: int) -> list[int]:
-        """A short document of each kind of media that the stores hold, none above ``longest`` tokens."""
-        found: dict[str, int] = {}
-        for store, first in zip(self._stores, self._firsts.tolist(), strict=False):
-            for kind, document in StoreMedia(store).shortest(longest).items():
-                found.setdefault(kind, first + document)
-        return sorted(set(found.values()))
+        """A short document of each kind of media that the data holds, none above ``longest`` tokens."""
+        return self._documents.with_media(longest)
 
     def few(self, longest: int) -> list[int]:
         """Two to four documents to try a model on: with media and without, together at most twice ``longest`` tokens.
@@ -74,33 +180,27 @@ class Chosen:
         The same one may stand there twice.
         """
         seen = self.with_media(longest)
-        short = max([_SHORT, *self._lengths(seen).tolist()])
-        found = [*seen, *self._first(min(short, longest))] or self._first(longest)
+        short = max([_SHORT, *self._documents.lengths(seen).tolist()])
+        found = [*seen, *self._documents.first(min(short, longest))] or self._documents.first(
+            longest
+        )
         numbers: list[int] = []
         room = longest
-        for number, length in zip(found, self._lengths(found).tolist(), strict=True):
+        for number, length in zip(found, self._documents.lengths(found).tolist(), strict=True):
             if number not in numbers and (length <= room or not numbers):
                 numbers.append(number)
                 room -= length
         return numbers if len(numbers) > 1 else numbers * 2
 
-    def _first(self, longest: int) -> list[int]:
-        """The first two documents of each store that have 2 to ``longest`` tokens."""
-        return [
-            number
-            for store, first in zip(self._stores, self._firsts.tolist(), strict=False)
-            for number in islice(_short_documents(store, first, longest), 2)
-        ]
-
     def misfit(self, model: Any, longest: int) -> str:
-        """What the media of these stores are to a model that is not made for them, in words; empty where it is.
+        """What the media of the data are to a model that is not made for them, in words; empty where it is.
 
         Args:
             model: of transformers; its weights need not be there.
             longest: tokens of a row.
         """
         name, takes = type(model).__name__, inspect.signature(model.forward).parameters
-        place = self._prepared[0].place
+        place = self._documents.place
         numbers = self.with_media(longest)
         given = {feature for number in numbers for feature in self.batch([[number]])}
         if lacking := sorted(given - takes.keys() - {"labels"}):
@@ -130,7 +230,7 @@ class Chosen:
             MediumError: a medium cannot be read.
         """
         listed = [number for row in rows for number in row]
-        documents, lengths = np.array(listed, np.int64), self._lengths(listed)
+        documents, lengths = np.array(listed, np.int64), self._documents.lengths(listed)
         pointers = np.cumsum([0, *map(len, rows)])
         ends = np.cumsum(lengths)
         begins = ends - lengths
@@ -142,14 +242,6 @@ class Chosen:
         cuts = BatchCuts(pointers, lengths, places, 1, "aligned", sliced=False)
         cuts = self._media.add_to(arrays, self._reader, built, cuts, varlen=False)
         return Batch(to_torch(arrays), cuts=cuts)
-
-    def _lengths(self, documents: Sequence[int]) -> Ids:
-        owners = np.searchsorted(self._firsts, documents, side="right") - 1
-        found = [
-            int(self._stores[owner].lengths.take(np.array([document - self._firsts[owner]]))[0])
-            for owner, document in zip(owners.tolist(), documents, strict=True)
-        ]
-        return np.array(found, np.int64)
 
 
 def _short_documents(store: Store, first: int, longest: int) -> Iterator[int]:

@@ -187,19 +187,23 @@ class Loader:
         self.augmentation = make_augmentation(augment, named_by(data, self.plan), labels)
         if self._stream is not None:
             self._media = stream_media(self._stream.stream, self.spec, augment)
-            self.holds_media = self._media is not None
-            self.share_at(0)
-            return
-        self.store: Store | Shelf = store_of(self.plan)
-        self._media = batch_media(self._stores(), self.plan, self.spec, augment)
+        else:
+            self.store: Store | Shelf = store_of(self.plan)
+            self._media = batch_media(self._stores(), self.plan, self.spec, augment)
         self.holds_media = self._media is not None
         self.share_at(0)
-        _LOADERS.add(self)
-        load_tables(self.plan)
+        if self._stream is None:
+            _LOADERS.add(self)
+            load_tables(self.plan)
+
+    @property
+    def stream(self) -> Streamed | None:
+        """The stream that is read, which has no step on its own; None of a plan."""
+        return None if self._stream is None else self._stream.stream
 
     @property
     def streamed(self) -> bool:
-        """Whether a stream is read, which has no step on its own."""
+        """Whether a stream is read."""
         return self._stream is not None
 
     @cached_property
@@ -444,11 +448,9 @@ class Loader:
         given, and while an iteration goes on ``prefetch`` + 1 more, the most that can be made by then; with
         ``group_by_length`` the first of a window.
         """
-        made, window = (
-            self._iterations.beyond(self.spec.prefetch + 1),
-            self.plan.spec.group_by_length,
-        )
-        return -(-made // max(window, 1)) * max(window, 1)
+        made = self._iterations.beyond(self.spec.prefetch + 1)
+        window = max(self.plan.spec.group_by_length, 1)
+        return -(-made // window) * window
 
     def edit(self, edit: Edit) -> None:
         """Change the rest of the run from a step on; the journal in the state keeps it.

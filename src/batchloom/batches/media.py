@@ -25,7 +25,6 @@ from batchloom.media.rope import mrope_positions
 from batchloom.media.traits import Traits, traits_of
 from batchloom.plan.rows import Rows
 from batchloom.store.media import StoredMedium
-from batchloom.tokens import Tokenizer
 
 # What decoding a pixel or a sample takes: 3 bytes and as many numbers of 32 bits, some of them twice.
 _BYTES_A_PIXEL, _BYTES_A_SAMPLE = 30, 12
@@ -80,11 +79,11 @@ class Processing(NamedTuple):
 
     Attributes:
         state: of the processor, with the tokens that media are made of.
-        tokenizer: gives the tokenizer.
+        control: gives the ids of the tokenizer's control tokens.
     """
 
     state: Mapping[str, Any]
-    tokenizer: Callable[[], Tokenizer]
+    control: Callable[[], Mapping[str, int]]
 
 
 @final
@@ -95,10 +94,14 @@ class BatchMedia:
         find: finds the media of rows.
         processing: makes features of them.
         spec: how they are read.
+
+    Attributes:
+        found: finds the media of rows.
+        processing: makes features of them.
     """
 
     def __init__(self, find: Finder, processing: Processing, spec: MediaSpec) -> None:
-        self._find, self._processing, self._spec = find, processing, spec
+        self.found, self.processing, self._spec = find, processing, spec
         self._files = ProcessorFiles.from_state(processing.state)
         self._traits = traits_of(self._files.name)
         self._features = Features(self._files)
@@ -128,7 +131,7 @@ class BatchMedia:
         Raises:
             MediumError: a medium cannot be read, or is not what it was; names document and file.
         """
-        found = self._find(reader, rows)
+        found = self.found(reader, rows)
         if self._traits.mrope:
             arrays["position_ids"] = self._positions(
                 arrays["position_ids"], rows, found, cuts.bounds if varlen else None
@@ -212,7 +215,7 @@ class BatchMedia:
     @cached_property
     def _image_id(self) -> int:
         """The id of the token that images are made of."""
-        return self._processing.tokenizer().control[self._processing.state["tokens"]["image"]]
+        return self.processing.control()[self.processing.state["tokens"]["image"]]
 
     def _token_types(self, ids: Ids) -> Ids:
         types: Ids = (ids == self._image_id).astype(np.int64)

@@ -67,7 +67,7 @@ def stream_media(stream: Streamed, spec: BatchSpec, augment: object) -> BatchMed
     if stream.processor is None:
         return None
     _refuse_settings(spec, augmented=augment is not None)
-    return BatchMedia(_found_by, Processing(stream.processor, lambda: stream.tokenizer), spec.media)
+    return BatchMedia(_found_by, Processing(stream.processor, lambda: stream.control), spec.media)
 
 
 def batch_media(

@@ -104,7 +104,7 @@ def media_of_stores(stores: Sequence[Store], spec: MediaSpec) -> BatchMedia:
             f"{', '.join(sorted({str(state['name']) for _, state in prepared}))}. Prepare them with one."
         )
     store, state = prepared[0]
-    return BatchMedia(find, Processing(state, lambda: store.tokenizer), spec)
+    return BatchMedia(find, Processing(state, lambda: store.tokenizer.control), spec)
 
 
 def _refuse_cut(

@@ -8,7 +8,6 @@ from batchloom.batches.spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan.rows import Rows
 from batchloom.plan.spec import PlanSpec
-from batchloom.tokens import Tokenizer
 
 
 class Steps(Protocol):
@@ -56,8 +55,8 @@ class Streamed(Protocol):
         ...
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """What encodes."""
+    def control(self) -> Mapping[str, int]:
+        """The ids of control tokens."""
         ...
 
     @property

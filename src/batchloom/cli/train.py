@@ -63,6 +63,21 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = None,
+    processor: Annotated[
+        str | None,
+        typer.Option(
+            help="With --input-file or --stream: reads images and audio, the folder of a processor of transformers or "
+            "a Hub id.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    data_folder: Annotated[
+        str | None,
+        typer.Option(
+            help="With --processor: where paths of images and audio begin; the folder of the file that names them.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     stream: Annotated[
         list[str] | None,
         typer.Option(
@@ -280,6 +295,7 @@ def train(
     with _running():
         # torch takes seconds
         from batchloom.train import start as run  # noqa: PLC0415
+        from batchloom.train.streaming import StreamOptions  # noqa: PLC0415
 
         request = run.Request(
             data=run.DataRequest(
@@ -291,9 +307,8 @@ def train(
                 if_missing=if_missing,
                 generation=generation,
                 stream=None if stream is None else tuple(stream),
-                lanes=lanes,
-                workers=stream_workers,
-                keep=keep,
+                options=StreamOptions(lanes=lanes, workers=stream_workers, keep=keep),
+                media=_media(processor, data_folder),
                 opened=_opened(cache, cache_limit, verify),
             ),
             model=run.ModelRequest(
@@ -338,6 +353,12 @@ def _running() -> Iterator[None]:
         if os.environ.get("RANK", "0") == "0":
             typer.echo(f"\n{stop.args[0] if stop.args else _UNBEGUN}", err=True)
         raise typer.Exit(130) from None
+
+
+def _media(processor: str | None, data_folder: str | None) -> dict[str, str] | None:
+    """What was asked for of images and audio; None where nothing was."""
+    asked = {"processor": processor, "data_folder": data_folder}
+    return {name: value for name, value in asked.items() if value is not None} or None
 
 
 def _opened(cache: Path | None, limit: str | None, verify: str | None) -> dict[str, Any]:

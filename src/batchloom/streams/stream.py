@@ -335,6 +335,11 @@ class Stream:
         return self.tokenizer.vocab_size
 
     @property
+    def control(self) -> Mapping[str, int]:
+        """The ids of control tokens."""
+        return self.tokenizer.control
+
+    @property
     def steps(self) -> int:
         """Steps of the run."""
         return int(self.spec.steps or 0)

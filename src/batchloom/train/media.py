@@ -14,6 +14,7 @@ from batchloom.batches.masks import own_masks
 from batchloom.core.errors import InputError, TrainError
 from batchloom.train.memory import is_short
 from batchloom.train.pretrained import Pretrained
+from batchloom.train.streaming import streamed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +25,9 @@ _UNFIT = (ValueError, TypeError, IndexError, AttributeError, RuntimeError)
 
 
 def holds_media(data: Store | Mixture) -> bool:
-    """Whether any store that is read was prepared with a processor."""
+    """Whether any store that is read was prepared with a processor, or a stream reads media."""
+    if not isinstance(data, Mixture) and (stream := streamed(data)) is not None:
+        return stream.stream.processor is not None
     stores = data.stores.values() if isinstance(data, Mixture) else (data,)
     return any(
         isinstance(store, Store) and store.manifest is not None and bool(store.manifest.processor)

@@ -33,7 +33,7 @@ from batchloom.train.settings import (
     read_config,
     settings_from,
 )
-from batchloom.train.streaming import StreamRequest
+from batchloom.train.streaming import StreamOptions, StreamRequest
 from batchloom.train.temporary import temporary_store
 
 DEFAULT_MODEL = "tiny"
@@ -56,9 +56,8 @@ class DataRequest:
         generation: of the store at ``data``; None for the newest, or for the one that a run which goes on
             was begun on.
         stream: raw inputs, read while the run goes on; excludes the others.
-        lanes: of a stream, how many parts of the input are read side by side.
-        workers: of a stream, processes of each rank that tokenize.
-        keep: of a stream, the folder where the store of its inputs grows.
+        options: of a stream, how it is read.
+        media: of what is prepared or streamed, the settings of images and audio (``processor``, ``data_folder``).
         opened: further options of ``open_store``: of a store behind a URL its cache, and how it is verified.
     """
 
@@ -70,9 +69,8 @@ class DataRequest:
     if_missing: str = "error"
     generation: int | None = None
     stream: tuple[str, ...] | None = None
-    lanes: int | None = None
-    workers: int | None = None
-    keep: Path | None = None
+    options: StreamOptions = field(default_factory=StreamOptions)
+    media: Mapping[str, str] | None = None
     opened: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -83,9 +81,8 @@ class DataRequest:
         return StreamRequest(
             inputs=self.stream,
             tokenizer=self.tokenizer,
-            lanes=self.lanes,
-            workers=self.workers,
-            keep=self.keep,
+            media=self.media,
+            options=self.options,
         )
 
     def problems(self) -> list[str]:
@@ -103,10 +100,15 @@ class DataRequest:
                 f"--tokenizer: {self.tokenizer} goes with --input-file, --stream and --dataset-config only; a store "
                 "has its own"
             )
+        for name, value in (self.media or {}).items():
+            if self.stream is None and self.input_file is None:
+                option = name.replace("_", "-")
+                problems.append(f"--{option}: {value} goes with --stream and --input-file only")
+        read = self.options
         problems += [
             f"--{option}: {value} goes with --stream only"
             for option, value in (
-                *(("lanes", self.lanes), ("stream-workers", self.workers), ("keep", self.keep)),
+                *(("lanes", read.lanes), ("stream-workers", read.workers), ("keep", read.keep)),
             )
             if value is not None and self.stream is None
         ]
@@ -341,10 +343,11 @@ def _data(
         if found is not None:
             yield found
             return
-    if request.data.input_file is None:
-        yield request.data.data or Path()
+    data = request.data
+    if data.input_file is None:
+        yield data.data or Path()
         return
-    with temporary_store(request.data.input_file, request.data.tokenizer, ranks, say) as store:
+    with temporary_store(data.input_file, data.tokenizer, data.media, ranks, say) as store:
         yield store
 
 

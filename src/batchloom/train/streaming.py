@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -21,22 +21,35 @@ from batchloom.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """How a run reads a stream; see ``batchloom.stream``.
+
+    Attributes:
+        lanes: how many parts of the input are read side by side.
+        workers: processes of each rank that tokenize; None for one a core.
+        keep: a folder where the store of the inputs grows meanwhile.
+    """
+
+    lanes: int | None = None
+    workers: int | None = None
+    keep: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequest:
     """What a run is to read without preparing it; see ``batchloom.stream``.
 
     Attributes:
         inputs: files, folders, globs and URLs, as prepare takes them.
         tokenizer: as prepare takes it; None for its default.
-        lanes: how many parts of the input are read side by side.
-        workers: processes of each rank that tokenize; None for one a core.
-        keep: a folder where the store of the inputs grows meanwhile.
+        media: the settings of images and audio, as prepare takes them; None where none are read.
+        options: how it is read.
     """
 
     inputs: tuple[str, ...]
     tokenizer: str | None = None
-    lanes: int | None = None
-    workers: int | None = None
-    keep: Path | None = None
+    media: Mapping[str, str] | None = None
+    options: StreamOptions = field(default_factory=StreamOptions)
 
 
 @final
@@ -56,10 +69,11 @@ class StreamData:
     manifest = True
 
     def __init__(self, request: StreamRequest, settings: TrainSettings, ranks: Ranks) -> None:
-        order = settings.order
+        order, options = settings.order, request.options
         self.stream = stream(
             list(request.inputs),
             tokenizer=request.tokenizer,
+            media=request.media,
             seq_len=settings.seq_len,
             global_batch_size=settings.global_batch_size,
             steps=settings.steps,
@@ -67,9 +81,9 @@ class StreamData:
             overlong=order.overlong,
             shuffle=order.shuffle,
             seed=settings.seed,
-            lanes=request.lanes,
-            workers="auto" if request.workers is None else request.workers,
-            keep=request.keep,
+            lanes=options.lanes,
+            workers="auto" if options.workers is None else options.workers,
+            keep=options.keep,
         )
         self.request = request
         self.path, self._ranks = Path(request.inputs[0]), ranks
@@ -197,5 +211,10 @@ def _ending(data: StreamData, out: Path) -> str:
     """The command that makes the store of what was kept."""
     asked = data.request
     inputs = " ".join(map(quote, asked.inputs))
-    tokenizer = "" if asked.tokenizer is None else f" --tokenizer {quote(asked.tokenizer)}"
-    return f"batchloom prepare {inputs}{tokenizer} --dedup none --out {quote(str(out))}"
+    named = {"tokenizer": asked.tokenizer, **(asked.media or {})}
+    options = [
+        f" --{name.replace('_', '-')} {quote(value)}"
+        for name, value in named.items()
+        if value is not None
+    ]
+    return f"batchloom prepare {inputs}{''.join(options)} --dedup none --out {quote(str(out))}"

@@ -4,7 +4,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,13 @@ _MANIFESTS = (".yaml", ".yml")
 
 
 @contextmanager
-def temporary_store(inputs: Path, tokenizer: str | None, ranks: Ranks, say: Say) -> Iterator[Path]:
+def temporary_store(
+    inputs: Path,
+    tokenizer: str | None,
+    media: Mapping[str, str] | None,
+    ranks: Ranks,
+    say: Say,
+) -> Iterator[Path]:
     """Prepare an input into a store that is removed at the end; once on each machine.
 
     It lies in memory where there is room, else in the folder for temporary files.
@@ -32,6 +38,7 @@ def temporary_store(inputs: Path, tokenizer: str | None, ranks: Ranks, say: Say)
     Args:
         inputs: a file or folder, as prepare takes it.
         tokenizer: as prepare takes it; None for prepare's default.
+        media: the settings of images and audio, as prepare takes them; None where none are read.
         ranks: the first rank of a machine prepares, its neighbours wait.
         say: prints one line.
 
@@ -57,7 +64,9 @@ def temporary_store(inputs: Path, tokenizer: str | None, ranks: Ranks, say: Say)
         store = Path(folder) / (inputs.name.split(".")[0] or "input")
         if ranks.first:
             say(f"input  {inputs} is prepared in {store}, which is removed at the end")
-        ranks.patiently(lambda: batchloom.prepare(inputs, out=store, tokenizer=tokenizer))
+        ranks.patiently(
+            lambda: batchloom.prepare(inputs, out=store, tokenizer=tokenizer, media=media)
+        )
         yield Path(ranks.path_of_first_neighbour(str(store)))
 
 
