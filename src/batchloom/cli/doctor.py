@@ -9,7 +9,7 @@ from rich.console import Console
 import batchloom
 from batchloom.chat.mapping import parse_mapping
 from batchloom.cli.console import plain_console
-from batchloom.cli.prepare import Display, marker
+from batchloom.cli.prepare import Display, marker, media_given
 from batchloom.cli.preview import print_preview
 from batchloom.cli.secrets import without_secrets
 from batchloom.core.errors import BatchloomError, SettingsError
@@ -60,6 +60,13 @@ def doctor(
     normalize: Annotated[
         bool, typer.Option("--normalize/--no-normalize", help="As for prepare.")
     ] = True,
+    processor: Annotated[
+        str | None,
+        typer.Option(help="Reads images and audio, as for prepare: the folder of a processor."),
+    ] = None,
+    data_folder: Annotated[
+        str | None, typer.Option(help="Where paths of images and audio begin, as for prepare.")
+    ] = None,
     seq_len: Annotated[int, typer.Option(help="Tokens of a sequence, for packing.")] = 2048,
     global_batch_size: Annotated[
         int | None, typer.Option(help="Sequences of a step, for the steps of an epoch.")
@@ -90,6 +97,7 @@ def doctor(
                 mapping=parse_mapping(map_) if map_ is not None else None,
                 split_on=marker(split_on),
                 normalize=normalize,
+                media=media_given(processor, data_folder),
                 max_bad=max_bad,
                 template=template,
                 train_on=train_on,  # type: ignore[arg-type]  # the recipe checks it
@@ -168,6 +176,13 @@ def _print_source(console: Console, source: SourceFacts, *, exact: bool) -> None
         f"{about}{source.records:,} ({source.documents:,} documents, {source.empty:,} empty, {source.bad:,} bad"
         f"{dropped})",
     )
+    for kind, some in source.media.items():
+        each = "video frame" if kind == "video" else kind
+        _row(
+            console,
+            kind,
+            f"{about}{counted(some.media, each)} in {counted(some.documents, 'document')}: {some.tokens:,} tokens",
+        )
     for label, lengths in (("characters", source.characters), ("tokens", source.tokens)):
         if lengths is not None:
             _row(console, label, _lengths(lengths, exact=exact))

@@ -65,8 +65,8 @@ def _usual(name: str) -> str:
     return str(_USUAL[name])
 
 
-def _media(
-    processor: str | None, data_folder: str | None, keep: str | None
+def media_given(
+    processor: str | None, data_folder: str | None, keep: str | None = None
 ) -> dict[str, Any] | None:
     """The settings of media, where any is given."""
     said = {"processor": processor, "data_folder": data_folder, "keep": keep}
@@ -110,7 +110,8 @@ def prepare(
         str | None,
         typer.Option(
             help="bytes, gpt2, train:N (learn one from the input), tiktoken:NAME, the path of a "
-            "tokenizer.json or of its folder, or a Hub id; gpt2 where no manifest names one."
+            "tokenizer.json or of its folder, or a Hub id; gpt2 where no manifest names one, and with "
+            "--processor what lies beside that."
         ),
     ] = None,
     end_token: Annotated[
@@ -369,7 +370,7 @@ def prepare(
         "normalize": normalize,
         "clean": clean or None,
         "fim": fim,
-        "media": _media(processor, data_folder, media),
+        "media": media_given(processor, data_folder, media),
         "dedup": _dedup(dedup, similarity),
         "tokens_per_shard": parse_size(tokens_per_shard) if tokens_per_shard is not None else None,
         "dtype": dtype,

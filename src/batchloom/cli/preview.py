@@ -2,9 +2,11 @@
 
 Every line begins with its own mark, so that nothing a document holds can look like one: ``T`` where
 it is trained; ``|`` where a line of the document begins, ``>`` where it goes on. On a terminal what
-is trained is green as well.
+is trained is green as well. A token that stands many times in a row, as those of images do, is written once with
+their number.
 """
 
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -13,6 +15,8 @@ from batchloom.core.values import visible
 from batchloom.preparation.preview import Preview
 
 _TRAINED = "green"
+# A control token and those like it that follow.
+_RUN = re.compile(r"(<[^<>\s]{1,40}>)\1{7,}")
 _LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what cannot be seen"
 
 
@@ -45,6 +49,11 @@ def preview_lines(document: Preview) -> list[tuple[str, str, bool]]:
             last = number == len(parts) - 1
             # What follows the last line end is a line of the next piece, unless it holds something.
             if part or not last:
-                lines.append((mark + ("|" if begins else ">"), visible(part), piece.trained))
+                lines.append((mark + ("|" if begins else ">"), _seen(part), piece.trained))
             begins = not last or (begins and not part)
     return lines
+
+
+def _seen(text: str) -> str:
+    """What can be seen of a line, its runs of one token written short."""
+    return _RUN.sub(lambda run: f"{run[1]}[x{len(run[0]) // len(run[1])}]", visible(text))

@@ -14,6 +14,7 @@ from typing import Annotated, Any, final
 import typer
 
 from batchloom.batches.mixture_file import mixture_from
+from batchloom.cli.prepare import media_given
 from batchloom.core.addresses import is_url
 from batchloom.core.spec import shown
 from batchloom.core.values import byte_count
@@ -308,7 +309,7 @@ def train(
                 generation=generation,
                 stream=None if stream is None else tuple(stream),
                 options=StreamOptions(lanes=lanes, workers=stream_workers, keep=keep),
-                media=_media(processor, data_folder),
+                media=media_given(processor, data_folder),
                 opened=_opened(cache, cache_limit, verify),
             ),
             model=run.ModelRequest(
@@ -353,12 +354,6 @@ def _running() -> Iterator[None]:
         if os.environ.get("RANK", "0") == "0":
             typer.echo(f"\n{stop.args[0] if stop.args else _UNBEGUN}", err=True)
         raise typer.Exit(130) from None
-
-
-def _media(processor: str | None, data_folder: str | None) -> dict[str, str] | None:
-    """What was asked for of images and audio; None where nothing was."""
-    asked = {"processor": processor, "data_folder": data_folder}
-    return {name: value for name, value in asked.items() if value is not None} or None
 
 
 def _opened(cache: Path | None, limit: str | None, verify: str | None) -> dict[str, Any]:

@@ -61,6 +61,10 @@ def _command(
     )
     if mapping:
         words += ["--map", mapping]
+    if (media := recipe.reading.media) is not None:
+        words += ["--processor", media.processor]
+        words += ["--data-folder", media.data_folder] if media.data_folder is not None else []
+        words += ["--media", media.keep] if media.keep != "reference" else []
     for spec, names in (
         (recipe, ("end_token", "max_bad")),
         (recipe.reading, ("text_field", "split_on")),

@@ -21,6 +21,7 @@ from batchloom.preparation.findings import (
     TokenizerFacts,
 )
 from batchloom.preparation.inputs import Given, as_given, name_of, read_inputs
+from batchloom.preparation.media_recipe import MediaRecipe, media_of
 from batchloom.preparation.overlong import Overlong
 from batchloom.preparation.read_recipe import ReadRecipe, weights_note
 from batchloom.preparation.reading import TEMPLATED
@@ -103,6 +104,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     mapping: Mapping[str, str] | None = None,
     split_on: str = "auto",
     normalize: bool = True,
+    media: MediaRecipe | Mapping[str, Any] | None = None,
     max_bad: int | str = "0.1%",
     template: str | None = None,
     train_on: TrainOn | None = None,
@@ -122,8 +124,8 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     Args:
         inputs: as for :func:`batchloom.prepare`; also stores and Megatron prefixes.
         tokenizer: as for ``prepare``; None: its default, or none where that cannot be had.
-        end_token, text_field, mapping, split_on, normalize, max_bad, template, train_on, max_tokens,
-            overlong: see :class:`Recipe`, :class:`ReadRecipe` and :class:`ChatRecipe`.
+        end_token, text_field, mapping, split_on, normalize, media, max_bad, template, train_on, max_tokens,
+            overlong: as ``prepare`` takes them; see :class:`Recipe`, :class:`ReadRecipe` and :class:`ChatRecipe`.
         seq_len: tokens of a sequence, for packing.
         global_batch_size: sequences of a step, for the steps of an epoch.
         full: whether everything is read, whatever its size.
@@ -140,7 +142,11 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     done = [one for one in given if isinstance(one, str) and kind_of_prepared(one)]
     raw = [one for one in given if one not in done]
     reading = ReadRecipe(
-        text_field=text_field, mapping=dict(mapping or {}), split_on=split_on, normalize=normalize
+        text_field=text_field,
+        mapping=dict(mapping or {}),
+        split_on=split_on,
+        normalize=normalize,
+        media=media_of(media),
     )
     chosen = read_inputs(raw or given, reading, tokenizer)
     recipe = Recipe(
@@ -203,7 +209,7 @@ def _diagnosis(
         longer = counted(packing.longer, "document")
         warnings.append(
             f"{about}{longer} {'is' if packing.longer == 1 else 'are'} longer than seq_len {packing.seq_len:,}: "
-            f"{_what_becomes({one.way for one in found.sources if one.way})}."
+            f"{_what_becomes({one.way for one in found.sources if one.way}, media=found.with_media)}."
         )
     if prepared:
         listed = ", ".join(one.path for one in prepared)
@@ -236,8 +242,10 @@ def _diagnosis(
     )
 
 
-def _what_becomes(ways: set[str]) -> str:
+def _what_becomes(ways: set[str], *, media: bool) -> str:
     """What a loader or a stream does with documents that are longer than a sequence, unless it is told."""
+    if media:
+        return "a loader leaves them out (overlong='drop'), as of all data with images or audio"
     if ways <= TEMPLATED:
         return "a loader leaves conversations out (overlong='drop')"
     if ways & TEMPLATED:

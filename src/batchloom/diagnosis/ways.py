@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchloom.diagnosis.packing import PackingFacts
-from batchloom.plan.lanes import FIRST_POOL, LANE_POOL_SIZE, default_lanes
+from batchloom.plan.lanes import FIRST_POOL, default_lanes, lane_pool_default
 from batchloom.plan.spec import POOL_SIZE
 from batchloom.preparation.findings import Examination, SourceFacts
 from batchloom.store.format import UINT16_IDS
@@ -44,6 +44,10 @@ class WayFacts:
     steps: int | None
 
 
+# A kind of source that is read from its beginning to its end.
+_WHOLE = "webdataset"
+
+
 def way_facts(found: Examination, packing: PackingFacts | None) -> tuple[WayFacts, ...]:
     """Both ways; none where it is not known what the input would become.
 
@@ -66,7 +70,8 @@ def way_facts(found: Examination, packing: PackingFacts | None) -> tuple[WayFact
     share = documents / lanes
     vocabulary = found.tokenizer.vocab_size if found.tokenizer else 0
     width = 2 if vocabulary < UINT16_IDS else 4
-    held = 2 * lanes * min(share, LANE_POOL_SIZE) * tokens / documents * width
+    pool = lane_pool_default(media=found.with_media)
+    held = 2 * lanes * min(share, pool) * tokens / documents * width
     first = max(min(share, FIRST_POOL) * found.bytes / documents, _CHUNK_BYTES)
     begin = min(lanes * first, found.bytes) / found.bytes * seconds
     return (
@@ -79,8 +84,10 @@ def way_facts(found: Examination, packing: PackingFacts | None) -> tuple[WayFact
 
 
 def _stretches(sources: Sequence[SourceFacts]) -> int:
-    """About how many stretches lanes can be dealt; a packed file is one."""
+    """About how many stretches lanes can be dealt; a packed file, or a tar of samples, is one."""
     return sum(
-        one.files if one.compression else max(one.files, one.bytes // _STRETCH_BYTES)
+        one.files
+        if one.compression or one.format == _WHOLE
+        else max(one.files, one.bytes // _STRETCH_BYTES)
         for one in sources
     )

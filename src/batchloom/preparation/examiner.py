@@ -158,6 +158,7 @@ class Examiner:
         group.altered.update(made.altered)
         group.documents += len(made.lengths)
         group.lengths.update(made.lengths.tolist())
+        group.count_media(made.media)
         group.tokens += made.tokens.size
         group.masked |= made.trained is not None
         group.trained += made.tokens.size if made.trained is None else int(np.sum(made.trained))

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.media import Kind
 from batchloom.preparation.preview import Preview
+from batchloom.store.stored_media import MediaCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class SourceFacts:
         trained_tokens: how many of those are trained; None without a tokenizer.
         characters: lengths of documents in characters; None where there are none.
         tokens: lengths of documents in tokens; None without a tokenizer.
+        media: images, sounds and frames of videos, by kind: how many, in how many documents, and how many tokens
+            stand for them; empty where none are read.
         preview: the first documents, as a model will see them.
     """
 
@@ -97,6 +101,7 @@ class SourceFacts:
     trained_tokens: int | None
     characters: LengthFacts | None
     tokens: LengthFacts | None
+    media: dict[Kind, MediaCount]
     preview: tuple[Preview, ...]
 
 
@@ -180,3 +185,8 @@ class Examination:
     faults: tuple[str, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def with_media(self) -> bool:
+        """Whether some documents hold images or audio."""
+        return any(one.media for one in self.sources)

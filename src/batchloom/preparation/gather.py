@@ -8,14 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.addresses import is_url, shown
+from batchloom.core.media import Kind
 from batchloom.preparation.findings import LengthFacts, SourceFacts
 from batchloom.preparation.looks import Looks
+from batchloom.preparation.media_tokens import PlacedMedium
 from batchloom.preparation.preview import Preview
 from batchloom.preparation.reading import Reading
 from batchloom.sources.rules import Source
+from batchloom.store.media import kind_of
+from batchloom.store.stored_media import MediaCount
 
 # Bytes of a document in a store beside its tokens: .idx, .docs and lengths.u32.
 _INDEX_BYTES = 20 + 36 + 4
+# Of a medium: its row and its place.
+_MEDIUM_BYTES = 96 + 32
 
 
 @dataclass(slots=True)
@@ -53,6 +59,23 @@ class Group:
     altered: Counter[str] = field(default_factory=Counter)
     characters: Counter[int] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
+    media: dict[Kind, MediaCount] = field(default_factory=dict)
+    held: int = 0
+
+    def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
+        """Count the media of documents, and the bytes that a store would hold of them."""
+        for some in documents:
+            facts = [one.medium.seen.facts for one in some if one.medium.seen is not None]
+            kinds = Counter(map(kind_of, facts))
+            tokens: Counter[Kind] = Counter()
+            for fact, one in zip(facts, some, strict=True):
+                tokens[kind_of(fact)] += one.tokens
+            for kind, count in kinds.items():
+                had = self.media.get(kind, MediaCount(0, 0, 0))
+                more = count, 1, tokens[kind]
+                self.media[kind] = MediaCount(*map(sum, zip(had, more, strict=True)))
+            held = {id(one.medium.data): len(one.medium.data or b"") for one in some}
+            self.held += sum(held.values())
 
     @property
     def scale(self) -> float:
@@ -66,7 +89,10 @@ class Group:
     def store_bytes(self, token_bytes: int) -> float:
         """About how many bytes of a store its documents take."""
         mask = self.tokens / 8 if self.masked else 0
-        return self.scale * (self.tokens * token_bytes + mask + self.documents * _INDEX_BYTES)
+        named = sum(count.media for count in self.media.values()) * _MEDIUM_BYTES
+        return self.scale * (
+            self.tokens * token_bytes + mask + self.documents * _INDEX_BYTES + named + self.held
+        )
 
     def facts(self, preview: tuple[Preview, ...], *, tokenized: bool) -> SourceFacts:
         """The same for people."""
@@ -92,6 +118,7 @@ class Group:
             trained_tokens=self.whole(self.trained) if tokenized else None,
             characters=length_facts(self.characters),
             tokens=length_facts(self.lengths),
+            media={kind: MediaCount(*map(self.whole, count)) for kind, count in self.media.items()},
             preview=preview,
         )
 

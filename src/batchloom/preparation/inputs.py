@@ -54,7 +54,7 @@ def read_inputs(
     Args:
         inputs: paths, manifests and DatasetConfigs, one or several.
         reading: how they are read, as it was asked for.
-        tokenizer: None for what the manifests name, else ``gpt2``.
+        tokenizer: None for what the manifests name, else the processor's own, else ``gpt2``.
 
     Raises:
         SettingsError: whatever is wrong with what a manifest says, all at once.
@@ -64,7 +64,7 @@ def read_inputs(
     """
     given = as_given(inputs)
     if not any(is_config(one) or is_manifest(one) for one in given):
-        return Inputs(given, (), reading, _TOKENIZER if tokenizer is None else tokenizer)  # type: ignore[arg-type]
+        return Inputs(given, (), reading, _usual(reading) if tokenizer is None else tokenizer)  # type: ignore[arg-type]
     # pydantic takes its time to import.
     from batchloom.preparation.dataset_inputs import expand  # noqa: PLC0415
 
@@ -78,8 +78,13 @@ def read_inputs(
         reading = replace(reading, media=MediaRecipe(processor=found.processor))
     if reading.media is not None and reading.media.sampling == Sampling():
         reading = replace(reading, media=replace(reading.media, sampling=found.sampling))
-    chosen = tokenizer if tokenizer is not None else found.tokenizer or _TOKENIZER
+    chosen = tokenizer if tokenizer is not None else found.tokenizer or _usual(reading)
     return Inputs(found.inputs, *lifted(found.sources, reading), chosen, found.notes)
+
+
+def _usual(reading: ReadRecipe) -> str:
+    """The tokenizer where nobody names one: what lies beside a processor, which knows its tokens."""
+    return _TOKENIZER if reading.media is None else reading.media.processor
 
 
 def as_given(inputs: Given | Sequence[Given]) -> "tuple[str | DatasetConfig, ...]":

@@ -111,7 +111,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         recipe: a :class:`Recipe`, a recipe file, or a store, which is made again. What is said here
             wins over it; None says nothing.
         tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, max_bad: see
-            :class:`Recipe`; without a tokenizer the one a manifest names, else ``gpt2``.
+            :class:`Recipe`; without a tokenizer the one a manifest names, else the processor's own, else ``gpt2``.
         dedup: see :class:`DedupRecipe`; ``exact`` unless texts are cut into lines or paragraphs.
         text_field, mapping, split_on, normalize, clean, fim: see :class:`ReadRecipe`; a number is the rate
             of a :class:`Fim`.
