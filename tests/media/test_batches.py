@@ -168,6 +168,17 @@ def same(first, second):
         assert np.array_equal(first[name], second[name]), name
 
 
+def alike(first, second):
+    """The same but for zeros behind the features of a row, of which there are as many as its batch needs."""
+    assert set(first) == set(second)
+    for name, one in first.items():
+        other = second[name]
+        common = tuple(slice(0, min(pair)) for pair in zip(one.shape, other.shape, strict=True))
+        assert np.array_equal(one[common], other[common]), name
+        for array in (one, other):
+            assert np.count_nonzero(array) == np.count_nonzero(array[common])
+
+
 def test_any_step_is_given_on_its_own_on_any_rank(family):
     _, _, _, store, _ = family
     loader = batchloom.Loader(store, **SIZES)
@@ -175,14 +186,35 @@ def test_any_step_is_given_on_its_own_on_any_rank(family):
     again = batchloom.Loader(store, **SIZES, media=MediaSpec(workers=1, memory=1 << 20), prefetch=0)
     for step, batch in enumerate(whole):
         same(as_numpy(again[step]), as_numpy(batch))
-    state = loader.state_dict()
-    resumed = batchloom.Loader(store, **SIZES)
-    resumed.load_state_dict({**state})
     for rank in (0, 1):
         part = batchloom.Loader(store, **SIZES, rank=rank, world_size=2)[0]
         row = whole[0].split(1)[rank]
         for name in ("input_ids", "labels", "position_ids"):
             assert torch.equal(part[name], row[name])
+
+
+def test_a_run_goes_on_with_its_media_on_other_numbers_of_ranks(family):
+    _, _, _, store, _ = family
+    sizes = {"seq_len": 500, "global_batch_size": 4, "steps": 6}
+    run = batchloom.Loader(store, **sizes)
+    rows = {batch.step: batch.split(1) for batch in run}
+    for step, world_size in ((1, 2), (3, 4), (4, 1)):
+        state = json.loads(json.dumps(run.state_at(step)))
+        ranks = [
+            batchloom.Loader(store, **sizes, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+        for rank in ranks:
+            rank.load_state_dict(state)
+        seen = 0
+        for number, batches in enumerate(zip(*ranks, strict=True), step):
+            given = [part for batch in batches for part in batch.split(1)]
+            wanted = {part["input_ids"].numpy().tobytes(): part for part in rows[number]}
+            assert {part["input_ids"].numpy().tobytes() for part in given} == set(wanted)
+            for part in given:
+                alike(as_numpy(part), as_numpy(wanted[part["input_ids"].numpy().tobytes()]))
+                seen += len(part) > len(PLAIN & set(part))
+        assert seen
 
 
 def test_parts_of_a_batch_hold_the_features_of_their_rows(family):
