@@ -1,6 +1,6 @@
 """Images: how fast headers are looked at, and how a loader's batches compare with bare calls of their processor.
 
-    python bench/media.py [--images 2000] [--steps 300] [--workers 2]
+    python bench/media.py [--images 2000] [--steps 300] [--workers 2] [--seq-len 4096] [--rows 4]
 
 Looking is told in images a second of one process, beside Pillow's own opening of the same files. Loading is told as a
 share of the speed at which as many threads decode the same images and call the same image processor, turn by turn in
@@ -14,8 +14,10 @@ import resource
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,7 @@ from batchloom.media.places import Places
 from batchloom.media.sampling import Sampling
 
 SIZES = ((640, 480), (480, 640), (1024, 768), (320, 240), (800, 600))
-SEQ_LEN, ROWS, TURNS = 4096, 4, 5
+TURNS = 5
 
 
 def write_images(folder: Path, count: int) -> list[str]:
@@ -127,15 +129,16 @@ def paths_of(loader: batchloom.Loader, step: int, folder: Path) -> list[Path]:
 
 
 def load(
-    store: batchloom.Store, folder: Path, processor: str, workers: int, steps: int
+    store: batchloom.Store, folder: Path, processor: str, asked: argparse.Namespace
 ) -> Iterator[str]:
     """The loader's batches, and the bare calls that their images take, in turns."""
     from transformers import AutoImageProcessor
 
+    workers, steps = asked.workers, asked.steps
     loader = batchloom.Loader(
         store,
-        seq_len=SEQ_LEN,
-        global_batch_size=ROWS,
+        seq_len=asked.seq_len,
+        global_batch_size=asked.rows,
         steps=10**6,
         prefetch=0,
         media=MediaSpec(workers=workers),
@@ -153,27 +156,24 @@ def load(
             paths = [
                 path for step in range(at, at + size) for path in paths_of(loader, step, folder)
             ]
-            ours = seconds(lambda: [next(batches) for _ in range(size)])
-            theirs = seconds(lambda paths=paths: list(pool.map(bare, paths)))
+            # Both let go of what they made, as training does.
+            ours = seconds(lambda: deque(islice(batches, size), maxlen=0))
+            theirs = seconds(lambda paths=paths: deque(pool.map(bare, paths), maxlen=0))
             ratios.append(theirs / ours)
             images, at = images + len(paths), at + size
-    fill = (
-        1
-        - np.mean([(loader[step]["labels"].shape[1] - _used(loader, step)) for step in range(20)])
-        / SEQ_LEN
-    )
     yield (
         f"loading: {statistics.median(ratios):.2f} of the speed of bare calls ({min(ratios):.2f} to {max(ratios):.2f} "
         f"in {TURNS} turns), {images / at:.1f} images a step, {workers} threads"
     )
-    yield f"rows are {fill:.2%} full"
+    found = batchloom.inspect(folder / "store", seq_len=asked.seq_len)
+    packed = next(one for one in found.efficiencies if one.packing == "best_fit")
+    least = -(-found.tokens // asked.seq_len)
+    yield (
+        f"{packed.sequences:,} rows of {asked.seq_len:,} are {packed.fill:.2%} full: {found.tokens:,} tokens in "
+        f"{found.documents:,} documents, whole, need {least:,} at least"
+    )
     if steps >= 10_000:
         yield memory(batches, steps)
-
-
-def _used(loader: batchloom.Loader, step: int) -> float:
-    rows = loader.plan.rows(*loader.plan.positions_of(step))
-    return float(rows.lengths.sum()) / len(rows)
 
 
 def memory(batches: Iterator[object], steps: int) -> str:
@@ -193,6 +193,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seq-len", type=int, default=4096)
+    parser.add_argument("--rows", type=int, default=4)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -204,7 +206,7 @@ def main() -> None:
             media={"processor": processor}, val_fraction=0,
         )  # fmt: skip
         store = batchloom.open_store(folder / "store")
-        for line in load(store, folder, processor, asked.workers, asked.steps):
+        for line in load(store, folder, processor, asked):
             print(line)
 
 

@@ -405,7 +405,13 @@ def test_an_image_that_another_decoder_turns_is_told(qwen, tmp_path, monkeypatch
     row = {"messages": talk("<image>Who?", "A cat."), "images": ["a.png"]}
     (folder / "in.jsonl").write_text(json.dumps(row))
     store = stored(folder / "in.jsonl", tmp_path / "store", qwen[3].path.parent / "processor")
-    monkeypatch.setattr("PIL.ImageOps.exif_transpose", lambda image: image.rotate(90, expand=True))
+
+    def turned(image, *, in_place):
+        assert in_place
+        image.im = image.rotate(90, expand=True).im
+        image._size = image.im.size
+
+    monkeypatch.setattr("PIL.ImageOps.exif_transpose", turned)
     with pytest.raises(MediumError, match="is 60 x 140 pixels, and its header said 140 x 60"):
         list(batchloom.Loader(store, **SIZES, prefetch=0))
 

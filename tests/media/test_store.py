@@ -19,9 +19,6 @@ from batchloom.core.errors import (
     StoreError,
 )
 from batchloom.media.processor import open_processor
-from batchloom.preparation.media_recipe import MediaRecipe
-from batchloom.preparation.read_recipe import ReadRecipe
-from batchloom.preparation.recipe import Recipe
 from batchloom.store.compact import compact_store
 from batchloom.store.media import NOT_HELD, ROW, MediaRows, ShardMedia, map_media
 from batchloom.store.remove import remove_documents
@@ -520,17 +517,6 @@ def test_wrong_settings_of_media_are_told_at_once(tmp_path):
         batchloom.prepare(
             tmp_path, out=tmp_path / "out", media={"processor": "x", "keep": "embeded"}
         )
-
-
-def test_streams_refuse_media(tmp_path, processors):
-    media = MediaRecipe(processor=processors["qwen2_vl"])
-    recipe = Recipe(
-        inputs=(str(write_images(tmp_path / "in", 2)),),
-        tokenizer=processors["qwen2_vl"],
-        reading=ReadRecipe(media=media),
-    )
-    with pytest.raises(SettingsError, match="a stream reads no images"):
-        batchloom.stream(recipe=recipe, seq_len=64, global_batch_size=2, steps=2)
 
 
 def test_golden_bytes_of_a_media_file(tmp_path):

@@ -320,5 +320,6 @@ def test_a_processor_that_is_none_is_refused_at_once(tmp_path):
             seq_len=90,
             global_batch_size=2,
             steps=4,
+            tokenizer="bytes",
             media={"processor": str(tmp_path)},
         )

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple, Protocol, final
 import numpy as np
 
 from batchloom.batches.assemble import BatchCuts, Ids, MediaCut, MediaCuts, Reader
+from batchloom.batches.joining import Joining, Shapes
+from batchloom.batches.memory import Recycled
 from batchloom.batches.spec import MediaSpec
 from batchloom.core.addresses import is_url, shown
 from batchloom.core.errors import MediumError, StoreError, UnusableRecordError
@@ -105,7 +108,8 @@ class BatchMedia:
         self._files = ProcessorFiles.from_state(processing.state)
         self._traits = traits_of(self._files.name)
         self._features = Features(self._files)
-        self._budget = _Budget(spec.memory)
+        self._budget, self._memory = _Budget(spec.memory), Recycled()
+        self._shapes = Shapes()
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     @property
@@ -138,36 +142,58 @@ class BatchMedia:
             )
         if self._traits.token_types:
             arrays["token_type_ids"] = self._token_types(arrays["input_ids"])
-        features = self._features_of(found)
-        if not features:
+        if not found:
             return cuts
         spans = np.array([one.span for one in found], np.int64)
         owners = np.searchsorted(rows.pointers, spans, side="right") - 1
-        return replace(cuts, media=self._join(arrays, features, owners, len(rows), varlen=varlen))
+        if self._traits.by_row:
+            media = self._join_by_row(arrays, found, owners, len(rows), varlen=varlen)
+        else:
+            media = self._join(arrays, found, owners, len(rows))
+        return replace(cuts, media=media)
 
     def _join(
+        self, arrays: dict[str, Any], found: Sequence[FoundMedium], owners: Ids, rows: int
+    ) -> MediaCuts:
+        """Put features one behind the other into a batch; where those of each row lie."""
+        joining = Joining(self._shapes, self._memory, [one.medium for one in found])
+
+        def make(numbered: tuple[int, Sequence[FoundMedium]]) -> None:
+            first, some = numbered
+            for number, features in enumerate(self._one(some), first):
+                joining.put(number, features)
+
+        # Errors come out in the order of media.
+        deque(self._threads().map(make, _numbered(_files_of(found))), maxlen=0)
+        made, sizes = joining.done()
+        arrays |= made
+        counts = _pointers(owners, [1] * len(owners), rows)
+        return {
+            name: MediaCut(0, _pointers(owners, each, rows), counts) for name, each in sizes.items()
+        }
+
+    def _join_by_row(
         self,
         arrays: dict[str, Any],
-        features: Sequence[Arrays],
+        found: Sequence[FoundMedium],
         owners: Ids,
         rows: int,
         *,
         varlen: bool,
     ) -> MediaCuts:
-        """Put features into a batch; where those of each row lie."""
-        if not self._traits.by_row:
-            arrays |= joined(features)
-        else:
-            whole = np.zeros_like(owners) if varlen else owners
-            arrays |= side_by_side(features, whole, 1 if varlen else rows)
-        axis = int(self._traits.by_row)
+        """The same where features have an axis of rows."""
+        files = self._threads().map(self._one, _files_of(found))
+        features = [one for some in files for one in some]
+        whole = np.zeros_like(owners) if varlen else owners
+        arrays |= side_by_side(features, whole, 1 if varlen else rows)
         counts = _pointers(owners, [1] * len(owners), rows)
-        if self._traits.by_row and not varlen:
+        if not varlen:
             return {name: MediaCut(0, np.arange(rows + 1), counts) for name in features[0]}
-        sizes = {name: [one[name].shape[axis] for one in features] for name in features[0]}
         return {
-            name: MediaCut(axis, _pointers(owners, each, rows), counts)
-            for name, each in sizes.items()
+            name: MediaCut(
+                1, _pointers(owners, [one[name].shape[1] for one in features], rows), counts
+            )
+            for name in features[0]
         }
 
     def _positions(
@@ -221,12 +247,6 @@ class BatchMedia:
         types: Ids = (ids == self._image_id).astype(np.int64)
         return types
 
-    def _features_of(self, found: Sequence[FoundMedium]) -> list[Arrays]:
-        if not found:
-            return []
-        made = self._threads().map(self._one, _files_of(found))
-        return [one for some in made for one in some]
-
     def _threads(self) -> ThreadPoolExecutor:
         """The pool of this process: threads do not come through a fork."""
         pid = os.getpid()
@@ -260,6 +280,7 @@ class BatchMedia:
             room = _read_bytes(medium) + decoded
             with self._budget.room(room), self._opened(found[0]) as content:
                 if medium.blob is None:
+                    content = _whole(content, medium)  # noqa: PLW2901 - the same, read once
                     _refuse_changed(medium, content)
                 if frames:
                     made = self._features.of_frames(content, frames)
@@ -352,6 +373,16 @@ def _files_of(found: Sequence[FoundMedium]) -> list[list[FoundMedium]]:
     return files
 
 
+def _numbered(
+    files: Sequence[Sequence[FoundMedium]],
+) -> Iterator[tuple[int, Sequence[FoundMedium]]]:
+    """Files, each with the number of its first medium."""
+    first = 0
+    for some in files:
+        yield first, some
+        first += len(some)
+
+
 def _goes_on(last: FoundMedium, one: FoundMedium) -> bool:
     """Whether a medium is a later frame of the same video of the same document."""
     before, facts = last.medium.facts, one.medium.facts
@@ -363,6 +394,12 @@ def _goes_on(last: FoundMedium, one: FoundMedium) -> bool:
         and last.medium.digest == one.medium.digest
         and (last.medium.place, last.medium.blob) == (one.medium.place, one.medium.blob)
     )
+
+
+def _whole(content: Content, medium: StoredMedium) -> Content:
+    """A file in memory, where all of it is read: of a video only some of it is."""
+    seeks = isinstance(medium.facts, FrameFacts) or content.size != medium.size
+    return content if seeks or isinstance(content, Held) else Held(content.read(0, content.size))
 
 
 def _read_bytes(medium: StoredMedium) -> int:

@@ -12,6 +12,7 @@ from rich.table import Table
 import batchloom
 from batchloom.batches.inspect import Inspection
 from batchloom.cli.console import plain_console
+from batchloom.cli.preview import short_runs
 from batchloom.core.values import counted, visible
 from batchloom.store.format import PAGE_NAME, of_generation
 
@@ -52,7 +53,7 @@ def inspect(
     if page := next((one for one in pages if one.is_file()), None):
         console.print(f"report: {visible(str(page))}")
     for number, text in enumerate(found.first):
-        console.print(f"document {number} begins {text!r}")
+        console.print(f"document {number} begins {short_runs(repr(text))}")
 
 
 def _print_counts(console: Console, found: Inspection) -> None:

@@ -49,11 +49,13 @@ def preview_lines(document: Preview) -> list[tuple[str, str, bool]]:
             last = number == len(parts) - 1
             # What follows the last line end is a line of the next piece, unless it holds something.
             if part or not last:
-                lines.append((mark + ("|" if begins else ">"), _seen(part), piece.trained))
+                lines.append(
+                    (mark + ("|" if begins else ">"), short_runs(visible(part)), piece.trained)
+                )
             begins = not last or (begins and not part)
     return lines
 
 
-def _seen(text: str) -> str:
-    """What can be seen of a line, its runs of one token written short."""
-    return _RUN.sub(lambda run: f"{run[1]}[x{len(run[0]) // len(run[1])}]", visible(text))
+def short_runs(text: str) -> str:
+    """A line in which a token that stands many times in a row is written once, with their number."""
+    return _RUN.sub(lambda run: f"{run[1]}[x{len(run[0]) // len(run[1])}]", text)

@@ -37,7 +37,11 @@ class Held:
 
     def read(self, start: int, stop: int) -> bytes:
         """See :class:`Content`."""
-        return self._data[start:stop]
+        return self._data if start <= 0 and stop >= self.size else self._data[start:stop]
+
+    def file(self) -> io.BytesIO:
+        """The same as a file that is open for reading; nothing is copied."""
+        return io.BytesIO(self._data)
 
 
 @final
@@ -109,8 +113,10 @@ class _View(io.RawIOBase):
         return len(data)
 
 
-def opened(content: Content) -> io.BufferedReader:
+def opened(content: Content) -> io.BufferedReader | io.BytesIO:
     """A content as a file that is open for reading."""
+    if isinstance(content, Held):
+        return content.file()
     return io.BufferedReader(_View(content), EDGE)
 
 

@@ -124,10 +124,11 @@ def _array(value: Any) -> NDArray[Any]:
 def joined(features: Sequence[Arrays]) -> Arrays:
     """The features of several media one behind the other, shorter ones filled up with zeros as processors do."""
     names = dict.fromkeys(name for one in features for name in one)
-    return {name: _stacked([one[name] for one in features if name in one]) for name in names}
+    return {name: stacked([one[name] for one in features if name in one]) for name in names}
 
 
-def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays one behind the other, shorter ones filled up with zeros along all axes but the first."""
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) == 1:
         return np.concatenate(arrays)

@@ -197,14 +197,15 @@ def _damaged(form: str, error: BaseException) -> UnusableRecordError:
 def _rgb(image: Any) -> Any:
     from PIL import ImageOps  # noqa: PLC0415 - late, as above
 
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I;16") or (upright.mode == "I" and image.format in ("PNG", "PPM")):
-        return _from_16_bits(upright)
-    if upright.mode in ("I", "F"):
+    # Where nothing has to be turned or converted its pixels are not copied.
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return _from_16_bits(image)
+    if image.mode in ("I", "F"):
         raise UnusableRecordError(
-            f"has pixels of 32 bits (mode {upright.mode}), whose white nobody knows; convert it to 8 bits"
+            f"has pixels of 32 bits (mode {image.mode}), whose white nobody knows; convert it to 8 bits"
         )
-    return upright.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _from_16_bits(image: Any) -> Any:

@@ -1,0 +1,48 @@
+"""Memory of large arrays that is used again: to write to fresh pages of the system takes longer than to copy."""
+
+import math
+import weakref
+from collections import deque
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Smaller arrays are left to the allocator, which keeps what it gives (glibc: up to 32 MiB).
+_LEAST = 4 << 20
+# Blocks that wait for their next use.
+_MOST_FREE = 2
+
+
+@final
+class Recycled:
+    """Gives arrays whose memory comes back when nobody holds them, or a view of them, any more.
+
+    Of numpy's views the last base is the array that was given, so that it goes with the last of them; a tensor of torch
+    holds the array it was made of.
+    """
+
+    def __init__(self) -> None:
+        # Arrays end in any thread, and in the middle of anything: append and pop alone are one step each.
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=_MOST_FREE)
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array of any content."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < _LEAST:
+            return np.empty(shape, dtype)
+        block = self._block(size)
+        given = np.frombuffer(block.data, dtype, math.prod(shape))
+        weakref.finalize(given, self._free.append, block).atexit = False
+        return given.reshape(shape)
+
+    def _block(self, size: int) -> NDArray[np.uint8]:
+        """One that waits and is large enough, else a new one; what is too small is let go of."""
+        while self._free:
+            try:
+                block = self._free.pop()
+            except IndexError:  # another thread was first
+                break
+            if len(block) >= size:
+                return block
+        return np.empty(size + size // 8, np.uint8)
