@@ -164,6 +164,19 @@ def idefics3(processor):
     return Idefics3ForConditionalGeneration(config)
 
 
+def smolvlm(processor):
+    from transformers import LlamaConfig, SmolVLMConfig, SmolVLMForConditionalGeneration
+
+    config = SmolVLMConfig(
+        vision_config=vision(image_size=56, patch_size=14),
+        text_config=LlamaConfig(**text(processor)),
+        image_token_id=token(processor, "<image>"),
+        scale_factor=2,
+        pad_token_id=0,
+    )
+    return SmolVLMForConditionalGeneration(config)
+
+
 def gemma3(processor):
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig
 
@@ -203,6 +216,7 @@ MODELS = {
     "llava": llava,
     "llava_next": llava_next,
     "idefics3": idefics3,
+    "smolvlm": smolvlm,
     "gemma3": gemma3,
     "qwen2_audio": qwen2_audio,
 }

@@ -103,6 +103,23 @@ def idefics3():
     return Idefics3Processor(image_processor=image, tokenizer=own, image_seq_len=4)
 
 
+def smolvlm():
+    from transformers import SmolVLMProcessor
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    class WithoutVideo(SmolVLMProcessor):
+        def check_argument_for_proper_class(self, name, argument):
+            return type(argument)
+
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    control = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+    image = SmolVLMImageProcessorPil(
+        size={"longest_edge": 3 * 56}, max_image_size={"longest_edge": 56}
+    )
+    own = tokenizer([*control, "<video>", *places])
+    return WithoutVideo(image_processor=image, tokenizer=own, video_processor=None, image_seq_len=4)
+
+
 def aya_vision():
     """One whose arithmetic is not known."""
     from transformers import AyaVisionProcessor
@@ -145,6 +162,7 @@ MADE = {
     "llava": llava,
     "llava_next": llava_next,
     "idefics3": idefics3,
+    "smolvlm": smolvlm,
     "gemma3": gemma3,
     "qwen2_audio": qwen2_audio,
 }
@@ -158,9 +176,10 @@ def save(processor, folder):
     # What has no part for video cannot be saved whole: as the Hub has such folders.
     processor.tokenizer.save_pretrained(folder)
     processor.image_processor.save_pretrained(folder)
+    named = {"processor_class": type(processor).__bases__[0].__name__}
     path = folder / "preprocessor_config.json"
-    config = json.loads(path.read_text())
-    path.write_text(
-        json.dumps({**config, "processor_class": type(processor).__bases__[0].__name__})
-    )
+    path.write_text(json.dumps({**json.loads(path.read_text()), **named}))
+    if hasattr(processor, "image_seq_len"):
+        own = {**named, "image_seq_len": processor.image_seq_len}
+        (folder / "processor_config.json").write_text(json.dumps(own))
     return folder

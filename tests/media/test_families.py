@@ -21,6 +21,7 @@ FAMILIES = {
     "llava": OneSize,
     "llava_next": Tiles,
     "idefics3": Splits,
+    "smolvlm": Splits,
     "gemma3": OneSize,
     "qwen2_audio": Hearing,
 }

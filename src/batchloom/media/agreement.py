@@ -7,7 +7,7 @@ import numpy as np
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.media import AudioFacts, Facts, ImageFacts
 from batchloom.media.asked import written_for
-from batchloom.media.families import Expansion, Family, PatchGrid
+from batchloom.media.families import Expansion, Family, PatchGrid, Splits
 
 _SIZES = ((28, 28), (336, 224), (37, 640), (1000, 50), (333, 777), (1280, 720), (7, 5))
 _SAMPLES = (480, 16_000, 16_001, 48_137, 479_999)
@@ -19,7 +19,7 @@ def disagreement(family: Family, processor: Any, image_processor: Any) -> str:
     Args:
         family: the arithmetic.
         processor: of transformers, None where it cannot be made whole.
-        image_processor: its part for images; asked for its grid where there is no whole.
+        image_processor: its part for images; asked for its grid or its pieces where there is no whole.
     """
     for facts in _probes(family):
         try:
@@ -35,6 +35,10 @@ def disagreement(family: Family, processor: Any, image_processor: Any) -> str:
                 return (
                     f"{_told(facts)} is written with {count:,} tokens, not {sum(expansion.runs):,}"
                 )
+        elif isinstance(family, Splits) and isinstance(facts, ImageFacts):
+            pieces, known = _pieces(image_processor, facts), family.pieces(facts)
+            if pieces != (known if family.splits else (0, 0)):
+                return f"{_told(facts)} becomes {pieces} rows and columns of pieces, not {known}"
         elif isinstance(family, PatchGrid):
             grid = _grid(image_processor, facts)
             if grid != expansion.grid:
@@ -63,6 +67,12 @@ def _grid(image_processor: Any, facts: Facts) -> tuple[int, int, int]:
     blank = np.zeros((facts.height, facts.width, 3), np.uint8)
     time, rows, columns = np.asarray(image_processor(images=[blank])["image_grid_thw"])[0].tolist()
     return time, rows, columns
+
+
+def _pieces(image_processor: Any, facts: ImageFacts) -> tuple[int, int]:
+    blank = np.zeros((facts.height, facts.width, 3), np.uint8)
+    made = image_processor(images=[blank], return_row_col_info=True)
+    return int(made["rows"][0][0]), int(made["cols"][0][0])
 
 
 def _told(facts: Facts) -> str:
