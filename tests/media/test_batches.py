@@ -423,7 +423,7 @@ def test_a_child_goes_on_while_its_parent_decodes(qwen):
     iterator = iter(loader)
     next(iterator)
     # As if threads of the parent held all of it when the child was forked.
-    with loader._media._budget.room(1 << 50):
+    with loader.media._budget.room(1 << 50):
         child = multiprocessing.get_context("fork").Process(target=loader.batch, args=(0,))
         child.start()
         child.join(60)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import batchloom
 from batchloom import Mixture
+from batchloom.batches.media_rules import text_alone
 from batchloom.batches.mixture_file import mixture_from
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.media import KINDS
@@ -226,3 +227,10 @@ def test_what_holds_none_of_it(place, tmp_path):
     )
     with pytest.raises(SettingsError, match=r"stores.a: media: 'pictures' is none of"):
         mixture_from(tmp_path / "mix.yaml")
+
+
+def test_texts_of_a_store_with_media_are_plain_texts(place):
+    loader = batchloom.Loader(chosen(place, media="none"), **SIZES)
+    assert not loader.holds_media
+    assert loader[0]["position_ids"].ndim == 2
+    text_alone(loader, "a trainer")

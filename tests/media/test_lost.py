@@ -11,6 +11,7 @@ import torch
 import batchloom
 from batchloom.adapters.agreement import _said, disagreement
 from batchloom.adapters.pytorch import LoaderDataset
+from batchloom.batches.chosen import Chosen
 from batchloom.batches.metrics import Meter
 from batchloom.batches.replaced import gone_of
 from batchloom.batches.spec import MediaSpec
@@ -326,3 +327,11 @@ def test_what_cannot_be_listed_is_told(made, tmp_path):
     assert not verdict.sound
     assert "shard_00000.media" in " ".join(verdict.faults)
     assert not Path(tmp_path / "gone.json").exists()
+
+
+def test_a_model_is_not_tried_on_documents_whose_media_are_gone(lost):
+    store, listed, gone, _ = lost
+    chosen = Chosen(batchloom.Loader(store, **SIZES, media=MediaSpec(replace=str(listed))))
+    numbers = [*chosen.with_media(SIZES["seq_len"]), *chosen.few(SIZES["seq_len"])]
+    assert not set(numbers) & set(gone)
+    assert chosen.batch([[number] for number in numbers])

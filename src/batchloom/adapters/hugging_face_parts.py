@@ -19,7 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.hugging_face_dealing import Collator, Dealing, dealing_of, problems_of
-from batchloom.adapters.hugging_face_weights import refuse_other_weights, weights_seen
+from batchloom.adapters.hugging_face_weights import refuse_other_weights, weights_kept
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.chosen import Chosen
@@ -141,7 +141,7 @@ class PlanState(TrainerCallback, ExportableState):
         done = self._trained.global_step if self._trained else 0
         kept = {"loader": self._loader.state_at(done)}
         if self._model is not None:
-            kept["weights"] = weights_seen(self._model)
+            kept["weights"] = weights_kept(self._model)
         return {"args": {}, "attributes": kept}
 
     def on_train_begin(

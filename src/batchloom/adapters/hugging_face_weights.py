@@ -1,4 +1,4 @@
-"""Whether a trainer that goes on has the weights of its checkpoint: some numbers of them are kept beside the step.
+"""Whether a trainer that goes on has the weights of its checkpoint: a number of each is kept beside the step.
 
 Trainers of transformers load checkpoints by names and leave out, with a line in the log, what is called otherwise there
 (5.23: Qwen2-VL and others, whose ``save_pretrained`` writes names of older versions): training would go on from the
@@ -15,24 +15,25 @@ import torch
 
 from batchloom.core.errors import TrainError
 
-_WEIGHTS, _NUMBERS = 16, 4
-
-# Numbers of some weights, by their names.
-Seen = dict[str, list[float]]
+# A number of each weight, by its name.
+Kept = dict[str, float]
 
 
 @torch.no_grad()
-def weights_seen(model: Any) -> Seen:
-    """A few numbers of a few weights, spread over a model; of what is sharded none."""
-    held = [
-        (name, weight)
+def weights_kept(model: Any) -> Kept:
+    """The number in the middle of each weight of a model; of what is sharded none."""
+    held = _held(model)
+    if not held:
+        return {}
+    numbers = [weight.flatten()[weight.numel() // 2].double().cpu() for weight in held.values()]
+    return dict(zip(held, torch.stack(numbers).tolist(), strict=True))
+
+
+def _held(model: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: weight
         for name, weight in model.named_parameters()
         if type(weight.data) is torch.Tensor and weight.numel() and not weight.is_meta
-    ]
-    chosen = held[:: max(1, len(held) // _WEIGHTS)]
-    return {
-        name: weight.flatten()[:: max(1, weight.numel() // _NUMBERS)][:_NUMBERS].double().tolist()
-        for name, weight in chosen
     }
 
 
@@ -41,7 +42,8 @@ def refuse_other_weights(model: Any, kept: object, step: int) -> None:
 
     Args:
         model: after the checkpoint was loaded.
-        kept: what :func:`weights_seen` gave when it was made; anything else for nothing.
+        kept: what :func:`weights_kept` gave when it was made; anything else for nothing. Of a model that was given
+            another dtype the same after rounding.
         step: of the checkpoint.
 
     Raises:
@@ -49,12 +51,16 @@ def refuse_other_weights(model: Any, kept: object, step: int) -> None:
     """
     if not isinstance(kept, dict):
         return
-    now = weights_seen(model)
-    other = [name for name, numbers in now.items() if name in kept and kept[name] != numbers]
+    now, held = weights_kept(model), _held(model)
+    other = [
+        name
+        for name, number in now.items()
+        if name in kept and torch.tensor(kept[name], dtype=held[name].dtype).item() != number
+    ]
     if other:
         raise TrainError(
             f"The trainer has not the weights of its checkpoint of step {step}: {', '.join(other[:3])} "
-            f"({len(other)} of {len(now)} that were looked at) have other values than when it was made. Where its log "
+            f"({len(other)} of {len(now)}) have other values than when it was made. Where its log "
             "tells of missing keys, transformers has not loaded them: give the trainer the model of the checkpoint "
             "(from_pretrained(CHECKPOINT)), and resume from it again."
         )

@@ -1,6 +1,7 @@
 """Whole documents of a loader's data in rows of one's own: to see how a model takes them and their media."""
 
 import inspect
+import weakref
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol, final
@@ -71,20 +72,30 @@ class _OfStores:
             one.place for one in self._stores if StoreMedia(one).processor is not None
         )
         self._firsts = np.cumsum([0, *(len(one) for one in self._stores)])
+        self._banned = [
+            np.unique(
+                np.array(
+                    [n for edit in loader.plan.edits for n in edit.ban.get(name, ())], np.int64
+                )
+            )
+            for name in (store.stores if isinstance(store, Shelf) else loader.plan.stores)
+        ]
 
     def with_media(self, longest: int) -> list[int]:
         found: dict[str, int] = {}
-        for store, first in zip(self._stores, self._firsts.tolist(), strict=False):
-            for kind, document in StoreMedia(store).shortest(longest).items():
+        every = zip(self._stores, self._firsts.tolist(), self._banned, strict=False)
+        for store, first, banned in every:
+            for kind, document in StoreMedia(store).shortest(longest, banned).items():
                 found.setdefault(kind, first + document)
         return sorted(set(found.values()))
 
     def first(self, longest: int) -> list[int]:
         """The first two of each store."""
+        every = zip(self._stores, self._firsts.tolist(), self._banned, strict=False)
         return [
             number
-            for store, first in zip(self._stores, self._firsts.tolist(), strict=False)
-            for number in islice(_short_documents(store, first, longest), 2)
+            for store, first, banned in every
+            for number in islice(_short_documents(store, first, longest, banned), 2)
         ]
 
     def lengths(self, documents: Sequence[int]) -> Ids:
@@ -98,7 +109,10 @@ class _OfStores:
 
 @final
 class _OfStream:
-    """The documents of a rank's first step of a stream, or of the first of a few that holds media."""
+    """The documents of a rank's first step of a stream, or of the first of a few that holds media.
+
+    The stream stays open for as long as they may be asked for: what is laid aside of them goes with it.
+    """
 
     def __init__(self, stream: Streamed, loader: Loader) -> None:
         made = stream_media(stream, loader.spec, None)
@@ -108,14 +122,12 @@ class _OfStream:
         ranks = loader.share_at(0).place
         begin = stream.begin(ranks.rank, ranks.world_size)
         steps = stream.open(ranks.rank, ranks.world_size, begin)
-        try:
-            for step in range(min(_STEPS, stream.steps)):
-                self.reader, rows = steps.take(step)
-                self._seen = {one.span: one.medium.kind for one in made.found(self.reader, rows)}
-                if self._seen:
-                    break
-        finally:
-            steps.close()
+        weakref.finalize(self, steps.close)
+        for step in range(min(_STEPS, stream.steps)):
+            self.reader, rows = steps.take(step)
+            self._seen = {one.span: one.medium.kind for one in made.find(self.reader, rows)}
+            if self._seen:
+                break
         self._documents, self._lengths = rows.documents, rows.lengths
 
     def with_media(self, longest: int) -> list[int]:
@@ -165,11 +177,6 @@ class Chosen:
         named = state.get("tokens", {})
         return {kind: (token, control()[token]) for kind, token in named.items()}
 
-    @property
-    def processor_files(self) -> dict[str, str]:
-        """The settings of the processor that makes features, as files that transformers reads, by name."""
-        return dict(self._media.processing.state["files"])
-
     def with_media(self, longest: int) -> list[int]:
         """A short document of each kind of media that the data holds, none above ``longest`` tokens."""
         return self._documents.with_media(longest)
@@ -203,6 +210,9 @@ class Chosen:
         place = self._documents.place
         numbers = self.with_media(longest)
         given = {feature for number in numbers for feature in self.batch([[number]])}
+        if not numbers:
+            # A stream whose first steps hold none: what its processor says that it makes.
+            given = {name for kind in self.tokens for name in self._media.names(kind)}
         if lacking := sorted(given - takes.keys() - {"labels"}):
             return (
                 f"{name}, which takes no {', '.join(lacking)}, and that is what each {' or '.join(self.tokens)} of "
@@ -244,9 +254,10 @@ class Chosen:
         return Batch(to_torch(arrays), cuts=cuts)
 
 
-def _short_documents(store: Store, first: int, longest: int) -> Iterator[int]:
-    """Documents of 2 to ``longest`` tokens, numbered from ``first`` on."""
+def _short_documents(store: Store, first: int, longest: int, banned: Ids) -> Iterator[int]:
+    """Documents of 2 to ``longest`` tokens that are served, numbered from ``first`` on."""
     for start in range(0, len(store), _LOOKED_AT):
         lengths = store.lengths.slice(start, min(len(store), start + _LOOKED_AT))
         fit = start + np.flatnonzero((lengths > 1) & (lengths <= longest))
-        yield from (first + fit[~are_removed(store.removed, fit)]).tolist()
+        left_out = are_removed(store.removed, fit) | np.isin(fit, banned)
+        yield from (first + fit[~left_out]).tolist()

@@ -97,6 +97,7 @@ class Loader:
     Attributes:
         augmentation: ``augment`` made ready for the store; None where nothing is changed.
         costs: what rows cost, by which ``balance`` deals them.
+        media: makes features of images and audio; None where there are none.
         holds_media, replaced: whether its data holds images or audio; documents whose own are gone, by source.
         plan: the order, as a value.
         store: the open store the tokens are read from; of several the shelf they stand on (``batches.shelf``).
@@ -186,11 +187,11 @@ class Loader:
         self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
         self.augmentation = make_augmentation(augment, named_by(data, self.plan), labels)
         if self._stream is not None:
-            self._media = stream_media(self._stream.stream, self.spec, augment)
+            self.media = stream_media(self._stream.stream, self.spec, augment)
         else:
             self.store: Store | Shelf = store_of(self.plan)
-            self._media = batch_media(self._stores(), self.plan, self.spec, augment)
-        self.holds_media = self._media is not None
+            self.media = batch_media(self._stores(), self.plan, self.spec, augment)
+        self.holds_media = self.media is not None
         self.share_at(0)
         if self._stream is None:
             _LOADERS.add(self)
@@ -376,9 +377,9 @@ class Loader:
         arrays, cuts = make_arrays(reader, rows, spec, self.spec, context, augment)
         if self._stream is None:
             refuse_beyond(self.store, arrays["input_ids"], rows)
-        if self._media is not None:
+        if self.media is not None:
             varlen = self.spec.form == "varlen"
-            cuts = self._media.add_to(arrays, reader, rows, cuts, varlen=varlen)
+            cuts = self.media.add_to(arrays, reader, rows, cuts, varlen=varlen)
         return self._stage(Batch(arrays, step, self.origin, cuts))
 
     def trained_tokens(self, step: int) -> int:

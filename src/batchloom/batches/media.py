@@ -94,23 +94,28 @@ class BatchMedia:
     """Makes the arrays of the media that a batch holds.
 
     Args:
-        find: finds the media of rows.
-        processing: makes features of them.
+        find: finds the media of rows; an attribute of this name, too.
+        processing: makes features of them; likewise.
         spec: how they are read.
-
-    Attributes:
-        found: finds the media of rows.
-        processing: makes features of them.
     """
 
     def __init__(self, find: Finder, processing: Processing, spec: MediaSpec) -> None:
-        self.found, self.processing, self._spec = find, processing, spec
+        self.find, self.processing, self._spec = find, processing, spec
         self._files = ProcessorFiles.from_state(processing.state)
         self._traits = traits_of(self._files.name)
         self._features = Features(self._files)
         self._budget, self._memory = _Budget(spec.memory), Recycled()
         self._shapes = Shapes()
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    @property
+    def processor_files(self) -> dict[str, str]:
+        """The settings of the processor that makes features, as files that transformers reads, by name."""
+        return dict(self.processing.state["files"])
+
+    def names(self, kind: str) -> list[str]:
+        """What features of a kind of media are called, as the processor itself says."""
+        return self._features.names(kind)
 
     @property
     def traits(self) -> Traits:
@@ -135,7 +140,7 @@ class BatchMedia:
         Raises:
             MediumError: a medium cannot be read, or is not what it was; names document and file.
         """
-        found = self.found(reader, rows)
+        found = self.find(reader, rows)
         if self._traits.mrope:
             arrays["position_ids"] = self._positions(
                 arrays["position_ids"], rows, found, cuts.bounds if varlen else None
@@ -301,15 +306,15 @@ class BatchMedia:
                 data = source.held(medium)
             except StoreError as error:
                 raise StoreError(
-                    f"The {medium.kind} of document {medium.document} cannot be read: {error} {source.remedy}"
+                    f"{source.told(medium.document)}: its {medium.kind} cannot be read: {error} {source.remedy}"
                 ) from error
             if (
                 len(data) != medium.size
                 or edge_hash(len(data), *edges(Held(data))) != medium.digest
             ):
                 raise StoreError(
-                    f"{path} does not hold the bytes of document {medium.document}'s {medium.kind}: it is damaged. "
-                    f"{source.remedy}"
+                    f"{source.told(medium.document)}: {path} does not hold the bytes of its {medium.kind}: it is "
+                    f"damaged. {source.remedy}"
                 )
             yield Held(data)
             return

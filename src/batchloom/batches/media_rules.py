@@ -84,7 +84,11 @@ def batch_media(
     Raises:
         PlanError, InputError: as :func:`media_of_stores`; or settings that documents with media do not allow.
     """
-    if not any(store.manifest is not None and store.manifest.processor for store in stores):
+    # Of a processor whose media are left out as they were chosen, nothing is wanted beside the text.
+    if not any(
+        store.manifest is not None and store.manifest.processor and store.media != "none"
+        for store in stores
+    ):
         return None
     _refuse(plan, spec, augmented=augment is not None)
     return media_of_stores(stores, spec.media)
@@ -160,7 +164,7 @@ def _refuse_settings(spec: BatchSpec, *, augmented: bool) -> None:
         )
     if augmented:
         raise PlanError(
-            "Augmentation would change what stands for images and audio: leave augment out."
+            "Augmentation would change what stands for images and audio: leave augment (--noise-prob) out."
         )
 
 

@@ -1,5 +1,6 @@
 """Memory of large arrays that is used again: to write to fresh pages of the system takes longer than to copy."""
 
+import contextlib
 import math
 import weakref
 from collections import deque
@@ -37,12 +38,12 @@ class Recycled:
         return given.reshape(shape)
 
     def _block(self, size: int) -> NDArray[np.uint8]:
-        """One that waits and is large enough, else a new one; what is too small is let go of."""
-        while self._free:
-            try:
-                block = self._free.pop()
-            except IndexError:  # another thread was first
-                break
-            if len(block) >= size:
-                return block
-        return np.empty(size + size // 8, np.uint8)
+        """The smallest of those that wait that is large enough and not twice as large; else a new one."""
+        waiting = []
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                waiting.append(self._free.pop())
+        fit = [n for n, block in enumerate(waiting) if size <= len(block) <= 2 * size]
+        found = min(fit, key=lambda n: len(waiting[n]), default=None)
+        self._free.extend(block for n, block in enumerate(waiting) if n != found)
+        return np.empty(size + size // 8, np.uint8) if found is None else waiting[found]

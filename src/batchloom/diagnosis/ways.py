@@ -72,13 +72,14 @@ def way_facts(found: Examination, packing: PackingFacts | None) -> tuple[WayFact
     width = 2 if vocabulary < UINT16_IDS else 4
     pool = lane_pool_default(media=found.with_media)
     held = 2 * lanes * min(share, pool) * tokens / documents * width
+    aside = min(found.held_bytes, 2 * lanes * pool * found.held_bytes / documents)
     first = max(min(share, FIRST_POOL) * found.bytes / documents, _CHUNK_BYTES)
     begin = min(lanes * first, found.bytes) / found.bytes * seconds
     return (
         WayFacts("prepare", seconds, pools + batches, size, None, packing.steps),
         WayFacts(
-            *("stream", _READY_SECONDS + begin, round(held) + batches + _WORKER_BYTES, 0),
-            *(lanes, None),
+            *("stream", _READY_SECONDS + begin, round(held) + batches + _WORKER_BYTES),
+            *(round(aside), lanes, None),
         ),
     )
 

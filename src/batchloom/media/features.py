@@ -59,6 +59,11 @@ class Features:
         """The features of frames of a video, ascending by time, of each those of an image; raises as :meth:`of`."""
         return [self._image(picture) for picture in decode_frames(content, facts)]
 
+    def names(self, kind: str) -> list[str]:
+        """What features of a kind of media are called, as their part of the processor says."""
+        part = self._part("AutoFeatureExtractor" if kind == "audio" else "AutoImageProcessor")
+        return [name for name in part.model_input_names if name not in self._beside]
+
     def setting(self, auto: str, name: str) -> Any:
         """A setting of a part of the processor, such as ``AutoImageProcessor``."""
         return getattr(self._part(auto), name)

@@ -191,6 +191,7 @@ def _told(
         weights=weights if task else np.zeros(0, np.float64),
         seconds=case.ready + sum(group.seconds * group.scale for group in groups) if task else None,
         store_bytes=round(size) if task else None,
+        held_bytes=round(sum(group.held * group.scale for group in groups)),
         faults=_few(case.faults),
         warnings=tuple(dict.fromkeys(case.warnings)),
         notes=case.listing.notes,

@@ -164,6 +164,7 @@ class Examination:
         weights: how many documents of the whole input each of these lengths stands for [N] float64.
         seconds: about how long preparing takes on this machine; None without a tokenizer.
         store_bytes: about how large the store becomes; None without a tokenizer.
+        held_bytes: of media that stand in records, equal ones once.
         faults, warnings, notes: sentences for people.
     """
 
@@ -182,6 +183,7 @@ class Examination:
     weights: NDArray[np.float64]
     seconds: float | None
     store_bytes: int | None
+    held_bytes: int
     faults: tuple[str, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]

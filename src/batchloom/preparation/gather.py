@@ -61,21 +61,28 @@ class Group:
     lengths: Counter[int] = field(default_factory=Counter)
     media: dict[Kind, MediaCount] = field(default_factory=dict)
     held: int = 0
+    _counted: set[str] = field(default_factory=set)
 
     def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
         """Count the media of documents, and the bytes that a store would hold of them."""
         for some in documents:
-            facts = [one.medium.seen.facts for one in some if one.medium.seen is not None]
-            kinds = Counter(map(kind_of, facts))
+            kinds: Counter[Kind] = Counter()
             tokens: Counter[Kind] = Counter()
-            for fact, one in zip(facts, some, strict=True):
-                tokens[kind_of(fact)] += one.tokens
+            for one in some:
+                if one.medium.seen is not None:
+                    kind = kind_of(one.medium.seen.facts)
+                    kinds[kind] += 1
+                    tokens[kind] += one.tokens
             for kind, count in kinds.items():
                 had = self.media.get(kind, MediaCount(0, 0, 0))
                 more = count, 1, tokens[kind]
                 self.media[kind] = MediaCount(*map(sum, zip(had, more, strict=True)))
-            held = {id(one.medium.data): len(one.medium.data or b"") for one in some}
-            self.held += sum(held.values())
+            for one in some:
+                data, seen = one.medium.data, one.medium.seen
+                # A store holds equal ones once.
+                if data is not None and seen is not None and seen.digest.hex() not in self._counted:
+                    self._counted.add(seen.digest.hex())
+                    self.held += len(data)
 
     @property
     def scale(self) -> float:

@@ -180,8 +180,10 @@ class StoreMedia:
         told = {kind: MediaCount(*some) for kind, some in zip(KINDS, found.T.tolist(), strict=True)}
         return {kind: one for kind, one in told.items() if one.media}
 
-    def shortest(self, longest: int) -> dict[Kind, int]:
+    def shortest(self, longest: int, banned: NDArray[np.int64]) -> dict[Kind, int]:
         """A document of each kind of media, of at most ``longest`` tokens: the shortest of the first shard with one.
+
+        None of those that are ``banned``, ascending [B].
 
         Raises:
             StoreError: a file of media is missing or damaged.
@@ -193,6 +195,7 @@ class StoreMedia:
             documents = owners.astype(np.int64) + int(self._bounds[shard])
             lengths = self._store.lengths.take(documents).astype(np.int64)
             fit = (lengths <= longest) & ~are_removed(self._store.removed, documents)
+            fit &= ~np.isin(documents, banned)
             for number, kind in enumerate(KINDS):
                 own = np.flatnonzero(fit & (rows.rows["kind"] == number))
                 if own.size and kind not in found:

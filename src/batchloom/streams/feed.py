@@ -1,10 +1,12 @@
 """A rank's share of a stream: pools come in lane by lane, the sequences of steps go out."""
 
 import logging
+import shutil
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from typing import Protocol, final
 
@@ -155,11 +157,11 @@ class _LaneFeed:
 
     def add(self, made: LanePool, rows: Rows, share: Share) -> None:
         """Take the next pool."""
+        # One without sequences, too, so that it is let go of after those before it: they may share a file.
+        self.open.append(_Open(made, rows, self.before))
         if len(rows):
             self._barren = None
-            self.open.append(_Open(made, rows, self.before))
         else:
-            _forget_media(made)
             self._note_barren(made, share)
         self.before += len(rows)
         self.place = made.next
@@ -210,6 +212,7 @@ class Feed:
         pools: makes pools.
         cursors: where each lane of the rank begins.
         progress: is told of each pool that came in.
+        media: the folder in which bytes of media are laid aside, which goes with the feed; None where none are.
     """
 
     def __init__(
@@ -218,7 +221,9 @@ class Feed:
         pools: Pools,
         cursors: Cursors,
         progress: Callable[[LanePool], object] = lambda _: None,
+        media: Path | None = None,
     ) -> None:
+        self._media = media
         self._share, self._pools, self._progress = share, pools, progress
         mine = rank_lanes(share.lanes, share.rank, share.world_size)
         self._lanes = [_LaneFeed(lane, *cursors[lane]) for lane in mine]
@@ -324,3 +329,6 @@ class Feed:
     def close(self) -> None:
         """End whatever makes pools."""
         self._pools.close()
+        if self._media is not None:
+            # A worker that is not done yet may put a file there meanwhile: it goes with the stream.
+            shutil.rmtree(self._media, ignore_errors=True)

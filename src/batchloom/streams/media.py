@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO, NamedTuple, final
 
+from batchloom.core.errors import StoreError
 from batchloom.media.limits import MediaLimits
 from batchloom.preparation.media_tokens import PlacedMedium
 from batchloom.store.media import StoredMedium, kind_of, read_blob
@@ -57,7 +58,13 @@ class PoolMedia:
         """
         if medium.blob is None:
             raise AssertionError(f"a medium of {self.told(medium.document)} is named only")
-        return read_blob(*medium.blob, medium.size)
+        path, begin = medium.blob
+        if not path.exists():
+            raise StoreError(
+                f"the file is gone in which it was laid aside ({path}): go on from the last state, and do not clear "
+                "the folder for temporary files under a run."
+            )
+        return read_blob(path, begin, medium.size)
 
     def folder_of(self, document: int) -> str:
         """Where paths of media begin that a document names."""

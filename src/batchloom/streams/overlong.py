@@ -14,6 +14,13 @@ _LOOKED_INTO = 64
 _TEXTS = ("text", "code")
 
 
+def may_hold_media(sources: Sequence[Source], readings: Readings) -> bool:
+    """Whether documents of some source may hold images or audio, by how it is read."""
+    return readings.with_media and any(
+        readings.of(source).way in ("conversation", "interleaved") for source in sources
+    )
+
+
 def refuse_cuts(packing: str, overlong: Overlong | None) -> None:
     """Refuse what cuts documents, of a stream with images or audio.
 
@@ -29,12 +36,15 @@ def refuse_cuts(packing: str, overlong: Overlong | None) -> None:
 
 
 def overlong_of(sources: Sequence[Source], readings: Readings) -> Overlong:
-    """``drop`` where every input holds conversations or media are read, else ``split``: as a loader of their store.
+    """``drop`` where every input holds conversations, or one may hold media, else ``split``.
+
+    As a loader over their store has it, but for conversations beside texts that a processor is given for and that name
+    no media: whether some do is known when all are read.
 
     Files that are texts by their kind are not looked into, nor is any after the first that holds
     no conversations.
     """
-    if readings.with_media:
+    if may_hold_media(sources, readings):
         return "drop"
     texts_first = sorted(sources, key=lambda source: source.kind not in _TEXTS)
     alone = all(readings.of(source).templated for source in texts_first)
@@ -59,12 +69,13 @@ def cut_too(spec: PlanSpec) -> str:
     )
 
 
-def left_out(spec: PlanSpec) -> str:
-    """What is said where something is left out; empty where nothing is."""
+def left_out(spec: PlanSpec, *, media: bool) -> str:
+    """What is said where something is left out; empty where nothing is. Documents with media are never cut."""
     if spec.overlong not in ("drop", "truncate"):
         return ""
+    remedy = "a larger seq_len" if media else "overlong='split'"
     what = "documents" if spec.overlong == "drop" else "the ends of documents"
     return (
-        f"overlong={spec.overlong!r} leaves out {what} longer than seq_len {spec.seq_len}; overlong='split' keeps "
-        "them."
+        f"overlong={spec.overlong!r} leaves out {what} longer than seq_len {spec.seq_len}; {remedy} "
+        f"keeps them."
     )

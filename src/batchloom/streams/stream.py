@@ -53,6 +53,7 @@ from batchloom.streams.lane import LanePool, Place
 from batchloom.streams.overlong import (
     cut_too,
     left_out,
+    may_hold_media,
     overlong_of,
     refuse_cuts,
     some_conversations,
@@ -123,7 +124,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
             a multiple of every world size. None: the greatest common divisor of the batch and 64.
         pool_size: documents of a lane that are packed together; None: 8,192, or 1,024 where media are read.
         overlong: of documents longer than ``seq_len``; None: ``drop`` where every input holds
-            conversations or media are read, else ``split``.
+            conversations, or documents may hold media, else ``split``.
         workers: processes of each rank that tokenize; 0: none but its own; ``auto``: its cores.
         keep: a folder where the store of these inputs grows meanwhile; ``Stream.finish`` ends it.
 
@@ -243,8 +244,6 @@ class Stream:
                     f"inputs: {recipe.inputs[0]} is made up, and needs no stream: open_store({recipe.inputs[0]!r})"
                 ]
             )
-        if recipe.reading.media is not None:
-            refuse_cuts(order.packing, order.overlong)
         if settings.keep is not None:
             check_keep(recipe.inputs, settings.keep)
         self._folder = Path(tempfile.mkdtemp(prefix="batchloom-stream-"))
@@ -263,11 +262,14 @@ class Stream:
         self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
         self._stretches = cut_stretches(self._units, readings.rules, settings.run.unit_bytes)
         sources = self._listing.sources
+        media = may_hold_media(sources, readings)
+        if media:
+            refuse_cuts(order.packing, order.overlong)
         self.spec = order.spec(order.overlong or overlong_of(sources, readings))
         # Nobody has said that conversations may be cut, and those that there are will be.
         cuts_all = order.overlong is None and self.spec.overlong == "split"
         known = cuts_all and some_conversations(sources, readings)
-        self._unsaid = cut_too(self.spec) if known else left_out(self.spec)
+        self._unsaid = cut_too(self.spec) if known else left_out(self.spec, media=media)
         self._cuts_unknown = cuts_all and not known
         self.lanes = self._lanes_of(order)
         self.tokenizer = job_tokenizer(recipe, self._listing.sources, readings, _LOG.info, kept)
@@ -420,7 +422,6 @@ class Stream:
         """The steps of a rank from where its lanes stand; close it at the end."""
         keep = self.keeping.keep(rank) if self.keeping is not None else None
         every = dict(enumerate(self._stretches))
-        # Of this iteration: what an earlier one has left there goes with the stream.
         media = None if self.processor is None else Path(tempfile.mkdtemp(dir=self._folder))
         setup = StreamSetup(self._hand(), every, len(every), self.spec, self.lanes, keep, media)
         mine = rank_lanes(self.lanes, rank, world_size)
@@ -433,7 +434,7 @@ class Stream:
         )
         if rank == 0:
             self._announce(workers, len(mine))
-        return Feed(share, pools, cursors, self._look_at)
+        return Feed(share, pools, cursors, self._look_at, media)
 
     def finish(
         self,

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Loader, Store
+from batchloom.batches.chosen import Chosen
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.train.log import RunLog
 from batchloom.train.media import check_media, try_media
@@ -117,8 +118,9 @@ def _pretrained(
         raise AssertionError("asked for pretrained models only")
     if note := tokenizer_note(Path(chosen.init), store):
         log.say(f"note   {note}")
-    if loader.holds_media:
-        check_media(outlined.blueprint, chosen.init, loader)
+    examples = Chosen(loader) if loader.holds_media else None
+    if examples is not None:
+        check_media(outlined.blueprint, chosen.init, examples, settings.seq_len)
     model = load(chosen, outlined.blueprint).to(ranks.device)
     model.find_head(store)
     if settings.compile:
@@ -126,8 +128,13 @@ def _pretrained(
     packed = settings.order.packing != "none"
     rows = settings.batch_size or rank_share(settings, ranks.world_size)
     distance = 0.0
-    if loader.holds_media:
-        distance = try_media(model, loader, store, rows, packed=packed)
+    if examples is not None:
+        sizes = rows, settings.seq_len
+        distance = try_media(model, examples, store, sizes, packed=packed)
+        if not examples.with_media(settings.seq_len):
+            log.say(
+                "note   the first steps hold no images or audio: the model was tried on texts alone"
+            )
     elif packed:
         distance = model.prove_isolation(store, settings.seq_len, rows)
     if packed:

@@ -48,30 +48,38 @@ def given_of(part: Batch, window: int | None) -> dict[str, Any]:
     return {**given, "media": media} if media else given
 
 
-def check_media(chosen: "PreTrainedModel", folder: str, loader: Loader) -> None:
+def check_media(chosen: "PreTrainedModel", folder: str, examples: Chosen, seq_len: int) -> None:
     """Refuse a model that is made for other media than a store holds.
 
     Args:
         chosen: its blueprint.
         folder: of it, for people.
-        loader: of the run.
+        examples: documents of the run.
+        seq_len: tokens of a row.
 
     Raises:
         InputError: it takes other features, or another token stands for media in it.
     """
-    if misfit := Chosen(loader).misfit(chosen, loader.plan.spec.seq_len):
+    if misfit := examples.misfit(chosen, seq_len):
         raise InputError(f"--init: {folder} holds a {misfit}")
 
 
 @torch.no_grad()
-def try_media(model: Pretrained, loader: Loader, store: Store, rows: int, *, packed: bool) -> float:
+def try_media(
+    model: Pretrained,
+    examples: Chosen,
+    store: Store,
+    sizes: tuple[int, int],
+    *,
+    packed: bool,
+) -> float:
     """Put a few documents with their media through a model, and make sure that packed ones do not see each other.
 
     Args:
         model: on its device.
-        loader: of the run.
+        examples: documents of the run.
         store: named in errors.
-        rows: of a pass.
+        sizes: rows of a pass, and tokens of a row.
         packed: whether rows hold several documents in training.
 
     Returns:
@@ -82,7 +90,7 @@ def try_media(model: Pretrained, loader: Loader, store: Store, rows: int, *, pac
         MediumError: a medium cannot be read.
     """
     device = next(model.parameters()).device
-    examples, longest = Chosen(loader), loader.plan.spec.seq_len
+    rows, longest = sizes
     numbers = examples.few(longest)
     orders = [numbers, numbers[::-1]][: min(rows, 2)]
     alone = _on(device, examples.batch([[number] for order in orders for number in order])).split(1)
@@ -115,7 +123,9 @@ def write_processor(loader: Loader, out: Path) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    for name, text in Chosen(loader).processor_files.items():
+    if loader.media is None:
+        raise AssertionError("asked of a run with media")
+    for name, text in loader.media.processor_files.items():
         (out / name).write_text(text, "utf-8")
 
 
