@@ -396,3 +396,24 @@ class TextAlone:
 
     def forward(self, input_ids, position_ids):
         """Takes text."""
+
+
+@pytest.mark.parametrize("embed", [False, True])
+def test_media_that_are_gone_in_a_later_epoch_are_counted_then(tmp_path, sight, embed):
+    inputs = talks(tmp_path / "in", 12)
+    media = {"keep": "embed"} if embed else {}
+    recipe = recipe_of(sight, max_bad=0, val_fraction=0, media=media)
+    order = {**ORDER, "lanes": 1, "global_batch_size": 1, "steps": 60}
+    loader = Loader(small_stream(inputs, recipe=recipe, **order), output="numpy", prefetch=0)
+    batches = iter(loader)
+    for _ in range(6):
+        next(batches)
+    state = loader.state_dict()
+    for path in (tmp_path / "in" / "pictures").iterdir():
+        path.unlink()
+    with pytest.raises((MediumError, TooManyBadRecordsError)):
+        list(batches)
+    again = Loader(small_stream(inputs, recipe=recipe, **order), output="numpy", prefetch=0)
+    again.load_state_dict(state)
+    with pytest.raises((MediumError, TooManyBadRecordsError)):
+        list(again)

@@ -77,6 +77,8 @@ def decode_image(content: Content) -> Any:
     try:
         with _opened(Held(content.read(0, content.size)), form) as image:
             return _rgb(image)
+    except UnusableRecordError:
+        raise
     except _DAMAGED as error:
         raise _damaged(form, error) from error
 

@@ -228,7 +228,8 @@ class Feed:
         mine = rank_lanes(share.lanes, share.rank, share.world_size)
         self._lanes = [_LaneFeed(lane, *cursors[lane]) for lane in mine]
         self._round = share.spec.global_batch_size // share.lanes
-        self._records = self._bad = 0
+        # Records and bad ones of each epoch of lanes.
+        self._counts: dict[int, tuple[int, int]] = {}
         self._tokens: dict[int, int] = {}
         # Around where pools began and the tokens of steps; never held while a pool is waited for.
         self._lock = Lock()
@@ -294,15 +295,17 @@ class Feed:
 
     def _count(self, made: LanePool) -> None:
         """Tell of bad records, and stop where there are too many."""
-        self._records += made.records
-        self._bad += made.bad
+        records, bad = self._counts.get(made.epoch, (0, 0))
+        records, bad = records + made.records, bad + made.bad
+        self._counts[made.epoch] = records, bad
         for said in made.said:
             _LOG.warning("Left out: %s", said)
-        most = allowed_bad(self._share.max_bad, self._records)
-        if self._bad > most:
+        most = allowed_bad(self._share.max_bad, records)
+        if bad > most:
             last = f"; the last one: {made.said[-1]}" if made.said else ""
+            epoch = f" in epoch {made.epoch}" if made.epoch else ""
             raise TooManyBadRecordsError(
-                f"{self._bad:,} of the first {self._records:,} records of this rank's lanes are bad, and max_bad "
+                f"{bad:,} of the first {records:,} records of this rank's lanes are bad{epoch}, and max_bad "
                 f"{self._share.max_bad} allows {most:,}{last}. Mend the input, or allow more (max_bad=)."
             )
 

@@ -66,7 +66,7 @@ class LanePool:
         lengths: of each, uint32 [N].
         trained: of each token whether it is trained; None where every one is.
         next: where the lane goes on.
-        records: records that were read for it, in the lane's first epoch alone.
+        records: records that were read for it, in the lane's first epoch alone where no media are read.
         bad: how many of these cannot be used.
         said: what is wrong with the first of them.
         conversations: whether the lane has come to conversations by now.
@@ -319,10 +319,11 @@ class LaneReader:
 
     def _stretch(self, number: int, slot: int, begin: Place) -> Iterator[_Batch]:
         stretch = self._stretches[number]
-        counted = begin.epoch == 0
+        # What inputs hold does not change under a run; media that they name may.
+        counted = begin.epoch == 0 or self._aside is not None
         whole = not (begin.piece or begin.record or begin.taken)
         log = None
-        if self._keep is not None and counted and whole:
+        if self._keep is not None and begin.epoch == 0 and whole:
             log = self._keep.begin(stretch)
         sink = Taken(log=log)
         unit = Unit(stretch.unit, 0, tuple(piece.part for piece in stretch.pieces))
@@ -389,7 +390,7 @@ class LaneReader:
     def _given(
         self, sink: Taken, stretch: Stretch, slot: int, *, counted: bool
     ) -> Iterator[_Batch]:
-        """What a sink holds by now; bad records are said and counted in the first epoch."""
+        """What a sink holds by now; bad records are said and counted where ``counted``."""
         bad, sink.bad = sink.bad, []
         if counted:
             self._bad += len(bad)
@@ -474,4 +475,4 @@ def _after(before: Place, taken: Sequence[_Batch]) -> Place:
 
 
 def _nobody(_message: Any) -> None:
-    """Counts nothing: all of it was counted in the lane's first epoch."""
+    """Counts nothing: all of it was counted in the first epoch of the lane."""

@@ -113,7 +113,11 @@ class Aside:
             NamedTemporaryFile(dir=self._folder, suffix=".media", delete=False) as file,
         ):
             path = Path(file.name)
-            return [tuple(_laid(some, path, file)) for some in media], path
+            try:
+                return [tuple(_laid(some, path, file)) for some in media], path
+            except OSError:
+                path.unlink()
+                raise
 
 
 def _laid(media: Sequence[PlacedMedium], path: Path, file: IO[bytes]) -> list[StoredMedium]:
