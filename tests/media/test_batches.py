@@ -332,7 +332,7 @@ def test_documents_with_media_are_never_cut(qwen):
     for settings in ({"overlong": "split"}, {"overlong": "truncate"}, {"packing": "wrap"}):
         with pytest.raises(PlanError, match="is never cut"):
             batchloom.Loader(qwen[3], **SIZES, **settings)
-    with pytest.raises(PlanError, match="leave augment out"):
+    with pytest.raises(PlanError, match="leave augment .* out"):
         batchloom.Loader(qwen[3], **SIZES, augment={"noise_prob": 0.1})
     lengths = [len(qwen[3][number].ids) for number in range(len(qwen[3]))]
     loader = batchloom.Loader(qwen[3], seq_len=max(lengths) - 1, global_batch_size=1)
