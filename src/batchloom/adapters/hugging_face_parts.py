@@ -241,14 +241,15 @@ def refuse_leak(
     Raises:
         TrainError: it does, or does not take what the collator gives; with what to change.
     """
-    if loader.holds_media and (misfit := Chosen(loader).misfit(model, loader.plan.spec.seq_len)):
+    chosen = Chosen(loader) if loader.holds_media else None
+    if chosen is not None and (misfit := chosen.misfit(model, loader.plan.spec.seq_len)):
         raise TrainError(f"The trainer's model is {misfit}.")
     if loader.plan.spec.packing == "none":
         return
     weight, training = next(model.parameters()), model.training
     model.eval()
     try:
-        distances = _distances(model, loader, collator, rows)
+        distances = _distances(model, loader, chosen, collator, rows)
     finally:
         model.train(training)
     if distances is None:
@@ -270,9 +271,11 @@ def refuse_leak(
 
 
 def _distances(
-    model: Any, loader: Loader, collator: Collator, rows: int
+    model: Any, loader: Loader, chosen: Chosen | None, collator: Collator, rows: int
 ) -> tuple[float, float] | None:
     """How far packed documents of the loader's store are from single ones; None where there are none to try.
+
+    ``chosen`` gives those with media, None where it holds none.
 
     See :func:`batchloom.batches.isolation.leakage`.
     """
@@ -285,8 +288,7 @@ def _distances(
         moved = {k: v.to(device) if hasattr(v, "to") else v for k, v in given.items()}
         return scores_of(model(**moved))
 
-    if loader.holds_media:
-        chosen = Chosen(loader)
+    if chosen is not None:
         numbers = chosen.few(loader.plan.spec.seq_len)
         orders = [numbers, numbers[::-1]][: min(rows, 2)]
         alone = [chosen.batch([[number]]) for order in orders for number in order]
