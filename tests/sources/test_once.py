@@ -93,6 +93,28 @@ def test_what_is_kept_is_what_was_read(asked):
     assert held.page(version, first + count - 1) is None
 
 
+def test_what_came_while_somebody_looked_is_not_fetched_again():
+    held, version = kept.Kept(5 * kept.PAGE_BYTES), ("memory://a", 1 << 20, 1)
+    assert held.page(version, 0) is None
+    assert held.page(version, 1) is None
+    held.keep(version, 0, bytes(kept.PAGE_BYTES))
+    assert held.claim(version, [0, 1]) == [1]
+    held.keep(version, 1, bytes(kept.PAGE_BYTES))
+    held.release(version, [1])
+    assert held.claim(version, [0, 1]) == []
+    held.forget()
+
+
+def test_a_page_that_cannot_be_read_back_is_fetched(monkeypatch):
+    held, version = kept.Kept(5 * kept.PAGE_BYTES), ("memory://a", 1 << 20, 1)
+    held.keep(version, 0, bytes(kept.PAGE_BYTES))
+    monkeypatch.setattr(kept.os, "pread", lambda *_: b"")
+    assert held.page(version, 0) is None
+    assert held.claim(version, [0]) == [0]
+    held.release(version, [0])
+    held.forget()
+
+
 def many(web, count=60):
     web.files = {
         f"/{number:03d}.jsonl": b'{"text": "document %d"}\n' % number for number in range(count)

@@ -41,11 +41,13 @@ class Kept:
                 return None
             self._slots.move_to_end((version, number))
             slot, size = place
-            try:
+            with contextlib.suppress(OSError):
                 data = os.pread(self._file, size, slot * PAGE_BYTES)
-            except OSError:
-                return None
-        return data if len(data) == size else None
+                if len(data) == size:
+                    return data
+            del self._slots[version, number]
+            self._free.append(slot)
+        return None
 
     def keep(self, version: Version, first: int, data: bytes) -> None:
         """Keep whole pages from page ``first`` on; the last one of a file may be short."""
@@ -64,13 +66,14 @@ class Kept:
             return all((version, number) in self._slots for number in range(pages))
 
     def claim(self, version: Version, pages: list[int]) -> list[int]:
-        """Those of some missing pages that nobody fetches now; the caller must, and ``release`` them.
+        """Those of some pages that are not kept and nobody fetches now; the caller must, and ``release`` them.
 
-        Where all of them are on their way it waits for one, and gives none.
+        Where all of them are on their way it waits for one, and gives none. What came since the caller looked is kept.
         """
         with self._lock:
-            mine = [number for number in pages if (version, number) not in self._coming]
-            if not mine:
+            gone = [number for number in pages if (version, number) not in self._slots]
+            mine = [number for number in gone if (version, number) not in self._coming]
+            if len(gone) == len(pages) and not mine:
                 self._lock.wait()
             self._coming.update((version, number) for number in mine)
         return mine
