@@ -8,7 +8,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchloom.text.language import LANGUAGES, language_of
@@ -403,15 +403,15 @@ def test_a_second_time_changes_nothing(name):
     clean = step(name)
     addresses = "|".join(map(re.escape, PiiSettings().ipv4_masks))
 
+    # What stands beside a stand-in is read together with it, as of datatrove's: "1@a@b.co" becomes "1@c.d@e.f".
+    between = "\n" if name == "pii" else ""
+
     @settings(max_examples=400)
-    @given(st.lists(PIECES).map("".join) | st.text())
+    @given(st.lists(PIECES).map(between.join) | st.text())
     def check(text):
         if name == "pii":  # datatrove's expression looks behind a word of other letters otherwise
             text = text.encode("ascii", "ignore").decode()
         once = clean(text)
-        # Of two addresses without anything between them the stand-ins are one more address, as datatrove's are.
-        emails = PiiSettings().email_masks
-        assume(name != "pii" or not any(a + b in once for a in emails for b in emails))
         # An address behind a + is part of a phone number then, and those that follow it are numbered anew.
         assert re.sub(addresses, "IP", clean(once)) == re.sub(addresses, "IP", once)
 

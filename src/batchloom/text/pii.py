@@ -2,7 +2,8 @@
 
 Emails and IPv4 addresses are found and replaced as FineWeb did (datatrove's PIIFormatter, Apache-2.0;
 Penedo et al. 2024), but for numbers in a row of more than four, which are versions. Of several
-stand-ins the first takes the place of the first found in a document, and so on round.
+stand-ins the first takes the place of the first found in a document, and so on round. They are addresses and numbers
+themselves: a second time changes nothing but what stands beside one in its line, and is read together with it.
 
 What is searched for begins with a character that is seldom, and is looked at around it: time is
 linear in the text, whatever it holds.
