@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import IO, Any, Literal, final
 
 import msgspec
 
@@ -48,6 +48,7 @@ from batchloom.preparation.versions import versions_of
 from batchloom.sources.spool import Spool
 from batchloom.store.writer import write_file
 from batchloom.streams.feed import Cursors, Feed, Share
+from batchloom.streams.folder import make_own_folder
 from batchloom.streams.keep import Keeping, abandoned, check_keep, keep_folder
 from batchloom.streams.lane import LanePool, Place
 from batchloom.streams.overlong import (
@@ -246,8 +247,8 @@ class Stream:
             )
         if settings.keep is not None:
             check_keep(recipe.inputs, settings.keep)
-        self._folder = Path(tempfile.mkdtemp(prefix="batchloom-stream-"))
-        weakref.finalize(self, _remove, self._folder, os.getpid())
+        self._folder, held = make_own_folder()
+        weakref.finalize(self, _remove, self._folder, held, os.getpid())
         self.recipe, self._settings = recipe, settings
         self._spool = Spool(self._folder / "spool")
         with uncollected():
@@ -279,6 +280,7 @@ class Stream:
         self.identity, self._recipe_plain = self._identity(), recipe_plain(recipe)
         self.fingerprint = fingerprint(self.identity)
         self._kept_in: str | None = None
+        self._announced = False
         self.keeping = (
             Keeping(settings.keep, recipe, self._listing, settings.run, self._units, self.tokenizer)
             if settings.keep is not None
@@ -485,7 +487,9 @@ class Stream:
         if self._unsaid:
             _LOG.warning("%s", self._unsaid)
             self._unsaid = ""
-        recipe = self.recipe
+        if self._announced:
+            return
+        self._announced, recipe = True, self.recipe
         left = [
             f"{share:.3%} of them for {name}".replace(".000%", "%")
             for name, share in (("val", recipe.val_fraction), ("test", recipe.test_fraction))
@@ -502,7 +506,8 @@ class Stream:
         )
 
 
-def _remove(folder: Path, owner: int) -> None:
-    """Delete a stream's folder, in the process that made it alone."""
+def _remove(folder: Path, held: IO[bytes], owner: int) -> None:
+    """Delete a stream's folder and let go of it, in the process that made it alone."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
+        held.close()
