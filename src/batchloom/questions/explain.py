@@ -14,6 +14,7 @@ from batchloom.plan.plan import Plan
 from batchloom.plan.rows import Rows, reorder_rows, slice_rows
 from batchloom.questions.dealing import dealt, in_batches, plan_of, world_of
 from batchloom.questions.tables import have_tables_for
+from batchloom.store.beginning import beginning
 from batchloom.store.origins import Origin
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
@@ -288,7 +289,8 @@ def _tell(
         )
     if text and store.manifest is not None:
         # A token is at least one byte, and a character at most four.
-        sizes = np.minimum(rows.lengths[shown_at], 4 * text)
+        seen = [sum(one.stop - one.start for one in told.media[at]) for at in shown_at.tolist()]
+        sizes = np.minimum(rows.lengths[shown_at], 4 * text + np.array(seen, np.int64))
         views = store.read(rows.documents[shown_at], rows.starts[shown_at], sizes)
         for place, view in zip(shown_at.tolist(), views, strict=True):
-            told.texts[place] = store.tokenizer.decode(view)[:text]
+            told.texts[place] = beginning(store.tokenizer, view, 4 * text)[:text]

@@ -14,6 +14,7 @@ from batchloom.core.errors import BatchloomError, GenerationError, StoreError
 from batchloom.core.files import read_regular
 from batchloom.core.values import counted
 from batchloom.store.bands import map_bands
+from batchloom.store.beginning import beginning
 from batchloom.store.counts import count_faults
 from batchloom.store.format import LENGTHS_NAME, TOKEN_DTYPES
 from batchloom.store.index import map_file, map_index
@@ -157,7 +158,7 @@ def verify_synthetic(name: str) -> Verdict:
     verdict.facts["documents"] = f"{len(store):,}, {store.tokens:,} tokens"
     share = "every rank the same" if store.replicated else "every rank its share"
     verdict.facts["ranks"] = f"{share} of each step"
-    verdict.sample = store.tokenizer.decode(store[0].ids[:_SAMPLE_IDS])
+    verdict.sample = beginning(store.tokenizer, store[0].ids, _SAMPLE_IDS)
     verdict.used = (
         f"batchloom train --data {name} makes up {len(store):,} documents as it goes and reads nothing; "
         f"batchloom prepare {name} --out STORE writes them"
