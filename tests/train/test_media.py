@@ -168,3 +168,24 @@ def lines_of(folder):
     file = folder / "talks.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
+
+
+def test_media_that_moved_and_media_that_are_gone(families, tmp_path, capsys):
+    family = families["qwen2_vl"]
+    source = shutil.copytree(family.processor.parent / "in", tmp_path / "in") / "talks.json"
+    words = ["prepare", source, "--processor", family.processor, "--out", tmp_path / "store"]
+    assert run(list(map(str, [*words, "--val-fraction", "0"]))) == 0
+    (tmp_path / "in").rename(tmp_path / "moved")
+    train = ["train", "--data", tmp_path / "store", "--init", family.folder, "--device", "cpu"]
+    train += ["--seq-len", 640, "--global-batch-size", 2, "--max-iters", 3, "--eval-interval", 0]
+    capsys.readouterr()
+    assert run(list(map(str, [*train, "--out", tmp_path / "no"]))) == 1
+    assert "--data-folder, of train, too" in capsys.readouterr().err
+    moved = [*train, "--data-folder", tmp_path / "moved"]
+    assert run(list(map(str, [*moved, "--out", tmp_path / "a"]))) == 0
+    gone = tmp_path / "gone.json"
+    (tmp_path / "moved").rename(tmp_path / "in")
+    next((tmp_path / "in" / "pictures").iterdir()).unlink()
+    run(list(map(str, ["check", tmp_path / "store", "--gone", gone])))
+    assert run(list(map(str, [*train, "--out", tmp_path / "no"]))) == 1
+    assert run(list(map(str, [*train, "--gone", gone, "--out", tmp_path / "b"]))) == 0

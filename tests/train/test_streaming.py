@@ -130,7 +130,8 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):
             "--keep: c goes with --stream only",
         ),
         ({"stream": ("a",), "if_missing": "synthetic"}, "--if-missing"),
-        ({"data": Path("b"), "media": {"data_folder": "c"}}, "--data-folder: c goes with --stream"),
+        ({"data": Path("b"), "media": {"processor": "c"}}, "--processor: c goes with --stream"),
+        ({"stream": ("b",), "gone": ("c",)}, "--gone: goes with --data and --mixture only"),
     ],
 )
 def test_options_that_do_not_go_together(options, problem):

@@ -29,7 +29,10 @@ class StoreSource:
         remedy: what may be done where a medium cannot be read.
     """
 
-    remedy = "batchloom check STORE --gone FILE lists such documents; MediaSpec(replace=FILE) serves padding for them."
+    remedy = (
+        "batchloom check STORE --gone FILE lists such documents; MediaSpec(replace=FILE), of train --gone FILE, serves "
+        "padding for them."
+    )
 
     def __init__(self, store: Store) -> None:
         self.store, self.media = store, StoreMedia(store)
@@ -46,9 +49,7 @@ class StoreSource:
     def told(self, document: int) -> str:
         """What a document is called in a sentence."""
         origin = self.store.origin(document)
-        line = (
-            f", line {origin.line}" if origin.line is not None else f", record {origin.record + 1}"
-        )
+        line = f", line {origin.line}" if origin.line is not None else f", row {origin.record + 1}"
         return f"Document {document} of {self.store.place} ({origin.source}{line})"
 
 

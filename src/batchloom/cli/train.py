@@ -75,7 +75,16 @@ def train(
     data_folder: Annotated[
         str | None,
         typer.Option(
-            help="With --processor: where paths of images and audio begin; the folder of the file that names them.",
+            help="Where paths of images and audio begin: with --processor, in place of the folder of the file that "
+            "names them; of a store, where its media have moved.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    gone: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of stores: a list of documents whose images or audio are gone (check --gone FILE), which are served "
+            "as padding; may be given several times.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -310,6 +319,7 @@ def train(
                 stream=None if stream is None else tuple(stream),
                 options=StreamOptions(lanes=lanes, workers=stream_workers, keep=keep),
                 media=media_given(processor, data_folder),
+                gone=tuple(gone or ()),
                 opened=_opened(cache, cache_limit, verify),
             ),
             model=run.ModelRequest(

@@ -62,7 +62,7 @@ def outline(settings: TrainSettings, store: Store, *, media: bool) -> Outline:
     if most is not None and settings.seq_len > most:
         problem = f"{settings.seq_len} is more than the {most} positions of {settings.model.init}"
         raise SettingsError([f"seq_len: {problem}; --seq-len {most} is the most"])
-    check_size(settings.model, chosen, store)
+    check_size(settings.model, chosen, store, media=media)
     return Outline(sum(weight.numel() for weight in chosen.parameters()), blueprint=chosen)
 
 

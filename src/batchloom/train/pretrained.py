@@ -362,8 +362,10 @@ def blueprint(settings: PretrainedSettings, *, media: bool = False) -> "PreTrain
     return model
 
 
-def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: Store) -> None:
-    """Refuse a model that has no row for some id of a store.
+def check_size(
+    settings: PretrainedSettings, model: "PreTrainedModel", store: Store, *, media: bool
+) -> None:
+    """Refuse a model that has no row for some id of a store, which holds images or audio where ``media``.
 
     Raises:
         TrainError: names both sizes.
@@ -373,6 +375,12 @@ def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: St
         raise TrainError(
             f"{store.place} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
             f"of them: give it vocab={rows}."
+        )
+    if rows < needed and media:
+        raise TrainError(
+            f"{store.place} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} of them: its "
+            "images or audio are those of another model's processor. Prepare the data with this model's own "
+            f"(--processor {settings.init}, if that lies there)."
         )
     if rows < needed:
         raise TrainError(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from batchloom import Loader, Mixture, Plan, Store, open_store
+from batchloom.batches.spec import READ_AS_USUAL, MediaSpec
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.spec import to_plain
 from batchloom.core.values import counted
@@ -104,6 +105,7 @@ def set_up(
     log: RunLog,
     *,
     opened: Mapping[str, Any] | None = None,
+    media: MediaSpec = READ_AS_USUAL,
 ) -> Run:
     """Open the data and build the model; nothing is written yet.
 
@@ -115,6 +117,7 @@ def set_up(
         ranks: this process's place.
         log: what is told.
         opened: options of ``open_store``, its generation among them.
+        media: how images and audio are read.
 
     Raises:
         StoreError: there is no store, it is damaged, or has no such generation.
@@ -132,7 +135,7 @@ def set_up(
     store = _telling(found) if isinstance(found, Mixture) else found
     outlined = outline(settings, store, media=holds_media(found))
     check_memory(settings, outlined.parameters, ranks)
-    loader = make_loader(found, settings, ranks, settings.steps)
+    loader = make_loader(found, settings, ranks, settings.steps, media)
     stream = streamed(store)
     if stream is None and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if loader.store.masked else "two tokens"
@@ -145,7 +148,7 @@ def set_up(
     optim = settings.optim
     groups = parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
-    val = _val_loaders(found, settings, ranks, log) if stream is None else {}
+    val = _val_loaders(found, settings, ranks, log, media) if stream is None else {}
     return Run(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
 
 
@@ -202,7 +205,11 @@ def has_targets(loader: Loader, steps: int) -> bool:
 
 
 def _val_loaders(
-    opened: Store | Mixture, settings: TrainSettings, ranks: Ranks, log: RunLog
+    opened: Store | Mixture,
+    settings: TrainSettings,
+    ranks: Ranks,
+    log: RunLog,
+    media: MediaSpec,
 ) -> dict[str, Loader]:
     """This rank's batches of the val subsets of the sources that have one, with a word why the others have not."""
     stores = opened.stores if isinstance(opened, Mixture) else {"": opened}
@@ -213,7 +220,8 @@ def _val_loaders(
         if "val" not in store.subsets:
             without.append(name)
             continue
-        loader = _val_loader(store, settings, ranks, log, f" of {name}" if name else "")
+        whose = f" of {name}" if name else ""
+        loader = _val_loader(store, settings, ranks, log, whose, media)
         if loader is not None:
             found[name] = loader
     whose = f" of {', '.join(without[:_SHOWN])}" if isinstance(opened, Mixture) else ""
@@ -226,10 +234,15 @@ def _val_loaders(
 
 
 def _val_loader(
-    store: Store, settings: TrainSettings, ranks: Ranks, log: RunLog, whose: str
+    store: Store,
+    settings: TrainSettings,
+    ranks: Ranks,
+    log: RunLog,
+    whose: str,
+    media: MediaSpec,
 ) -> Loader | None:
     """This rank's batches of the val subset; None, and a word why, when there is nothing to see."""
-    loader = make_loader(store.subset("val"), settings, ranks, None)
+    loader = make_loader(store.subset("val"), settings, ranks, None, media)
     # Not its length: a large subset is counted beside the training, and not waited for here.
     try:
         seen = has_targets(loader, settings.eval_batches or MOST_STEPS)
@@ -246,7 +259,11 @@ def _val_loader(
 
 
 def make_loader(
-    data: Store | Mixture, settings: TrainSettings, ranks: Ranks, steps: int | None
+    data: Store | Mixture,
+    settings: TrainSettings,
+    ranks: Ranks,
+    steps: int | None,
+    media: MediaSpec = READ_AS_USUAL,
 ) -> Loader:
     """This rank's batches: of a run of ``steps`` steps, or of one pass over the store, to look at it."""
     store = _telling(data) if isinstance(data, Mixture) else data
@@ -270,6 +287,7 @@ def make_loader(
         micro_batch_size=settings.batch_size,
         balance=settings.order.balance,
         device=ranks.device,
+        media=media,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchloom import DatasetConfig, Mixture
+from batchloom.batches.spec import MediaSpec
 from batchloom.core.errors import SettingsError
 from batchloom.core.spec import nearest, raise_problems, shown
 from batchloom.train.checkpoint import step_of
@@ -57,7 +58,9 @@ class DataRequest:
             was begun on.
         stream: raw inputs, read while the run goes on; excludes the others.
         options: of a stream, how it is read.
-        media: of what is prepared or streamed, the settings of images and audio (``processor``, ``data_folder``).
+        media: the settings of images and audio: of what is prepared or streamed ``processor`` and ``data_folder``; of
+            stores ``data_folder``, where paths begin when media have moved.
+        gone: of stores, lists of documents whose media are gone, which are served as padding.
         opened: further options of ``open_store``: of a store behind a URL its cache, and how it is verified.
     """
 
@@ -71,7 +74,14 @@ class DataRequest:
     stream: tuple[str, ...] | None = None
     options: StreamOptions = field(default_factory=StreamOptions)
     media: Mapping[str, str] | None = None
+    gone: tuple[str, ...] = ()
     opened: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def read_media(self) -> MediaSpec:
+        """How images and audio of stores are read."""
+        folder = (self.media or {}).get("data_folder") if self.stream is None else None
+        return MediaSpec(folder=folder, replace=self.gone)
 
     @property
     def streams(self) -> StreamRequest | None:
@@ -100,10 +110,13 @@ class DataRequest:
                 f"--tokenizer: {self.tokenizer} goes with --input-file, --stream and --dataset-config only; a store "
                 "has its own"
             )
-        for name, value in (self.media or {}).items():
-            if self.stream is None and self.input_file is None:
-                option = name.replace("_", "-")
-                problems.append(f"--{option}: {value} goes with --stream and --input-file only")
+        media, raw = self.media or {}, self.stream is not None or self.input_file is not None
+        if "processor" in media and not raw:
+            problems.append(
+                f"--processor: {media['processor']} goes with --stream and --input-file only; a store has its own"
+            )
+        if self.gone and self.data is None and self.mixture is None:
+            problems.append("--gone: goes with --data and --mixture only")
         read = self.options
         problems += [
             f"--{option}: {value} goes with --stream only"
@@ -314,7 +327,8 @@ def start(request: Request, say: Say) -> Outcome:
             elif request.resume and isinstance(data, (Path, str)) and generation is None:
                 generation = begun_on(data, folder, ranks, request.data.opened)
             opened = {"generation": generation, **request.data.opened}
-            run = set_up(begun, settings, folder, ranks, log, opened=opened)
+            media = request.data.read_media
+            run = set_up(begun, settings, folder, ranks, log, opened=opened, media=media)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_stopped(request)) from error
