@@ -8,7 +8,7 @@ import pytest
 import batchloom
 from batchloom.batches.inspect import inspect
 from batchloom.cli.main import run
-from media.made import write_images, write_sounds
+from media.made import talk, write_images, write_sounds
 from media.test_batches import saved
 from media.test_streams import captions, held, talks
 
@@ -94,3 +94,35 @@ def test_the_real_conversations_by_the_command_alone(real_data, tmp_path, capsys
         words = ["--processor", str(folder), "--tokenizer", str(folder)]
         assert run(["doctor", str(real_data / "multimodal" / file), *words]) == 0
         assert "verdict:       sound" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seq_len", [60, 90, 200])
+def test_rows_and_steps_are_those_of_a_loader(tmp_path, sight, seq_len):
+    source = talks(tmp_path / "in")
+    media = {"processor": str(sight)}
+    found = batchloom.doctor(source, media=media, seq_len=seq_len, global_batch_size=2)
+    batchloom.prepare(source, out=tmp_path / "store", media=media, val_fraction=0, dedup="none")
+    plan = batchloom.Loader(
+        batchloom.open_store(tmp_path / "store"), seq_len=seq_len, global_batch_size=2
+    ).plan
+    looked = inspect(tmp_path / "store", seq_len=seq_len)
+    best = next(one for one in looked.efficiencies if one.packing == "best_fit")
+    assert found.packing.sequences == best.sequences == plan.sequences_per_epoch
+    assert found.packing.steps == plan.steps
+    assert found.packing.fill == pytest.approx(best.fill)
+    assert best.cut == 0
+    assert "wrap" not in {one.packing for one in looked.efficiencies}
+
+
+def test_conversations_alone_are_left_out_as_a_loader_does(tmp_path):
+    rows = [{"messages": talk("Who? " * (1 + n % 30), "Nobody. " * (1 + n % 9))} for n in range(80)]
+    file = tmp_path / "talks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = batchloom.doctor(file, tokenizer="bytes", seq_len=128, global_batch_size=2)
+    batchloom.prepare(file, out=tmp_path / "store", tokenizer="bytes", val_fraction=0, dedup="none")
+    store = batchloom.open_store(tmp_path / "store")
+    plan = batchloom.Loader(store, seq_len=128, global_batch_size=2).plan
+    assert found.packing.sequences == plan.sequences_per_epoch
+    assert found.packing.longer > 0
+    best = inspect(tmp_path / "store", seq_len=128).efficiencies[0]
+    assert (best.packing, best.sequences) == ("best_fit", plan.sequences_per_epoch)

@@ -13,15 +13,18 @@ from batchloom.core.spec import raise_problems, shown, whole
 from batchloom.plan.plan import Plan
 from batchloom.plan.pools import LeftOut
 from batchloom.plan.spec import Overlong, PlanSpec
+from batchloom.store.beginning import beginning
 from batchloom.store.opening import open_store
 from batchloom.store.pairs import SIDE_NAMES
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed
-from batchloom.store.stored_media import MediaCount, StoreMedia
+from batchloom.store.stored_media import MediaCount, StoreMedia, holds_media
 
 PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
 _SAMPLED_POOLS = 4
 _LEAVE_OUT: tuple[Overlong, ...] = ("drop", "truncate")
+# Tokens of a document that are shown.
+_BEGINNING = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,9 @@ def inspect(
     if not len(store):
         raise InputError(f"{path} holds no documents; there is nothing to inspect.")
     lengths = store.lengths.slice(0, len(store))
+    spec = replace(spec, overlong=usual_overlong(store))
+    # A packing that cuts what is never cut is none of it.
+    packings = [one for one in PACKINGS if one != "wrap" or not holds_media(store)]
     texts = []
     if store.manifest:
         texts = [_beginning(store, number) for number in range(min(first, len(store)))]
@@ -137,14 +143,14 @@ def inspect(
         longest=int(lengths.max()),
         histogram=_histogram(lengths),
         efficiencies=tuple(
-            _efficiency(store, replace(spec, packing=packing)) for packing in PACKINGS
+            _efficiency(store, replace(spec, packing=packing)) for packing in packings
         ),
         seq_len=spec.seq_len,
         left_out={
             overlong: Plan(store, replace(spec, overlong=overlong)).left_out()
             for overlong in _LEAVE_OUT
         },
-        overlong=usual_overlong(store),
+        overlong=spec.overlong,
         first=tuple(texts),
         preferences=store.preferences,
         sides=_sides(store),
@@ -167,7 +173,7 @@ def _sides(store: Store) -> dict[str, int]:
 def _beginning(store: Store, number: int) -> str:
     if are_removed(store.removed, np.array([number]))[0]:
         return "(removed)"
-    return store.tokenizer.decode(store[number].ids[:48])
+    return beginning(store.tokenizer, store[number].ids, _BEGINNING)
 
 
 def _histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int], ...]:
@@ -192,8 +198,8 @@ def _efficiency(store: Store, spec: PlanSpec) -> Efficiency:
     exact = len(chosen) == plan.pools.count
     return Efficiency(
         packing=spec.packing,
-        sequences=sequences if exact else round(sequences * store.tokens / max(tokens, 1)),
+        sequences=sequences if exact else round(sequences * len(store) / max(documents, 1)),
         fill=tokens / (sequences * spec.seq_len) if sequences else 0.0,
-        cut=cut / documents,
+        cut=cut / max(documents, 1),
         exact=exact,
     )

@@ -12,7 +12,6 @@ from rich.table import Table
 import batchloom
 from batchloom.batches.inspect import Inspection
 from batchloom.cli.console import plain_console
-from batchloom.cli.preview import short_runs
 from batchloom.core.values import counted, visible
 from batchloom.store.format import PAGE_NAME, of_generation
 
@@ -53,7 +52,7 @@ def inspect(
     if page := next((one for one in pages if one.is_file()), None):
         console.print(f"report: {visible(str(page))}")
     for number, text in enumerate(found.first):
-        console.print(f"document {number} begins {short_runs(repr(text))}")
+        console.print(f"document {number} begins {text!r}")
 
 
 def _print_counts(console: Console, found: Inspection) -> None:
@@ -92,7 +91,10 @@ def _print_counts(console: Console, found: Inspection) -> None:
 
 
 def _print_packing(console: Console, found: Inspection) -> None:
-    table = Table(title=f"packing at seq_len {found.seq_len:,}", title_justify="left")
+    table = Table(
+        title=f"packing at seq_len {found.seq_len:,}, overlong={found.overlong!r}",
+        title_justify="left",
+    )
     for name in ("packing", "sequences", "filled", "documents cut"):
         table.add_column(name, justify="left" if name == "packing" else "right")
     for row in found.efficiencies:
@@ -105,6 +107,13 @@ def _print_packing(console: Console, found: Inspection) -> None:
         return
     default = {found.overlong: " (the default here)"}
     longer = "document is" if dropped.documents == 1 else "documents are"
+    if found.media:
+        console.print(
+            f"{dropped.documents:,} {longer} longer than {found.seq_len:,} tokens and left out, with "
+            f"{dropped.tokens:,} tokens: of data with images or audio nothing is cut; a larger seq_len keeps them",
+            markup=False,
+        )
+        return
     console.print(
         f"{dropped.documents:,} {longer} longer than {found.seq_len:,} tokens: overlong='split'"
         f"{default.get('split', '')} cuts, 'drop'{default.get('drop', '')} leaves out their {dropped.tokens:,} tokens, "

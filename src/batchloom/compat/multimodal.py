@@ -16,8 +16,8 @@ class MultiModalDataset:
     """The data sets of a ``DatasetConfig``, of any type, packed; item n is row n.
 
     ``DataLoader(dataset, batch_size=B, collate_fn=dataset.get_collator(), num_workers=N)`` gives the batches of
-    ``Loader(store, global_batch_size=B, ...)`` over the same store. For exact resuming, ranks that are dealt about
-    the same, and several epochs in an order each, take that.
+    ``Loader(store, global_batch_size=B, **config.plan_settings())`` over the same store. For exact resuming, ranks that
+    are dealt about the same, and several epochs in an order each, take that.
 
     Args:
         config: data sets and how they are packed, or the YAML file of one.

@@ -20,10 +20,10 @@ class MultiModalIterableDataset(IterableDataset[Row]):
     """The rows of :class:`batchloom.compat.MultiModalDataset` of the same config and seed, in their order.
 
     ``DataLoader(dataset, batch_size=B, collate_fn=dataset.get_collator(), num_workers=N)`` gives on rank r of R the
-    batches of ``Loader(store, global_batch_size=B * R, rank=r, world_size=R)``, if ``batch_size=B`` is said here,
-    too; with any other number each row comes once, in another order. What is left at the end is dealt to the ranks as
-    evenly as can be, so that all have the same number of rows: some end with one that holds no document and has no
-    loss. Every iteration is the same.
+    batches of ``Loader(store, global_batch_size=B * R, rank=r, world_size=R, **config.plan_settings())``, if
+    ``batch_size=B`` is said here, too; with any other number each row comes once, in another order. What is left at
+    the end is dealt to the ranks as evenly as can be, so that all have the same number of rows: some end with one that
+    holds no document and has no loss. Every iteration is the same.
 
     Args:
         config, out, seed, output, media: as of :class:`batchloom.compat.MultiModalDataset`.

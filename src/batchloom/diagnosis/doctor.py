@@ -172,10 +172,17 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         preview=preview,
         tokenizer_optional=tokenizer is None,
     )
-    packing = packing_facts(found.lengths, found.weights, seq_len, global_batch_size)
+    packing = packing_facts(
+        found.lengths, found.weights, seq_len, global_batch_size, drops=_leaves_out(found)
+    )
     commands = _next(replace(recipe, reading=reading), [name_of(one) for one in raw], found)
     notes = (*chosen.notes, *found.notes, *filter(None, [weights_note(recipe.sources)]))
     return _diagnosis(replace(found, notes=notes), prepared, packing, commands)
+
+
+def _leaves_out(found: Examination) -> bool:
+    """Whether a loader of these documents leaves out what is too long, unless it is told to cut."""
+    return found.with_media or {one.way for one in found.sources if one.way} <= TEMPLATED
 
 
 def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> None:

@@ -24,7 +24,7 @@ class PackingFacts:
         sequences: of an epoch.
         steps: of an epoch; None where no global batch size was given.
         global_batch_size: sequences of a step; None where it was not given.
-        longer: documents longer than ``seq_len``, which the loader cuts by default.
+        longer: documents longer than ``seq_len``, which a loader cuts, or leaves out and this does not count.
     """
 
     seq_len: int
@@ -42,6 +42,8 @@ def packing_facts(
     weights: NDArray[np.float64],
     seq_len: int,
     global_batch_size: int | None = None,
+    *,
+    drops: bool = False,
 ) -> PackingFacts | None:
     """Pack documents of these lengths as a pool of the plan would be; None where there are none.
 
@@ -50,7 +52,12 @@ def packing_facts(
         weights: how many documents have each of these lengths [N].
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step, over all ranks.
+        drops: whether documents longer than ``seq_len`` are left out; else they are cut.
     """
+    longer = round(float(weights[lengths > seq_len].sum()))
+    if drops:
+        kept = lengths <= seq_len
+        lengths, weights = lengths[kept], weights[kept]
     documents = round(float(weights.sum()))
     tokens = float((lengths * weights).sum())
     if not documents or not tokens:
@@ -72,5 +79,5 @@ def packing_facts(
         sequences=sequences,
         steps=steps,
         global_batch_size=global_batch_size,
-        longer=round(float(weights[lengths > seq_len].sum())),
+        longer=longer,
     )

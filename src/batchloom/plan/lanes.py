@@ -133,7 +133,8 @@ def lane_rows(
     if spec.overlong == "error" and longest > spec.seq_len:
         raise PlanError(
             f"Lane {lane} has a document of {longest} tokens, more than seq_len {spec.seq_len}, and overlong='error' "
-            "was asked for. Raise seq_len, or choose overlong='split', 'drop' or 'truncate'."
+            "was asked for. Raise seq_len, or choose overlong='drop', or (not for documents with images or audio) "
+            "'split' or 'truncate'."
         )
     members = np.arange(len(lengths))
     if spec.shuffle:
@@ -168,5 +169,5 @@ def all_too_long(documents: int, shortest: int, spec: PlanSpec) -> tuple[str, st
     longer = f"are longer than seq_len {spec.seq_len} (the shortest has {shortest:,} tokens)"
     return (
         f"all {documents:,} documents {longer}, and overlong='drop' leaves them out",
-        "Raise seq_len, or cut them (overlong='split')",
+        "Raise seq_len, or cut them (overlong='split'; documents with images or audio are not cut)",
     )

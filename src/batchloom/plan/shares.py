@@ -61,7 +61,8 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
             return Measured(store.tokens * kept[0], pools.documents * kept[1], (tokens, documents))
     raise PlanError(
         f"Source {name!r} gives no sequence: its documents are all empty, or longer than seq_len "
-        f"{spec.seq_len} with overlong='drop'. Leave it out, raise seq_len or use overlong='split'."
+        f"{spec.seq_len} with overlong='drop'. Leave it out, raise seq_len or use overlong='split' (not for "
+        "documents with images or audio)."
     )
 
 

@@ -173,7 +173,8 @@ class SourceOrder:
         if not total:
             raise PlanError(
                 f"No sequence can be made of {self.pools.documents} documents: all are empty, or longer than "
-                f"seq_len {self.spec.seq_len} with overlong='drop'. Raise seq_len or use overlong='split'."
+                f"seq_len {self.spec.seq_len} with overlong='drop'. Raise seq_len or use overlong='split' "
+                "(not for documents with images or audio)."
             )
         return total
 

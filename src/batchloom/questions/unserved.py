@@ -5,6 +5,8 @@ import numpy as np
 from batchloom.core.values import counted
 from batchloom.plan.mixture import weighed_in
 from batchloom.plan.plan import Plan
+from batchloom.store.reader import Store
+from batchloom.store.stored_media import holds_media
 
 
 def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
@@ -25,9 +27,15 @@ def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
         return "it is empty: there is no token to serve"
     specs = [plan.order(number, era).spec for era in _eras(plan, number)]
     if all(spec.overlong == "drop" and length > spec.seq_len for spec in specs):
+        store = plan.stores[name]
+        cut = (
+            ""
+            if isinstance(store, Store) and holds_media(store)
+            else ", overlong='split' or 'truncate'"
+        )
         return (
             f"it has {length:,} tokens, more than seq_len {max(spec.seq_len for spec in specs):,}, and overlong='drop' "
-            f"leaves it out; a seq_len of at least {length:,}, overlong='split' or 'truncate' would serve it"
+            f"leaves it out; a seq_len of at least {length:,}{cut} would serve it"
         )
     if last < 0:
         return "the run has no step"
