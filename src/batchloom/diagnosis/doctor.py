@@ -172,17 +172,16 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         preview=preview,
         tokenizer_optional=tokenizer is None,
     )
-    packing = packing_facts(
-        found.lengths, found.weights, seq_len, global_batch_size, drops=_leaves_out(found)
-    )
+    packing = _packing(found, seq_len, global_batch_size)
     commands = _next(replace(recipe, reading=reading), [name_of(one) for one in raw], found)
     notes = (*chosen.notes, *found.notes, *filter(None, [weights_note(recipe.sources)]))
     return _diagnosis(replace(found, notes=notes), prepared, packing, commands)
 
 
-def _leaves_out(found: Examination) -> bool:
-    """Whether a loader of these documents leaves out what is too long, unless it is told to cut."""
-    return found.with_media or {one.way for one in found.sources if one.way} <= TEMPLATED
+def _packing(found: Examination, seq_len: int, batch_size: int | None) -> PackingFacts | None:
+    """As a loader packs that is not told what to do with documents that are too long."""
+    drops = found.with_media or {one.way for one in found.sources if one.way} <= TEMPLATED
+    return packing_facts(found.lengths, found.weights, seq_len, batch_size, drops=drops)
 
 
 def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> None:
@@ -216,7 +215,8 @@ def _diagnosis(
         longer = counted(packing.longer, "document")
         warnings.append(
             f"{about}{longer} {'is' if packing.longer == 1 else 'are'} longer than seq_len {packing.seq_len:,}: "
-            f"{_what_becomes({one.way for one in found.sources if one.way}, media=found.with_media)}."
+            f"{_what_becomes({one.way for one in found.sources if one.way}, media=found.with_media)}"
+            f"{'' if packing.sequences else ', and none is left'}."
         )
     if prepared:
         listed = ", ".join(one.path for one in prepared)

@@ -54,18 +54,18 @@ def packing_facts(
         global_batch_size: sequences of a step, over all ranks.
         drops: whether documents longer than ``seq_len`` are left out; else they are cut.
     """
+    if not round(float(weights.sum())) or not (lengths * weights).sum():
+        return None
     longer = round(float(weights[lengths > seq_len].sum()))
     if drops:
         kept = lengths <= seq_len
         lengths, weights = lengths[kept], weights[kept]
     documents = round(float(weights.sum()))
     tokens = float((lengths * weights).sum())
-    if not documents or not tokens:
-        return None
     # Pools are alike: one with every length in its proportion stands for all of them.
     size = min(documents, POOL_SIZE)
     ends = np.cumsum(weights)
-    places = (np.arange(size) + 0.5) / size * ends[-1]
+    places = (np.arange(size) + 0.5) / max(size, 1) * ends[-1:]
     pool = lengths[np.minimum(np.searchsorted(ends, places, side="right"), len(lengths) - 1)]
     packed, held = count_sequences(pool, seq_len, _PACKING), int(pool.sum())
     least = least_sequences(pool, seq_len)
