@@ -65,7 +65,8 @@ def test_a_folder_is_read_in_the_order_of_its_paths(corpus):
     ]
     (note,) = listing.notes
     assert note == (
-        "Left out of corpus: 2 .docx, 1 __pycache__, 1 binary .png, 1 empty, 2 hidden, 1 stores."
+        "Left out of corpus: 2 .docx, 1 __pycache__, 1 binary .png, 1 empty, 2 hidden, 1 stores. A processor "
+        "reads images and audio (--processor FOLDER)."
     )
 
 

@@ -279,7 +279,7 @@ def _print_whole(console: Console, found: Diagnosis) -> None:
             steps = steps if way.steps else "exact steps of every epoch"
         else:
             first = "streamed"
-            start = f"first batch after about {duration(way.start_seconds)}, {way.lanes} lanes"
+            start = f"first batch after about {duration(way.start_seconds)}, {counted(way.lanes or 0, 'lane')}"
         _row(
             console, first, f"{start}; about {megabytes(way.memory_bytes)} of memory a run; {steps}"
         )

@@ -255,7 +255,9 @@ class _Lister:
             self._left["images and sounds without a text of their name"] = self._alone
         if self._left:
             counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
-            self.notes.append(printable(f"Left out of {label}: {counts}."))
+            media = any(medium_by_name(what.removeprefix("binary ")) for what in self._left)
+            hint = " A processor reads images and audio (--processor FOLDER)." if media else ""
+            self.notes.append(printable(f"Left out of {label}: {counts}.{hint}"))
         if self._unread:
             self.notes.append(
                 f"Of samples in {label} files of these endings are not read: {', '.join(sorted(self._unread))}."
