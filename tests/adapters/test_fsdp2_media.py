@@ -12,7 +12,7 @@ import batchloom
 from adapters.fsdp2_media_worker import trained
 from adapters.small import two_processes
 from batchloom.adapters.fsdp2_arguments import FSDP2Arguments
-from batchloom.adapters.fsdp2_media import joined
+from batchloom.adapters.fsdp2_media import more_rows
 from batchloom.adapters.fsdp2_trainer import FSDP2SFTTrainer
 from batchloom.batches.assemble import Batch, BatchCuts, MediaCut
 from batchloom.core.errors import InputError
@@ -93,7 +93,7 @@ def test_a_pass_that_lacks_sounds_keeps_its_images():
     images, sounds = torch.ones(2, 3, 4), torch.ones(1, 5)
     part = rows_of([1, 2], pixel_values=images)
     added = rows_of([3], pixel_values=2 * torch.ones(1, 6, 2), input_features=sounds)
-    found = joined(part, added)
+    found = more_rows(part, added)
     assert found["input_ids"].tolist() == [[1], [2], [3]]
     assert torch.equal(found["input_features"], sounds)
     assert found["pixel_values"].shape == (3, 6, 4)

@@ -22,7 +22,7 @@ _OF_TOKENS = ("input_ids", "labels", "position_ids", "token_type_ids")
 
 
 @final
-class Seen:
+class MediaPasses:
     """What a model is given of passes that may hold media.
 
     Sharded layers wait for all ranks. Where one of them holds media in a pass, those without get one more row, a
@@ -72,7 +72,7 @@ class Seen:
         dist.all_reduce(there, dist.ReduceOp.MAX)
         lacking = ((there > 0) & ~held).any(1).tolist()
         return [
-            joined(part, added) if lacks else part
+            more_rows(part, added) if lacks else part
             for part, lacks in zip(parts, lacking, strict=True)
         ]
 
@@ -92,7 +92,7 @@ class Seen:
         return self._added
 
 
-def joined(part: Batch, added: Batch) -> Batch:
+def more_rows(part: Batch, added: Batch) -> Batch:
     """The rows of one batch, then those of another."""
     found = {}
     media = added.cuts.media if added.cuts is not None else {}

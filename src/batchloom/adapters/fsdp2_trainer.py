@@ -26,7 +26,7 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import abandon, all_of, keep, meet, newest, step_of
 from batchloom.adapters.fsdp2_arguments import FSDP2Arguments, arguments_of, asked_of_plan
 from batchloom.adapters.fsdp2_data import loader_of
-from batchloom.adapters.fsdp2_media import Seen, divided_loss
+from batchloom.adapters.fsdp2_media import MediaPasses, divided_loss
 from batchloom.adapters.fsdp2_optimizer import adamw, share_of_rate
 from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.isolation import takes, unknown_id
@@ -89,9 +89,9 @@ class FSDP2SFTTrainer:
         self.device = _device(use_cpu=self.args.use_cpu)
         self.ranks = _join(self.device)
         self.loader = loader_of(train_dataset, self.args, asked_of_plan(args), self.ranks)
-        self.seen = None
+        self.media = None
         if self.loader.holds_media:
-            self.seen = Seen(self.loader, model, collated=data_collator is not None)
+            self.media = MediaPasses(self.loader, model, collated=data_collator is not None)
         else:
             _refuse_model(model)
         if data_collator is None and not takes(model, "position_ids"):
@@ -205,8 +205,8 @@ class FSDP2SFTTrainer:
         # Dropout of a step is the same whether or not the run was interrupted before it.
         torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed} {batch.step} {rank}".encode()))
         split = batch.split(self.args.per_device_train_batch_size)
-        if self.seen is not None:
-            split = self.seen.together(split, self.device)
+        if self.media is not None:
+            split = self.media.together(split, self.device)
         parts = [self._given(part) for part in split]
         count = self._trained(batch.step, parts)
         total = torch.zeros((), device=self.device)
@@ -235,7 +235,7 @@ class FSDP2SFTTrainer:
 
     def _loss(self, part: dict[str, Any], count: int) -> Any:
         """The loss of a pass, summed and divided by the trained tokens of the step."""
-        if self.seen is None:
+        if self.media is None:
             return self.model(**part, use_cache=False, num_items_in_batch=count).loss
         given = {name: value for name, value in part.items() if name != "labels"}
         return divided_loss(self.model(**given, use_cache=False).logits, part["labels"], count)
@@ -243,7 +243,7 @@ class FSDP2SFTTrainer:
     def _given(self, part: Batch) -> dict[str, Any]:
         """What the model is called with in a pass."""
         given: Mapping[str, Any] = (
-            part if self.seen is None else self.seen.masked(part, self.device)
+            part if self.media is None else self.media.masked(part, self.device)
         )
         if self.data_collator is not None:
             rows = len(part["input_ids"])

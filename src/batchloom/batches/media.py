@@ -20,7 +20,7 @@ from batchloom.core.addresses import is_url, shown
 from batchloom.core.errors import MediumError, StoreError, UnusableRecordError
 from batchloom.core.media import AudioFacts, Facts, FrameFacts, Medium
 from batchloom.media.content import Content, Held, edge_hash, edges
-from batchloom.media.features import Arrays, Features, joined
+from batchloom.media.features import Arrays, Features
 from batchloom.media.limits import MediaLimits
 from batchloom.media.places import Places
 from batchloom.media.processor import ProcessorFiles
@@ -436,7 +436,7 @@ def side_by_side(features: Sequence[Arrays], owners: Ids, rows: int) -> Arrays:
         rows: how many there are.
     """
     found: Arrays = {}
-    for name in joined(features[:1]):
+    for name in features[0]:
         flat = [[one[name][0] for one in _of(features, owners, row)] for row in range(rows)]
         parts = [np.concatenate(some) if some else None for some in flat]
         there = [part for part in parts if part is not None]

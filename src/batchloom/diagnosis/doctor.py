@@ -180,7 +180,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
 
 def _packing(found: Examination, seq_len: int, batch_size: int | None) -> PackingFacts | None:
     """As a loader packs that is not told what to do with documents that are too long."""
-    drops = found.with_media or {one.way for one in found.sources if one.way} <= TEMPLATED
+    drops = found.holds_media or {one.way for one in found.sources if one.way} <= TEMPLATED
     return packing_facts(found.lengths, found.weights, seq_len, batch_size, drops=drops)
 
 
@@ -215,7 +215,7 @@ def _diagnosis(
         longer = counted(packing.longer, "document")
         warnings.append(
             f"{about}{longer} {'is' if packing.longer == 1 else 'are'} longer than seq_len {packing.seq_len:,}: "
-            f"{_what_becomes({one.way for one in found.sources if one.way}, media=found.with_media)}"
+            f"{_what_becomes({one.way for one in found.sources if one.way}, media=found.holds_media)}"
             f"{'' if packing.sequences else ', and none is left'}."
         )
     if prepared:

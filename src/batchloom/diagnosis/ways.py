@@ -70,7 +70,7 @@ def way_facts(found: Examination, packing: PackingFacts | None) -> tuple[WayFact
     share = documents / lanes
     vocabulary = found.tokenizer.vocab_size if found.tokenizer else 0
     width = 2 if vocabulary < UINT16_IDS else 4
-    pool = lane_pool_default(media=found.with_media)
+    pool = lane_pool_default(media=found.holds_media)
     held = 2 * lanes * min(share, pool) * tokens / documents * width
     aside = min(found.held_bytes, 2 * lanes * pool * found.held_bytes / documents)
     first = max(min(share, FIRST_POOL) * found.bytes / documents, _CHUNK_BYTES)

@@ -189,6 +189,6 @@ class Examination:
     notes: tuple[str, ...]
 
     @property
-    def with_media(self) -> bool:
+    def holds_media(self) -> bool:
         """Whether some documents hold images or audio."""
         return any(one.media for one in self.sources)

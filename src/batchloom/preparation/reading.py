@@ -214,7 +214,7 @@ class Readings:
         return None if media is None else _media_folder(media, source, own_folder=own)
 
     @property
-    def with_media(self) -> bool:
+    def reads_media(self) -> bool:
         """Whether media are read."""
         return self._recipe.reading.media is not None
 

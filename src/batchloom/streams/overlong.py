@@ -16,7 +16,7 @@ _TEXTS = ("text", "code")
 
 def may_hold_media(sources: Sequence[Source], readings: Readings) -> bool:
     """Whether documents of some source may hold images or audio, by how it is read."""
-    return readings.with_media and any(
+    return readings.reads_media and any(
         readings.of(source).way in ("conversation", "interleaved") for source in sources
     )
 
