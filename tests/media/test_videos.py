@@ -340,7 +340,7 @@ def test_embedded_videos_are_kept_once_and_give_the_same(plain, tmp_path):
     try:
         sizes = {"seq_len": 4096, "global_batch_size": 2}
         moved = as_numpy(batchloom.Loader(held, **sizes)[0])
-        with pytest.raises(MediumError, match=r"record .*: video films/.* is not there"):
+        with pytest.raises(MediumError, match=r"row 1\): video films/.* is not there"):
             batchloom.Loader(named, **sizes)[0]
     finally:
         (file.parent / "gone").rename(file.parent / "films")

@@ -255,7 +255,10 @@ class _Lister:
             self._left["images and sounds without a text of their name"] = self._alone
         if self._left:
             counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
-            media = any(medium_by_name(what.removeprefix("binary ")) for what in self._left)
+            # Of archives media are read in tars alone.
+            media = not archive_by_name(label) and any(
+                medium_by_name(what.removeprefix("binary ")) for what in self._left
+            )
             hint = " A processor reads images and audio (--processor FOLDER)." if media else ""
             self.notes.append(printable(f"Left out of {label}: {counts}.{hint}"))
         if self._unread:
