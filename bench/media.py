@@ -4,8 +4,9 @@
 
 Looking is told in images a second of one process, beside Pillow's own opening of the same files. Loading is told as a
 share of the speed at which as many threads decode the same images and call the same image processor, turn by turn in
-one run, nothing made ahead. All files are in the page cache. With --steps 10000 the memory of the last steps is told beside that of the
-first thousand. The processor is Qwen2-VL's, over a tokenizer learned here.
+one run: each turn is a run of its own with the defaults, from before its first batch to its end. All files are in the
+page cache. With --steps 10000 the memory of the last steps is told beside that of the first thousand. The processor is
+Qwen2-VL's, over a tokenizer learned here.
 """
 
 import argparse
@@ -17,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -135,35 +135,38 @@ def load(
     from transformers import AutoImageProcessor
 
     workers, steps = asked.workers, asked.steps
-    loader = batchloom.Loader(
-        store,
-        seq_len=asked.seq_len,
-        global_batch_size=asked.rows,
-        steps=10**6,
-        prefetch=0,
-        media=MediaSpec(workers=workers),
-    )
+
+    def run(seed: int, steps: int) -> batchloom.Loader:
+        return batchloom.Loader(
+            store,
+            seq_len=asked.seq_len,
+            global_batch_size=asked.rows,
+            seed=seed,
+            steps=steps,
+            media=MediaSpec(workers=workers),
+        )
+
     part = AutoImageProcessor.from_pretrained(processor)
 
     def bare(path: Path) -> object:
         with Image.open(path) as image:
             return part(images=[image.convert("RGB")], return_tensors="np")
 
-    batches, ratios, images, at = iter(loader), [], 0, 0
-    size = max(1, steps // (2 * TURNS))
+    ratios, images, size = [], 0, max(1, steps // (2 * TURNS))
     with ThreadPoolExecutor(workers) as pool:
-        for _ in range(TURNS):
-            paths = [
-                path for step in range(at, at + size) for path in paths_of(loader, step, folder)
-            ]
+        for turn in range(TURNS):
+            loader = run(turn, size)
+            paths = [path for step in range(size) for path in paths_of(loader, step, folder)]
+            # What features are like is learned of a run's first batch.
+            loader.batch(0)
             # Both let go of what they made, as training does.
-            ours = seconds(lambda: deque(islice(batches, size), maxlen=0))
+            ours = seconds(lambda loader=loader: deque(loader, maxlen=0))
             theirs = seconds(lambda paths=paths: deque(pool.map(bare, paths), maxlen=0))
             ratios.append(theirs / ours)
-            images, at = images + len(paths), at + size
+            images += len(paths)
     yield (
         f"loading: {statistics.median(ratios):.2f} of the speed of bare calls ({min(ratios):.2f} to {max(ratios):.2f} "
-        f"in {TURNS} turns), {images / at:.1f} images a step, {workers} threads"
+        f"in {TURNS} turns), {images / (TURNS * size):.1f} images a step, {workers} threads"
     )
     found = batchloom.inspect(folder / "store", seq_len=asked.seq_len)
     packed = next(one for one in found.efficiencies if one.packing == "best_fit")
@@ -173,17 +176,18 @@ def load(
         f"{found.documents:,} documents, whole, need {least:,} at least"
     )
     if steps >= 10_000:
-        yield memory(batches, steps)
+        yield memory(run(0, steps))
 
 
-def memory(batches: Iterator[object], steps: int) -> str:
-    """The most memory after a thousand steps and after all."""
-    most = []
-    for count in (1000, steps - 1000):
-        for _ in range(count):
-            next(batches)
-        most.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    return f"memory: at most {most[0]:,.0f} MiB in 1,000 steps, {most[1]:,.0f} MiB in {steps:,}"
+def memory(loader: batchloom.Loader) -> str:
+    """The memory of each tenth of a run: the most of it that was held behind a batch."""
+    tenth, most = loader.plan.steps // 10, [0] * 10
+    for batch in loader:
+        held = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+        at = min(batch.step // tenth, 9)
+        most[at] = max(most[at], held)
+    told = ", ".join(f"{one:,}" for one in most)
+    return f"memory: MiB at most in each tenth of {loader.plan.steps:,} steps: {told}"
 
 
 def main() -> None:

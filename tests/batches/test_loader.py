@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import batchloom
 from batchloom.batches import left_out as left_out_module
-from batchloom.batches import loader as loader_module
+from batchloom.batches import tables as tables_module
 from batchloom.batches.ahead import Ahead
 from batchloom.batches.world import find_world
 from batchloom.core.errors import InputError, PlanError, SettingsError, StateError, StoreError
@@ -420,7 +420,7 @@ def test_a_step_that_is_none(store):
 
 def test_small_plans_start_no_process(store, monkeypatch):
     monkeypatch.setattr(
-        loader_module, "count_beside", lambda *_: pytest.fail("a process for 400 documents")
+        tables_module, "count_beside", lambda *_: pytest.fail("a process for 400 documents")
     )
     assert list(make(store))
 

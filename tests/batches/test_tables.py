@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.batches import loader as loader_module
+from batchloom.batches import tables as tables_module
 from batchloom.batches.tables import (
     load_table,
     lock_table,
@@ -163,7 +163,7 @@ def test_a_store_nobody_may_write_still_counts(store, tmp_path):
 )
 def test_one_process_of_a_node_starts_the_counter(store, monkeypatch, variables, counters):
     started = []
-    monkeypatch.setattr(loader_module, "count_beside", lambda *request: started.append(request))
+    monkeypatch.setattr(tables_module, "count_beside", lambda *request: started.append(request))
     for name in ("LOCAL_RANK", "SLURM_LOCALID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

@@ -35,6 +35,7 @@ def test_cursors_and_tokens_are_asked_while_another_thread_takes_steps():
     def take():
         for step in range(STEPS):
             feed.take(step)
+            feed.done(step)
             taken.append(step)
 
     producer = Thread(target=take)

@@ -6,14 +6,79 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # glibc keeps no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
 _MOST_KEPT = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[T]):
+    """An item whose making has begun.
+
+    Attributes:
+        finish: waits for what it takes and gives it; called once.
+        drop: ends what nobody waits for any more, in place of ``finish``.
+    """
+
+    finish: Callable[[], T]
+    drop: Callable[[], None] = lambda: None
+
+    def then(self, made: Callable[[T], R]) -> "Begun[R]":
+        """What is made of the item when it is finished."""
+        return Begun(lambda: made(self.finish()), self.drop)
+
+
+# Begins the item of a number; None behind the last.
+Begin = Callable[[int], Begun[T] | None]
+
+
+@final
+class Window(Generic[T]):
+    """Makes items in their order, of which so many are begun together: who makes parts of one goes on with the next.
+
+    Args:
+        begin: begins the item of a number.
+        size: items that may be begun, at least 1.
+    """
+
+    def __init__(self, begin: Begin[T], size: int) -> None:
+        self._begin, self._size = begin, size
+        self._begun: deque[Begun[T]] = deque()
+        self._over = False
+
+    def make(self, number: int) -> T | None:
+        """The item of a number, the one after the last that was made; None behind the last."""
+        while not self._over and len(self._begun) < self._size:
+            self._begin_one(number + len(self._begun))
+        return self._begun.popleft().finish() if self._begun else None
+
+    def _begin_one(self, number: int) -> None:
+        try:
+            begun = self._begin(number)
+        except Exception as error:  # noqa: BLE001 - raised in place: the items before it are whole
+            begun, self._over = _failing(error), True
+        if begun is None:
+            self._over = True
+        else:
+            self._begun.append(begun)
+
+    def drop(self) -> None:
+        """End what was begun and is not wanted."""
+        while self._begun:
+            self._begun.popleft().drop()
+
+
+def _failing(error: Exception) -> Begun[Any]:
+    def finish() -> Any:
+        raise error
+
+    return Begun(finish)
 
 
 @dataclass(slots=True)
@@ -38,10 +103,17 @@ class Ahead(Generic[T]):
         make: makes the item of a number; None ends. Called by one thread at a time.
         first: the first number.
         depth: items that may wait, at least 1.
+        end: called when nothing is made any more, by the thread.
     """
 
-    def __init__(self, make: Callable[[int], T | None], first: int, depth: int) -> None:
-        self._make, self._number = make, first
+    def __init__(
+        self,
+        make: Callable[[int], T | None],
+        first: int,
+        depth: int,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._make, self._number, self._end = make, first, end
         self._ready: deque[_Made[T]] = deque()
         self._ended = False
         self._seconds = 0.0
@@ -88,6 +160,7 @@ class Ahead(Generic[T]):
             with self._turn:
                 if not self._ended:
                     self._make_one(ahead=True)
+        self._end()
 
     def _make_one(self, *, ahead: bool) -> None:
         begin = time.perf_counter()
@@ -102,13 +175,22 @@ class Ahead(Generic[T]):
         self._ready.append(made)
 
 
-def in_turn(make: Callable[[int], T | None], first: int, depth: int) -> Iterator[T]:
-    """Items from a number on until ``make`` gives None: made ahead, or with a depth of 0 as they are asked for."""
-    if depth:
-        yield from Ahead(make, first, depth)
+def in_turn(begin: Begin[T], first: int, ahead: int, *, together: bool) -> Iterator[T]:
+    """Items from a number on until ``begin`` gives None.
+
+    Args:
+        begin: begins the item of a number.
+        first: that number.
+        ahead: items that are made ahead; with 0 each is begun when it is asked for.
+        together: whether those are all begun before the first of them is finished.
+    """
+    size = ahead if ahead and together else 1
+    window = Window(begin, size)
+    if ahead:
+        yield from Ahead(window.make, first, ahead + 1 - size, window.drop)
         return
     number = first
-    while (made := make(number)) is not None:
+    while (made := window.make(number)) is not None:
         yield made
         number += 1
 

@@ -250,7 +250,7 @@ class Chosen:
         built = Rows(pointers, none.astype(np.int32), documents, none, lengths, places)
         arrays = assemble_rows(self._reader, built, seq_len or int(sizes.max()), "aligned")
         cuts = BatchCuts(pointers, lengths, places, 1, "aligned", sliced=False)
-        cuts = self._media.add_to(arrays, self._reader, built, cuts, varlen=False)
+        cuts = self._media.begin(arrays, self._reader, built, cuts, varlen=False).finish()
         return Batch(to_torch(arrays), cuts=cuts)
 
 

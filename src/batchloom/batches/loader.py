@@ -5,13 +5,13 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.ahead import Ahead, in_turn, reserve
+from batchloom.batches.ahead import Begun, in_turn, reserve
 from batchloom.batches.assemble import IGNORE, Batch, Reader
 from batchloom.batches.augment import Augment, make_augmentation, with_augment, without_augment
 from batchloom.batches.costs import RowCosts
@@ -37,8 +37,8 @@ from batchloom.batches.share import (
 )
 from batchloom.batches.shelf import Shelf
 from batchloom.batches.spec import READ_AS_USUAL, BatchSpec, Form, Labels, MediaSpec, Output
-from batchloom.batches.streamed import Streamed, Streaming, no_step, streaming
-from batchloom.batches.tables import IN_PLACE, count_beside, load_tables, wait_for_tables
+from batchloom.batches.streamed import Streamed, Streaming, done_with, no_step, streaming
+from batchloom.batches.tables import count_once_a_node, load_tables, wait_for_tables
 from batchloom.batches.world import find_world
 from batchloom.core.errors import PlanError, StateError
 from batchloom.core.spec import shown, whole
@@ -234,15 +234,17 @@ class Loader:
         run = self._iterations.begin(first, steps)
         share, size = self.share_at(0), self.plan.spec.global_batch_size
 
-        def make(step: int) -> Staged | None:
+        def begin(step: int) -> Begun[Staged] | None:
             if step >= stream.stream.steps:
                 return None
             reader, rows = steps.take(step)
             positions = np.arange(share.place.rank, size, share.place.world_size) + step * size
-            return self._assembled(reader, *filled_up(rows, positions, share), step)
+            begun = self._assembled(reader, *filled_up(rows, positions, share), step)
+            return begun.then(partial(done_with, steps, step))
 
+        made = in_turn(begin, first, self.spec.prefetch, together=self.media is not None)
         try:
-            for batch in map(Staged.taken, in_turn(make, first, self.spec.prefetch)):
+            for batch in map(Staged.taken, made):
                 self._iterations.gave(run, batch.step)
                 yield batch
             self._iterations.resumed = False
@@ -255,7 +257,7 @@ class Loader:
         uncounted = self.announce()
         try:
             if self.spec.prefetch:
-                self._count_beside()
+                count_once_a_node(self.plan)
             for batch in map(Staged.taken, self._batches(first)):
                 self._iterations.gave(run, batch.step)
                 if run.taken == 1 and uncounted:
@@ -272,7 +274,8 @@ class Loader:
         if self.spec.prefetch and self._is_far:
             yield from self._fetched(first)
             return
-        yield from in_turn(self._next, first, self.spec.prefetch)
+        together = self.media is not None
+        yield from in_turn(self._next, first, self.spec.prefetch, together=together)
 
     @cached_property
     def _is_far(self) -> bool:
@@ -290,7 +293,7 @@ class Loader:
             plan = self._beside = self.plan.twin()
         fetching, over = self._fetching(plan, first), False
 
-        def make(step: int) -> Staged | None:
+        def begin(step: int) -> Begun[Staged] | None:
             nonlocal plan, fetching
             if self._beside is not plan:
                 # What was fetched ahead is of the order before an edit.
@@ -303,7 +306,8 @@ class Loader:
             return self._next(step, (plan, fetching.found(step)))
 
         try:
-            yield from Ahead(make, first, self.spec.prefetch)
+            # One by one: a cache that holds little is to hold what is needed next.
+            yield from in_turn(begin, first, self.spec.prefetch, together=False)
         finally:
             # The producer is not waited for, and may begin another thread now.
             over = True
@@ -352,10 +356,10 @@ class Loader:
         """
         if self._stream is not None:
             raise no_step(str(step))
-        return self._made(step).taken()
+        return self._begun(step).finish().taken()
 
-    def _made(self, step: int) -> Staged:
-        # An edit waits until the batch is made: it is one plan's, and one store's.
+    def _begun(self, step: int) -> Begun[Staged]:
+        # An edit waits until it is known what the batch holds: that is one plan's, and one store's.
         with self._turn:
             share = self.share_at(step)
             found = rank_rows(self.plan, step, share, self._balance)
@@ -363,24 +367,25 @@ class Loader:
                 fetch_rows(self._stores(), blocks_of(self.plan), found[0])
             return self._batch_of(step, found)
 
-    def _batch_of(self, step: int, found: Found) -> Staged:
+    def _batch_of(self, step: int, found: Found) -> Begun[Staged]:
         """The batch of rows of a step."""
         return self._assembled(self.store, self._numbered(found[0]), found[1], step)
 
     def _assembled(
         self, reader: Reader, rows: Rows, positions: NDArray[np.int64], step: int
-    ) -> Staged:
-        """A batch of rows, of which each has a position in the run, on its way to its device."""
+    ) -> Begun[Staged]:
+        """A batch of rows, of which each has a position in the run; when finished it is on its way to its device."""
         context = self.share_at(step).place.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
         arrays, cuts = make_arrays(reader, rows, spec, self.spec, context, augment)
         if self._stream is None:
             refuse_beyond(self.store, arrays["input_ids"], rows)
+        begun = Begun(lambda: cuts)
         if self.media is not None:
             varlen = self.spec.form == "varlen"
-            cuts = self.media.add_to(arrays, reader, rows, cuts, varlen=varlen)
-        return self._stage(Batch(arrays, step, self.origin, cuts))
+            begun = self.media.begin(arrays, reader, rows, cuts, varlen=varlen)
+        return begun.then(lambda cuts: self._stage(Batch(arrays, step, self.origin, cuts)))
 
     def trained_tokens(self, step: int) -> int:
         """Tokens that carry a loss in a step, over all ranks: what its summed loss is divided by (at least by 1).
@@ -498,7 +503,9 @@ class Loader:
         self.plan = plan
         self._beside = beside
 
-    def _next(self, step: int, looked: tuple[Plan, Found | None] | None = None) -> Staged | None:
+    def _next(
+        self, step: int, looked: tuple[Plan, Found | None] | None = None
+    ) -> Begun[Staged] | None:
         """The batch of a step; None behind the last.
 
         Args:
@@ -509,7 +516,7 @@ class Loader:
             found = looked[1] if looked and looked[0] is self._beside else None
             if found is None and not self.plan.has_step(step):
                 return None
-            return self._made(step) if found is None else self._batch_of(step, found)
+            return self._begun(step) if found is None else self._batch_of(step, found)
 
     @property
     def next_step(self) -> int:
@@ -578,14 +585,6 @@ class Loader:
         if self._cuts_all:
             announce_cut(self.plan)
         return announce_left_out(self.plan, self.replaced)
-
-    def _count_beside(self) -> None:
-        """Start counting once a run has begun, in one process of the node."""
-        local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
-        if local == "0" and any(
-            order.pools.count > IN_PLACE and not order.counted for order in self.plan.orders()
-        ):
-            count_beside(self.plan)
 
 
 # A producer thread does not live on in a forked child, but the lock it held would.

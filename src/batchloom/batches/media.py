@@ -2,16 +2,16 @@
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
 
+from batchloom.batches.ahead import Begun
 from batchloom.batches.assemble import BatchCuts, Ids, MediaCut, MediaCuts, Reader
 from batchloom.batches.joining import Joining, Shapes
 from batchloom.batches.memory import Recycled
@@ -28,6 +28,12 @@ from batchloom.media.rope import mrope_positions
 from batchloom.media.traits import Traits, traits_of
 from batchloom.plan.rows import Rows
 from batchloom.store.media import StoredMedium
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Arrays of a batch, and where those of each row lie in them.
+_Features = tuple[Arrays, MediaCuts]
 
 # What decoding a pixel or a sample takes: 3 bytes and as many numbers of 32 bits, some of them twice.
 _BYTES_A_PIXEL, _BYTES_A_SAMPLE = 30, 12
@@ -122,10 +128,10 @@ class BatchMedia:
         """What the model wants beside features."""
         return self._traits
 
-    def add_to(
+    def begin(
         self, arrays: dict[str, Any], reader: Reader, rows: Rows, cuts: BatchCuts, *, varlen: bool
-    ) -> BatchCuts:
-        """Put the media of rows into the arrays of their batch.
+    ) -> Begun[BatchCuts]:
+        """Begin to put the media of rows into the arrays of their batch, which is whole when this is finished.
 
         Args:
             arrays: of the batch; positions and types of tokens are changed where the model wants others.
@@ -135,10 +141,11 @@ class BatchMedia:
             varlen: whether the batch is one flattened row.
 
         Returns:
-            The cuts, which know where the features of each row lie.
+            Gives the cuts, which know where the features of each row lie. Raises MediumError where a medium cannot be
+            read, or is not what it was; it names document and file.
 
         Raises:
-            MediumError: a medium cannot be read, or is not what it was; names document and file.
+            StoreError: what is stored of media does not fit the rows.
         """
         found = self.find(reader, rows)
         if self._traits.mrope:
@@ -148,19 +155,23 @@ class BatchMedia:
         if self._traits.token_types:
             arrays["token_type_ids"] = self._token_types(arrays["input_ids"])
         if not found:
-            return cuts
+            return Begun(lambda: cuts)
         spans = np.array([one.span for one in found], np.int64)
         owners = np.searchsorted(rows.pointers, spans, side="right") - 1
         if self._traits.by_row:
-            media = self._join_by_row(arrays, found, owners, len(rows), varlen=varlen)
+            made = self._join_by_row(found, owners, len(rows), varlen=varlen)
         else:
-            media = self._join(arrays, found, owners, len(rows))
-        return replace(cuts, media=media)
+            made = self._join(found, owners, len(rows))
 
-    def _join(
-        self, arrays: dict[str, Any], found: Sequence[FoundMedium], owners: Ids, rows: int
-    ) -> MediaCuts:
-        """Put features one behind the other into a batch; where those of each row lie."""
+        def finish() -> BatchCuts:
+            features, media = made.finish()
+            arrays.update(features)
+            return replace(cuts, media=media)
+
+        return Begun(finish, made.drop)
+
+    def _join(self, found: Sequence[FoundMedium], owners: Ids, rows: int) -> Begun[_Features]:
+        """Put features one behind the other; where those of each row lie."""
         joining = Joining(self._shapes, self._memory, [one.medium for one in found])
 
         def make(numbered: tuple[int, Sequence[FoundMedium]]) -> None:
@@ -168,38 +179,57 @@ class BatchMedia:
             for number, features in enumerate(self._one(some), first):
                 joining.put(number, features)
 
-        # Errors come out in the order of media.
-        deque(self._threads().map(make, _numbered(_files_of(found))), maxlen=0)
-        made, sizes = joining.done()
-        arrays |= made
-        counts = _pointers(owners, [1] * len(owners), rows)
-        return {
-            name: MediaCut(0, _pointers(owners, each, rows), counts) for name, each in sizes.items()
-        }
+        files = self._by_threads(make, _numbered(_files_of(found)))
+
+        def finish() -> _Features:
+            files.finish()
+            made, sizes = joining.done()
+            counts = _pointers(owners, [1] * len(owners), rows)
+            return made, {
+                name: MediaCut(0, _pointers(owners, each, rows), counts)
+                for name, each in sizes.items()
+            }
+
+        return Begun(finish, files.drop)
 
     def _join_by_row(
-        self,
-        arrays: dict[str, Any],
-        found: Sequence[FoundMedium],
-        owners: Ids,
-        rows: int,
-        *,
-        varlen: bool,
-    ) -> MediaCuts:
+        self, found: Sequence[FoundMedium], owners: Ids, rows: int, *, varlen: bool
+    ) -> Begun[_Features]:
         """The same where features have an axis of rows."""
-        files = self._threads().map(self._one, _files_of(found))
-        features = [one for some in files for one in some]
-        whole = np.zeros_like(owners) if varlen else owners
-        arrays |= side_by_side(features, whole, 1 if varlen else rows)
-        counts = _pointers(owners, [1] * len(owners), rows)
-        if not varlen:
-            return {name: MediaCut(0, np.arange(rows + 1), counts) for name in features[0]}
-        return {
-            name: MediaCut(
-                1, _pointers(owners, [one[name].shape[1] for one in features], rows), counts
-            )
-            for name in features[0]
-        }
+        files = self._by_threads(self._one, _files_of(found))
+
+        def finish() -> _Features:
+            features = [one for some in files.finish() for one in some]
+            whole = np.zeros_like(owners) if varlen else owners
+            made = side_by_side(features, whole, 1 if varlen else rows)
+            counts = _pointers(owners, [1] * len(owners), rows)
+            if not varlen:
+                return made, {name: MediaCut(0, np.arange(rows + 1), counts) for name in made}
+            return made, {
+                name: MediaCut(
+                    1, _pointers(owners, [one[name].shape[1] for one in features], rows), counts
+                )
+                for name in made
+            }
+
+        return Begun(finish, files.drop)
+
+    def _by_threads(self, make: Callable[[T], R], wanted: Iterable[T]) -> Begun[list[R]]:
+        """What threads make of each, in order; so do errors come out."""
+        pool = self._threads()
+        jobs = [pool.submit(make, one) for one in wanted]
+
+        def drop() -> None:
+            for job in jobs:
+                job.cancel()
+
+        def finish() -> list[R]:
+            try:
+                return [job.result() for job in jobs]
+            finally:
+                drop()
+
+        return Begun(finish, drop)
 
     def _positions(
         self, plain: Ids, rows: Rows, found: Sequence[FoundMedium], bounds: Ids | None
@@ -274,7 +304,7 @@ class BatchMedia:
             return [""] * len(some)
 
         files = _files_of([FoundMedium(0, source, medium) for medium in media])
-        return [one for some in self._threads().map(fault, files) for one in some]
+        return [one for some in self._by_threads(fault, files).finish() for one in some]
 
     def _one(self, found: Sequence[FoundMedium]) -> list[Arrays]:
         """The features of the media that one file holds: frames of a video, or a single one."""

@@ -1,7 +1,7 @@
 """What a loader asks of a stream: its steps in order, and where its lanes stand between them."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, Protocol, TypeVar, final, runtime_checkable
 
 from batchloom.batches.assemble import Reader
 from batchloom.batches.spec import BatchSpec
@@ -9,12 +9,18 @@ from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan.rows import Rows
 from batchloom.plan.spec import PlanSpec
 
+T = TypeVar("T")
+
 
 class Steps(Protocol):
     """The steps of one rank, taken one after the other."""
 
     def take(self, step: int) -> tuple[Reader, Rows]:
         """The rows of a step, and what reads their tokens."""
+        ...
+
+    def done(self, step: int) -> None:
+        """Say that the batch of a step that was taken is made; steps are done in order."""
         ...
 
     def cursors(self, step: int) -> Mapping[int, Any]:
@@ -129,6 +135,12 @@ def streaming(stream: Streamed, spec: BatchSpec) -> Streaming:
         )
     place = spec.mesh.place(spec.rank, spec.world_size)
     return Streaming(stream, place.rank, place.world_size)
+
+
+def done_with(steps: Steps, step: int, made: T) -> T:
+    """What was made of a step, which is done with it."""
+    steps.done(step)
+    return made
 
 
 def no_step(asked: str) -> PlanError:

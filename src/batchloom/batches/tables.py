@@ -206,6 +206,14 @@ def _lock_file(name: str, folders: list[Path]) -> int | None:
     return None
 
 
+def count_once_a_node(plan: Plan) -> None:
+    """Start counting the pools of a plan whose run has begun, in one process of the node."""
+    local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+    large = any(order.pools.count > IN_PLACE and not order.counted for order in plan.orders())
+    if local == "0" and large:
+        count_beside(plan)
+
+
 def count_beside(plan: Plan) -> None:
     """Start counting in a process of its own, at low priority; see :mod:`batchloom.batches.count`.
 

@@ -233,6 +233,8 @@ class Feed:
         self._tokens: dict[int, int] = {}
         # Around where pools began and the tokens of steps; never held while a pool is waited for.
         self._lock = Lock()
+        # The first sequence of a lane that a batch may still read.
+        self._needed = 0
         for lane in self._lanes:
             pools.ask(lane.lane, lane.place)
 
@@ -269,13 +271,21 @@ class Feed:
             self._tokens.pop(step - _STEPS_KEPT, None)
         return reader, reorder_rows(joined, np.argsort(np.concatenate(places)))
 
+    def done(self, step: int) -> None:
+        """Say that the batch of a step that was taken is made: what no later step needs is let go of.
+
+        Until then the media of its documents are read. Steps are done in order, by the thread that takes them.
+        """
+        self._needed = (step + 1) * self._round
+        for lane in self._lanes:
+            lane.let_go(self._needed)
+
     def _sequences(self, lane: _LaneFeed, first: int, stop: int) -> list[tuple[int, Rows, _Open]]:
-        """The sequences of a lane from ``first`` on, pool by pool; pools before them are let go."""
+        """The sequences of a lane from ``first`` on, pool by pool."""
         found = []
-        lane.let_go(first)
         while lane.before < stop:
             self._enter(lane)
-            lane.let_go(first)
+            lane.let_go(self._needed)
         for pool in lane.open:
             a, b = max(first, pool.before), min(stop, pool.end)
             if a < b:

@@ -1,0 +1,118 @@
+"""Items that are begun together, and given one after the other."""
+
+import threading
+import time
+
+import pytest
+
+from batchloom.batches.ahead import Begun, in_turn
+
+
+class Trouble(RuntimeError):
+    pass
+
+
+class Work:
+    """Notes what was begun, finished and dropped; there are ``count`` items, and ``bad`` cannot be begun."""
+
+    def __init__(self, count, bad=None):
+        self.count, self.bad = count, bad
+        self.begun, self.finished, self.dropped = [], [], []
+
+    def begin(self, number):
+        assert number == len(self.begun)
+        self.begun.append(number)
+        if number == self.bad:
+            raise Trouble(number)
+        if number >= self.count:
+            return None
+        return Begun(lambda: self.finished.append(number) or number, lambda: self.drop(number))
+
+    def drop(self, number):
+        self.dropped.append(number)
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 60
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("ahead", [0, 1, 3, 9])
+def test_all_come_in_order(ahead, together):
+    work = Work(7)
+    assert list(in_turn(work.begin, 0, ahead, together=together)) == list(range(7))
+    assert work.finished == list(range(7))
+    assert work.begun == list(range(8))
+    assert not work.dropped
+
+
+@pytest.mark.parametrize(
+    ("ahead", "together", "most"), [(0, True, 1), (4, False, 1), (1, True, 1), (4, True, 4)]
+)
+def test_so_many_are_begun_together(ahead, together, most):
+    work, found = Work(40), []
+
+    def begin(number):
+        found.append(len(work.begun) - len(work.finished) + 1)
+        return work.begin(number)
+
+    for _ in in_turn(begin, 0, ahead, together=together):
+        time.sleep(0.001)
+    assert max(found[:40]) == most
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_no_more_are_made_than_an_edit_counts_with(together):
+    work = Work(100)
+    items = in_turn(work.begin, 0, 4, together=together)
+    for given in range(20):
+        assert next(items) == given
+        time.sleep(0.005)
+        # The next step, and as many more as are made ahead.
+        assert len(work.begun) <= given + 1 + 4
+    items.close()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_an_error_comes_behind_the_items_before_it(ahead):
+    given, work = [], Work(9, bad=5)
+    items = in_turn(work.begin, 0, ahead, together=True)
+    with pytest.raises(Trouble, match="5"):
+        while True:
+            given.append(next(items))
+    assert given == [0, 1, 2, 3, 4]
+    assert work.begun == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(StopIteration):
+        next(items)
+
+
+def test_an_error_of_finishing_ends_those_behind_it():
+    dropped, given = [], []
+
+    def begin(number):
+        def finish():
+            if number == 2:
+                raise Trouble(number)
+            return number
+
+        return Begun(finish, lambda: dropped.append(number))
+
+    items = in_turn(begin, 0, 4, together=True)
+    with pytest.raises(Trouble, match="2"):
+        while True:
+            given.append(next(items))
+    assert given == [0, 1]
+    assert wait_until(lambda: dropped == [3, 4, 5])
+
+
+def test_what_is_begun_is_dropped_by_who_leaves():
+    work = Work(100)
+    items = in_turn(work.begin, 0, 4, together=True)
+    assert [next(items), next(items)] == [0, 1]
+    items.close()
+    assert wait_until(lambda: sorted(work.finished + work.dropped) == work.begun)
+    assert work.dropped
+    assert not [t for t in threading.enumerate() if t.name == "batchloom-producer"]
