@@ -4,9 +4,9 @@
 
 Looking is told in images a second of one process, beside Pillow's own opening of the same files. Loading is told as a
 share of the speed at which as many threads decode the same images and call the same image processor, turn by turn in
-one run: each turn is a run of its own with the defaults, from before its first batch to its end. All files are in the
-page cache. With --steps 10000 the memory of the last steps is told beside that of the first thousand. The processor is
-Qwen2-VL's, over a tokenizer learned here.
+one run: each turn is a run of its own with the defaults, from before its first batch to its end, after one batch that
+is not timed, of which a loader learns what features are like. All files are in the page cache. With --steps 10000 the
+memory of each tenth of such a run is told. The processor is Qwen2-VL's, over a tokenizer learned here.
 """
 
 import argparse
@@ -157,7 +157,6 @@ def load(
         for turn in range(TURNS):
             loader = run(turn, size)
             paths = [path for step in range(size) for path in paths_of(loader, step, folder)]
-            # What features are like is learned of a run's first batch.
             loader.batch(0)
             # Both let go of what they made, as training does.
             ours = seconds(lambda loader=loader: deque(loader, maxlen=0))

@@ -115,4 +115,7 @@ def test_what_is_begun_is_dropped_by_who_leaves():
     items.close()
     assert wait_until(lambda: sorted(work.finished + work.dropped) == work.begun)
     assert work.dropped
-    assert not [t for t in threading.enumerate() if t.name == "batchloom-producer"]
+    # The thread ends a moment after it has dropped them.
+    assert wait_until(
+        lambda: not [t for t in threading.enumerate() if t.name == "batchloom-producer"]
+    )

@@ -68,7 +68,7 @@ class BatchSpec:
             ``shifted``: next-token targets. Both train the same set of tokens.
         output: ``torch`` tensors or ``numpy`` arrays.
         form: ``rows`` [batch, seq_len], or ``varlen``: spans back to back without padding.
-        prefetch: batches made ahead by the producer thread, with media all at once; 0 makes them when asked.
+        prefetch: batches made ahead by the producer thread; those with media are begun together. 0: when asked.
         rank: this process's data-parallel rank; with a mesh, its rank among all processes of it.
         world_size: number of data-parallel ranks; with a mesh, of all its processes.
         uneven: where a step cannot be dealt evenly to ranks, or a rank's rows to micro-batches:
