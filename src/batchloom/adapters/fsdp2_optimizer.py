@@ -20,7 +20,8 @@ def adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
+        # torch refuses betas that are ints, and 0 is one.
+        betas=(float(args.adam_beta1), float(args.adam_beta2)),
         eps=args.adam_epsilon,
     )
 

@@ -17,7 +17,7 @@ from batchloom.batches.metrics import Meter
 
 
 @final
-class FiguresCallback(TrainerCallback):
+class FiguresCallback(TrainerCallback):  # type: ignore[misc]  # types of transformers are not read
     """Counts the trainer's steps with a meter, and sends its figures whenever the trainer logs its loss.
 
     Evaluations and checkpoints are no part of a step's time. How long data was waited for is not known here: the

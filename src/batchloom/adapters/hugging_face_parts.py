@@ -114,7 +114,7 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
 
 
 @final
-class PlanState(TrainerCallback, ExportableState):
+class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # types of transformers are not read
     """Keeps the loader's state in ``trainer_state.json``, and goes on with it.
 
     What is kept belongs to the steps that were trained, whatever was fetched ahead. Before the first step it finds out

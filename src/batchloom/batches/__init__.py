@@ -1,1 +1,5 @@
 """Batches: where a store and a plan meet."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

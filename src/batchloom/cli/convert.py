@@ -9,8 +9,7 @@ import typer
 from batchloom.chat.mapping import parse_mapping
 from batchloom.cli.console import plain_console
 from batchloom.cli.prepare import Display, marker
-from batchloom.preparation.convert import Converted
-from batchloom.preparation.convert import convert as convert_rows
+from batchloom.preparation.convert import Converted, convert as convert_rows
 
 
 def convert(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from batchloom.cli.train import say
-from batchloom.train import require_packages
+from batchloom.train.start_checks import require_packages
 
 
 def demo(

@@ -13,7 +13,7 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.spec import shown
 from batchloom.core.values import counted
 from batchloom.core.yaml_plain import parse_yaml
-from batchloom.train import PATIENCE, require_packages
+from batchloom.train.start_checks import PATIENCE, require_packages
 
 _SHOWN = 20
 

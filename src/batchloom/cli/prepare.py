@@ -9,8 +9,7 @@ from typing import Annotated, Any, Self, final
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn
 from rich.table import Table
 
 from batchloom.chat.mapping import parse_mapping

@@ -18,7 +18,7 @@ from batchloom.cli.prepare import media_given
 from batchloom.core.addresses import is_url
 from batchloom.core.spec import shown
 from batchloom.core.values import byte_count
-from batchloom.train import require_packages
+from batchloom.train.start_checks import require_packages
 
 _DATA = "Data"
 _MODEL = "Model and step"

@@ -16,7 +16,7 @@ import typer
 from batchloom.cli import order
 from batchloom.cli.train import say
 from batchloom.core.errors import SettingsError
-from batchloom.train import require_packages
+from batchloom.train.start_checks import require_packages
 from batchloom.train.worker_config import DATASET_TYPES, MODEL_SIZES, Leave, WorkerConfig
 
 # Settings whose option has a name of its own; those of one word are words of sentences, too.

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, final
 
 from batchloom.core.errors import TrainError
-from batchloom.train import require_packages
+from batchloom.train.start_checks import require_packages
 from batchloom.train.worker_config import Leave, WorkerConfig
 
 if TYPE_CHECKING:

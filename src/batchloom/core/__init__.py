@@ -1,1 +1,5 @@
 """What every layer may use: errors, documents, settings, fingerprints."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

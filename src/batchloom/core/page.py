@@ -1,10 +1,14 @@
 """Pages that need nothing else: one file, styles inside, no script, and everything that is said of data escaped."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchloom.core.values import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _BASE = Path(__file__).with_name("page.html.j2")
 
@@ -20,6 +24,14 @@ def page_of(
         values: what it shows; ``title`` is the page's.
         filters: of the template, besides ``seen`` (every character visible) and ``count`` (``1,234``).
     """
+    environment = _environment(template)
+    environment.filters |= filters
+    return environment.get_template("own").render(values)
+
+
+@cache
+def _environment(template: Path) -> "Environment":
+    """Compile a template once: that takes as long as preparing a small store."""
     # jinja2 takes its time to import.
     from jinja2 import DictLoader, Environment, StrictUndefined  # noqa: PLC0415
 
@@ -28,5 +40,5 @@ def page_of(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=pages
     )
-    environment.filters |= {"seen": visible, "count": "{:,}".format, **filters}
-    return environment.get_template("own").render(values)
+    environment.filters |= {"seen": visible, "count": "{:,}".format}
+    return environment

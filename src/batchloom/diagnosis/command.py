@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields
 
 from batchloom.preparation.findings import SourceFacts
-from batchloom.preparation.read_recipe import ReadRecipe
+from batchloom.preparation.reading_recipe import ReadRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe
 
 _OUT = "store"

@@ -23,8 +23,8 @@ from batchloom.preparation.findings import (
 from batchloom.preparation.inputs import Given, as_given, name_of, read_inputs
 from batchloom.preparation.media_recipe import MediaRecipe, media_of
 from batchloom.preparation.overlong import Overlong
-from batchloom.preparation.read_recipe import ReadRecipe, weights_note
 from batchloom.preparation.reading import TEMPLATED
+from batchloom.preparation.reading_recipe import ReadRecipe, weights_note
 from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.preparation.recipe_choice import usual_dedup
 from batchloom.preparation.tally import Note, Progress

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from batchloom.batches.inspect import Inspection, inspect
-from batchloom.core.addresses import has_wildcard, is_url
-from batchloom.core.addresses import shown as address
+from batchloom.core.addresses import has_wildcard, is_url, shown as address
 from batchloom.core.errors import (
     BatchloomError,
     InputError,

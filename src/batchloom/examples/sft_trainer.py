@@ -43,7 +43,7 @@ def train(model: Any, job: Job) -> None:
         args,
         train_dataset=parts.dataset,
         data_collator=parts.collator,
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=words),  # type: ignore[no-untyped-call]
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=words),
         callbacks=[parts.callback],
         optimizers=(adamw(model.parameters(), job.lr), None),
     )

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import num_microbatches_calculator as calc
-from megatron.core import parallel_state
+from megatron.core import num_microbatches_calculator as calc, parallel_state
 from torch.nn.functional import cross_entropy
 
 from batchloom import Loader, open_store

@@ -25,8 +25,8 @@ from batchloom.preparation.duplicates import Duplicates
 from batchloom.preparation.encode import document_keys
 from batchloom.preparation.encoding import tidy
 from batchloom.preparation.inputs import list_inputs, read_inputs
-from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import Readings, texts_in
+from batchloom.preparation.reading_recipe import ReadRecipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.units import plan_units
 from batchloom.preparation.walk import walk

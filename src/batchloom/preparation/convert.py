@@ -31,8 +31,8 @@ from batchloom.preparation.columns import (
 )
 from batchloom.preparation.manifests import refuse_manifests
 from batchloom.preparation.quarantine import quarantine_line
-from batchloom.preparation.read_recipe import ReadRecipe
 from batchloom.preparation.reading import first_rows
+from batchloom.preparation.reading_recipe import ReadRecipe
 from batchloom.preparation.recipe import Recipe, is_path, make_inputs
 from batchloom.preparation.row_files import JsonRowFile, Row, RowFile
 from batchloom.preparation.row_types import Shape, Untabular, changes, written

@@ -31,7 +31,7 @@ from batchloom.core.spec import is_text, nearest, raise_problems, shown
 from batchloom.media.sampling import Sampling
 from batchloom.plan.spec import PlanSpec
 from batchloom.preparation.dataset_file import DatasetFile, Written, read_dataset_file
-from batchloom.preparation.read_recipe import column_problems, is_weight
+from batchloom.preparation.reading_recipe import column_problems, is_weight
 from batchloom.sources.forms import Form
 
 DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]

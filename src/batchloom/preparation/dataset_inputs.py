@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from batchloom.core.addresses import STANDARD_INPUT, is_url, local_path
-from batchloom.core.addresses import shown as address
+from batchloom.core.addresses import STANDARD_INPUT, is_url, local_path, shown as address
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.spec import raise_problems, shown
 from batchloom.core.synthetic import NAMES as SYNTHETIC_NAMES
@@ -21,7 +20,7 @@ from batchloom.preparation.dataset_config import (
 )
 from batchloom.preparation.dataset_file import Written
 from batchloom.preparation.manifests import is_manifest
-from batchloom.preparation.read_recipe import SourceRecipe
+from batchloom.preparation.reading_recipe import SourceRecipe
 from batchloom.sources.hub import hub_name
 from batchloom.sources.listing import fixed_part, not_found
 from batchloom.sources.presets import preset

@@ -12,7 +12,7 @@ from batchloom.core.errors import InputError
 from batchloom.media.sampling import Sampling
 from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.media_recipe import MediaRecipe
-from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
+from batchloom.preparation.reading_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import Recipe, make_inputs
 from batchloom.sources.listing import Listing, list_sources
 from batchloom.sources.looks import Seen

@@ -22,7 +22,7 @@ from batchloom.preparation.evaluation_sets import clean_plain, files_identity
 from batchloom.preparation.fim_recipe import fim_plain
 from batchloom.preparation.media_recipe import media_plain
 from batchloom.preparation.overlong import OVERLONG, Overlong
-from batchloom.preparation.read_recipe import (
+from batchloom.preparation.reading_recipe import (
     ReadRecipe,
     SourceRecipe,
     not_a_word,

@@ -14,7 +14,7 @@ from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.fim_recipe import fim_of
 from batchloom.preparation.inputs import Given, Inputs, as_given, lifted, read_inputs
 from batchloom.preparation.media_recipe import MediaRecipe, media_of, media_settings
-from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
+from batchloom.preparation.reading_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe, is_path
 from batchloom.preparation.recipe_file import Stated, read_recipe_file, state_recipe
 from batchloom.preparation.recipe_store import is_store, read_store_recipe

@@ -8,8 +8,7 @@ from typing import Any, final
 import yaml
 
 from batchloom.chat.choose import BUILT_IN
-from batchloom.core.addresses import is_far, is_url
-from batchloom.core.addresses import shown as shown_address
+from batchloom.core.addresses import is_far, is_url, shown as shown_address
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.files import printable, refuse_url
 from batchloom.core.spec import nearest, raise_problems, shown
@@ -17,7 +16,7 @@ from batchloom.core.yaml_plain import EXPONENT, FLOAT_TAG, read_yaml
 from batchloom.preparation.dataset_file import MANIFEST_KEYS, Written
 from batchloom.preparation.fim_recipe import fim_plain
 from batchloom.preparation.media_recipe import media_settings
-from batchloom.preparation.read_recipe import SourceRecipe
+from batchloom.preparation.reading_recipe import SourceRecipe
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.recipe_values import dedup_plain, size_text, steps_plain
 from batchloom.store.format import MANIFEST_NAME

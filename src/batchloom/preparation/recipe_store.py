@@ -16,7 +16,7 @@ from batchloom.core.files import NOT_JSON, because, printable, read_regular
 from batchloom.core.spec import from_plain, nearest, raise_problems
 from batchloom.core.synthetic import SYNTHETIC, SyntheticSpec
 from batchloom.preparation.media_recipe import fingerprint_of
-from batchloom.preparation.read_recipe import SourceRecipe
+from batchloom.preparation.reading_recipe import SourceRecipe
 from batchloom.preparation.recipe import flat_settings
 from batchloom.preparation.recipe_file import SETTINGS, Stated
 from batchloom.sources.forms import Form

@@ -19,8 +19,8 @@ from batchloom.preparation.evaluation_sets import refuse_changed, steps_with_ind
 from batchloom.preparation.fim import make_fim
 from batchloom.preparation.finish import Finished, finish_store, make_manifest, move_store
 from batchloom.preparation.making import Made, Making, Run
-from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import USUAL, Readings, refuse_mixed
+from batchloom.preparation.reading_recipe import weights_note
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint
 from batchloom.preparation.recipe_file import printable_settings
 from batchloom.preparation.recipe_store import inputs_lay

@@ -15,8 +15,7 @@ from batchloom.core.addresses import check_address, shown
 from batchloom.core.errors import SettingsError, StoreError, StoreMissingError
 from batchloom.core.ranges import Ranges
 from batchloom.core.reach import fetch, first_contact, no_data
-from batchloom.core.spec import shown as shown_value
-from batchloom.core.spec import whole
+from batchloom.core.spec import shown as shown_value, whole
 from batchloom.store.extents import Extents, joined
 from batchloom.store.far import FarBlocks
 from batchloom.store.far_files import FarFiles

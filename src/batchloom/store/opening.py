@@ -4,8 +4,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from batchloom.core.addresses import is_url, local_path
-from batchloom.core.addresses import shown as address
+from batchloom.core.addresses import is_url, local_path, shown as address
 from batchloom.core.errors import InputError, SettingsError, StoreError
 from batchloom.core.files import because, refuse_url
 from batchloom.core.spec import shown, whole

@@ -33,8 +33,8 @@ from batchloom.preparation.hand import Hand
 from batchloom.preparation.inputs import Given, list_inputs
 from batchloom.preparation.media_processor import job_processor, processor_state
 from batchloom.preparation.media_recipe import MediaRecipe
-from batchloom.preparation.read_recipe import weights_note
 from batchloom.preparation.reading import Readings
+from batchloom.preparation.reading_recipe import weights_note
 from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
 from batchloom.preparation.recipe_choice import RecipePlace, choose_recipe
 from batchloom.preparation.recipe_file import SETTINGS

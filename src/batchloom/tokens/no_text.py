@@ -7,8 +7,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core import fingerprint as fingerprints
 from batchloom.core.errors import TokenizerError
+from batchloom.core.fingerprint import fingerprint as fingerprint_of
 from batchloom.tokens.seam import ChatFormat, Engine, checked_ids
 
 
@@ -39,8 +39,8 @@ class NoTokenizer:
             )
         self.vocab_size, self.end_id = vocab_size, end_id
         identity = {"kind": "none", "vocab_size": vocab_size}
-        self.vocabulary_hash = fingerprints.fingerprint(identity)
-        self.fingerprint = fingerprints.fingerprint({**identity, "end_id": end_id})
+        self.vocabulary_hash = fingerprint_of(identity)
+        self.fingerprint = fingerprint_of({**identity, "end_id": end_id})
 
     def id_bytes(self) -> None:
         """Nobody knows; see :class:`~batchloom.tokens.seam.Tokenizer`."""

@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core import fingerprint as fingerprints
+from batchloom.core.fingerprint import fingerprint as fingerprint_of
 from batchloom.tokens.seam import (
     END_OF_TEXT,
     ChatFormat,
@@ -42,9 +42,9 @@ class ByteTokenizer:
     control: Mapping[str, int] = MappingProxyType({END_OF_TEXT: END_ID})
     added: Mapping[str, int] = MappingProxyType({})
     chat = ChatFormat(tokens=MappingProxyType({"eos_token": END_OF_TEXT}))
-    fingerprint = fingerprints.fingerprint({"kind": "bytes", "end_id": END_ID})
+    fingerprint = fingerprint_of({"kind": "bytes", "end_id": END_ID})
     lossy = False
-    vocabulary_hash = fingerprints.fingerprint({"bytes": list(range(256)), END_OF_TEXT: END_ID})
+    vocabulary_hash = fingerprint_of({"bytes": list(range(256)), END_OF_TEXT: END_ID})
 
     def id_bytes(self) -> NDArray[np.int64]:
         """One each, but for the end token; see :class:`~batchloom.tokens.seam.Tokenizer`."""

@@ -56,12 +56,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     size = parse_train_spec(f"train:{vocab_size}")
     from tokenizers import (  # noqa: PLC0415 - reading a store needs none
         AddedToken,
+        Tokenizer as Trained,
         decoders,
         models,
         pre_tokenizers,
         trainers,
     )
-    from tokenizers import Tokenizer as Trained  # noqa: PLC0415
 
     trained = Trained(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -14,7 +14,6 @@ from batchloom.core.errors import (
     TrainError,
 )
 from batchloom.core.values import counted
-from batchloom.train import PATIENCE
 from batchloom.train.checkpoint import check_journal, read_state, step_of, write_state
 from batchloom.train.folder import RunFolder, is_checkpoint
 from batchloom.train.generation import begun_on
@@ -24,6 +23,7 @@ from batchloom.train.ranks import joined_ranks
 from batchloom.train.requests import hand_over, settle, waiting
 from batchloom.train.run import make_loader
 from batchloom.train.settings import accumulation, settings_from
+from batchloom.train.start_checks import PATIENCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ from batchloom.core.errors import BatchloomError, InputError, TrainError
 _PATH_BYTES = 4096
 # Longer than data is prepared.
 _LONG = timedelta(days=30)
+# Torch joins gloo's threads while it holds the interpreter, and a thread that frees the last work of a group waits for
+# it. The threads end when the last model that uses the group is freed, after the group was left; so the work is kept.
+_LAST_WORK: list[dist.Work | None] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +228,9 @@ def joined_ranks(
     try:
         ranks = Ranks(rank, world_size, local_rank, chosen)
         yield ranks
-        # Torch joins gloo's threads while it holds the interpreter, which one that frees the last work waits for: so
-        # that is kept here until the threads have ended.
         with ranks.talking():
             last = dist.barrier(async_op=True)
+            _LAST_WORK.append(last)
             last.wait()
     finally:
         dist.destroy_process_group()

@@ -18,7 +18,6 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.core.errors import TrainError
 from batchloom.core.spec import whole
 from batchloom.core.values import counted
-from batchloom.train import require_packages
 from batchloom.train.folder import RunFolder
 from batchloom.train.generation import begun_on
 from batchloom.train.log import RunLog, Say
@@ -26,6 +25,7 @@ from batchloom.train.loop import is_due, save, train
 from batchloom.train.ranks import Ranks, joined_ranks
 from batchloom.train.run import Run, set_up
 from batchloom.train.settings import TrainSettings, named_config, settings_from
+from batchloom.train.start_checks import require_packages
 from batchloom.train.worker_config import HUGGINGFACE, MODEL_SIZES, Leave, WorkerConfig
 
 # Where nodes keep the same data, or are called, may differ.

@@ -6,8 +6,7 @@ from threading import Event
 from typing import final, get_args
 
 from batchloom.core.spec import nearest, raise_problems, set_wholes, shown
-from batchloom.core.synthetic import NAMES as SYNTHETIC
-from batchloom.core.synthetic import parse_synthetic
+from batchloom.core.synthetic import NAMES as SYNTHETIC, parse_synthetic
 from batchloom.train.settings import MOST_ROWS, MOST_STEPS, MOST_TOKENS, Overlong
 
 HUGGINGFACE, STORE = "huggingface", "store"

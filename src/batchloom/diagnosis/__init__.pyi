@@ -1,0 +1,2 @@
+from .command import quote as quote
+from .packing import packing_facts as packing_facts

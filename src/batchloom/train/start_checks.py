@@ -1,0 +1,21 @@
+"""What commands ask before they load torch: required packages, time limits."""
+
+from importlib.util import find_spec
+
+from batchloom.core.errors import MissingDependencyError
+
+# Seconds in which a run takes a step and evaluates: an edit of a live run is answered within them.
+PATIENCE = 300.0
+
+
+def require_packages() -> None:
+    """Check that the packages training needs are installed, before hours are spent.
+
+    Raises:
+        MissingDependencyError: names everything that is missing.
+    """
+    missing = [name for name in ("torch", "safetensors", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"Training needs {', '.join(missing)}, not installed: pip install 'batchloom[train]'."
+        )
