@@ -1,0 +1,33 @@
+"""Digests of the files of a store, and of the fields of its manifests."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from golden.expectations import digest, digest_json
+
+# Reports hold times and paths, quarantine files hold sentences: test_golden_outputs has both.
+# Tables of plans appear where another test has looked at a plan.
+_OTHERS = ("report", "quarantine", "plans/")
+_JSON_NAMES = ("dataset_metadata.json", "generations/")
+
+
+def describe_store(folder: Path) -> dict[str, Any]:
+    """Return the digest of each file of a store, and of each field of its manifests."""
+    digests: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_file() or name.startswith(_OTHERS):
+            continue
+        digests[name] = digest(path.read_bytes())
+        if name.startswith(_JSON_NAMES):
+            digests[f"{name} fields"] = _describe_fields(json.loads(path.read_bytes()))
+    return digests
+
+
+def _describe_fields(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each field of a manifest, and of each of its subsets."""
+    subsets = manifest["subsets"].items()
+    fields = {name: digest_json(value) for name, value in manifest.items() if name != "subsets"}
+    return fields | {f"subsets.{name}": digest_json(value) for name, value in subsets}

@@ -1,0 +1,568 @@
+"""Table of faults for ``run.py`` to plant in the source; some test must notice each of them.
+
+A change could introduce every fault by mistake, and a user would report it: a token at the wrong
+place, a lost record, damage that is accepted.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault in one file of the package.
+
+    Attributes:
+        name: kebab-case name of the fault.
+        file: file that holds it, relative to ``src/batchloom``.
+        old: correct source text, which occurs exactly once in the file.
+        new: faulty text that replaces it.
+        tests: test files or folders under ``tests/`` that should notice it, likeliest first.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    @property
+    def package(self) -> str:
+        """Name of the subpackage that holds the fault."""
+        return self.file.split("/", 1)[0]
+
+
+def mutate_source(source: str, mutants: Iterable[Mutant]) -> str:
+    """Return the text of one file with its mutants applied.
+
+    Raises:
+        ValueError: the text of a mutant occurs never or twice, or two mutants overlap.
+    """
+    edits = []
+    for mutant in mutants:
+        if (count := source.count(mutant.old)) != 1:
+            raise ValueError(f"{mutant.name}: its text occurs {count} times in {mutant.file}")
+        start = source.index(mutant.old)
+        edits.append((start, start + len(mutant.old), mutant))
+    pieces, done = [], 0
+    for start, stop, mutant in sorted(edits, key=lambda edit: edit[0]):
+        if start < done:
+            raise ValueError(f"{mutant.name}: it overlaps another mutant of {mutant.file}")
+        pieces += [source[done:start], mutant.new]
+        done = stop
+    return "".join([*pieces, source[done:]])
+
+
+def apply_mutants(package: Path, mutants: Iterable[Mutant]) -> None:
+    """Plant mutants in a copy of ``src/batchloom``, and delete the bytecode of the files they change."""
+    by_file: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        by_file.setdefault(mutant.file, []).append(mutant)
+    for file, own in by_file.items():
+        path = package / file
+        path.write_text(mutate_source(path.read_text(), own))
+        for bytecode in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            bytecode.unlink()
+
+
+PLAN = (
+    # A document longer than seq_len loses its first sequence and serves its end twice.
+    Mutant(
+        "cut-piece-one-sequence-late",
+        "plan/pack.py",
+        "starts=np.concatenate([starts, piece * seq_len]),",
+        "starts=np.concatenate([starts, (piece + 1) * seq_len]),",
+        ("plan/test_pack.py", "plan/test_plan.py"),
+    ),
+    # Every epoch takes the pools in the order of the first one.
+    Mutant(
+        "pool-order-of-the-first-epoch",
+        "plan/pools.py",
+        'return shuffled(self.count, self._key("pools", epoch))',
+        'return shuffled(self.count, self._key("pools", 0))',
+        ("plan/test_quality.py", "plan/test_goldens.py", "plan/test_plan.py"),
+    ),
+    # A store that is shuffled in blocks never serves its last document.
+    Mutant(
+        "last-document-of-blocks-lost",
+        "plan/pools.py",
+        "members[members < layer.documents] + layer.first",
+        "members[members < layer.documents - 1] + layer.first",
+        ("plan/test_plan.py", "plan/test_layers.py"),
+    ),
+    # Context-parallel ranks hold other chunks of a row than Megatron expects.
+    Mutant(
+        "zigzag-chunk-of-another-rank",
+        "plan/ranks.py",
+        "second = shift + (2 * mesh.context - 2 - context_rank) * half",
+        "second = shift + (mesh.context - 1 + context_rank) * half",
+        ("plan/test_ranks.py", "batches/test_parallel.py"),
+    ),
+    # The first sequence behind a ban still serves the banned document.
+    Mutant(
+        "ban-one-sequence-late",
+        "plan/windows.py",
+        "late = np.repeat(positions >= position, np.diff(rows.pointers))",
+        "late = np.repeat(positions > position, np.diff(rows.pointers))",
+        ("plan/test_mixture.py", "batches/test_mixture.py", "plan/test_runs.py"),
+    ),
+    # A longer run goes on behind the last sequence of a shorter one, in the middle of a step.
+    Mutant(
+        "resumed-position-inside-a-step",
+        "plan/state.py",
+        "return plan.course.position_of(step) if inside else int(end)",
+        "return int(end)",
+        ("plan/test_plan.py", "batches/test_loader.py"),
+    ),
+    # A state that was edited by hand is accepted.
+    Mutant(
+        "state-check-not-compared",
+        "plan/state.py",
+        'same = state["check"] == fingerprint(rest)',
+        'same = bool(state["check"])',
+        ("plan/test_plan.py", "plan/test_lanes.py"),
+    ),
+    # The weight of a group is ignored: its sources get their shares of the group.
+    Mutant(
+        "group-weight-ignored",
+        "plan/shares.py",
+        "found.update({source: mine * share for source, share in inside.items()})",
+        "found.update(inside)",
+        ("plan/test_mixture.py", "batches/test_mixture_file.py"),
+    ),
+    # New weights hold one step later than the edit says.
+    Mutant(
+        "weights-edit-one-step-late",
+        "plan/timeline.py",
+        "changes.append(Change(position, edit.weights))",
+        "changes.append(Change(position + after.size, edit.weights))",
+        ("plan/test_mixture.py", "batches/test_mixture.py", "plan/test_runs.py"),
+    ),
+    # A run of epochs ends before the last sequences, which do not fill a step.
+    Mutant(
+        "last-partial-step-lost",
+        "plan/plan.py",
+        'return step + (inside > 0 and self.spec.last == "fill")',
+        "return step",
+        ("plan/test_plan.py", "batches/test_loader.py"),
+    ),
+    # overlong="drop" leaves out documents that fill a sequence exactly.
+    Mutant(
+        "drop-limit-one-token-low",
+        "plan/arrange.py",
+        "found[found > spec.seq_len] = 0",
+        "found[found >= spec.seq_len] = 0",
+        ("plan/test_plan.py", "plan/test_pools.py"),
+    ),
+    # An edit of seq_len joins pieces of a document although a piece between them was served.
+    Mutant(
+        "repacked-gap-ignored",
+        "plan/arrange.py",
+        "(documents[1:] == documents[:-1]) & (starts[1:] == starts[:-1] + lengths[:-1])",
+        "documents[1:] == documents[:-1]",
+        ("plan/test_mixture.py", "plan/test_runs.py", "plan/test_exhausted.py"),
+    ),
+    # A plan takes the cached counts of a plan with another seed.
+    Mutant(
+        "count-table-of-another-seed",
+        "plan/source.py",
+        'names = ["seq_len", "packing", "overlong", "seed", "shuffle", "pool_size"]',
+        'names = ["seq_len", "packing", "overlong", "shuffle", "pool_size"]',
+        ("plan/test_plan.py", "batches/test_tables.py"),
+    ),
+    # A plan in the order of lanes never serves the last document of a lane.
+    Mutant(
+        "last-document-of-lane-lost",
+        "plan/lane_plan.py",
+        "int(ends[-1]) if len(ends) else 0)",
+        "int(ends[-1]) - 1 if len(ends) else 0)",
+        ("plan/test_lanes.py", "streams/test_keep.py"),
+    ),
+)
+
+BATCHES = (
+    # labels="shifted" gives each token itself as its target.
+    Mutant(
+        "labels-not-shifted",
+        "batches/assemble.py",
+        "targets[:-1] = ids[1:]",
+        "targets[:] = ids",
+        ("batches/test_assemble.py", "batches/test_forms.py"),
+    ),
+    # The mask of shifted labels lies one token behind the labels it belongs to.
+    Mutant(
+        "loss-mask-shifted-by-one",
+        "batches/assemble.py",
+        "targets[:-1][masked[1:]] = IGNORE",
+        "targets[masked] = IGNORE",
+        ("batches/test_assemble.py", "batches/test_mixture.py"),
+    ),
+    # In the varlen form the padding behind the first short document of a batch is trained.
+    Mutant(
+        "alignment-padding-trained",
+        "batches/assemble.py",
+        "for _, begin, end in gaps:",
+        "for _, begin, end in gaps[1:]:",
+        ("batches/test_parallel.py", "batches/test_assemble.py"),
+    ),
+    # In the varlen form positions run on from one document to the next.
+    Mutant(
+        "position-ids-not-restarted",
+        "batches/assemble.py",
+        "positions = np.arange(total) - np.repeat(bounds[:-1], lengths)",
+        "positions = np.arange(total)",
+        ("batches/test_assemble.py", "batches/test_forms.py"),
+    ),
+    # The second micro-batch of a varlen batch counts its tokens from the first one's.
+    Mutant(
+        "micro-batch-bounds-not-rebased",
+        "batches/assemble.py",
+        "own = starts[from_span : to_span + 1] - starts[from_span]",
+        "own = starts[from_span : to_span + 1]",
+        ("batches/test_parallel.py", "batches/test_forms.py", "batches/test_device.py"),
+    ),
+    # A resumed run skips the first step behind its state.
+    Mutant(
+        "resumed-step-skipped",
+        "batches/iterations.py",
+        "self._start, self.resumed, self._latest, self._given = step, True, None, step",
+        "self._start, self.resumed, self._latest, self._given = step + 1, True, None, step",
+        ("batches/test_loader.py", "batches/test_mixture.py"),
+    ),
+    # An error while a batch is made ends the iteration as if the run were over.
+    Mutant(
+        "producer-error-swallowed",
+        "batches/ahead.py",
+        "raise made.error",
+        "return",
+        ("batches/test_ahead.py", "batches/test_loader.py"),
+    ),
+    # The summed loss is divided by more tokens than carry one.
+    Mutant(
+        "loss-divisor-with-first-tokens",
+        "batches/share.py",
+        "return int((rows.lengths - 1).sum())",
+        "return int(rows.lengths.sum())",
+        ("batches/test_parallel.py", "batches/test_metrics.py"),
+    ),
+    # A damaged table of counts is taken as it is.
+    Mutant(
+        "count-table-checksum-not-compared",
+        "batches/tables.py",
+        "len(body) == 4 * count and same:",
+        "len(body) == 4 * count:",
+        ("batches/test_tables.py", "batches/test_synthetic.py"),
+    ),
+    # Next-token targets train the last token of each row to predict itself.
+    Mutant(
+        "last-label-of-row-kept",
+        "batches/forms.py",
+        "following[:, -1] = IGNORE",
+        "following[:, -1] = labels[:, -1]",
+        ("batches/test_forms.py",),
+    ),
+    # In a mixture every span of a cut document has the mask of the document's first tokens.
+    Mutant(
+        "mixture-mask-of-the-first-span",
+        "batches/shelf.py",
+        "masks = store.mask(documents[at] - first, starts[at], lengths[at])",
+        "masks = store.mask(documents[at] - first, 0 * starts[at], lengths[at])",
+        ("batches/test_mixture.py", "prepare/test_chat.py"),
+    ),
+    # The first id behind the vocabulary reaches the model.
+    Mutant(
+        "id-at-vocabulary-size-served",
+        "batches/id_range.py",
+        "int(ids.view(np.uint64).max()) < store.vocab_size:",
+        "int(ids.view(np.uint64).max()) <= store.vocab_size:",
+        ("store/test_remote.py", "batches/test_loader.py"),
+    ),
+)
+
+STORE = (
+    # After a power cut the manifest names a shard whose tokens never reached the disk.
+    Mutant(
+        "shard-not-synced",
+        "store/writer.py",
+        "os.fsync(self._file.fileno())\n            self._file.close()\n        idx = write_file(",
+        "self._file.close()\n        idx = write_file(",
+        ("store/test_writer.py", "store/test_reader.py"),
+    ),
+    # A file has its name before all of it is written.
+    Mutant(
+        "file-written-in-place",
+        "store/writer.py",
+        "aside, digest = path.with_name(path.name + ASIDE), xxhash.xxh3_128()",
+        "aside, digest = path, xxhash.xxh3_128()",
+        ("store/test_reader.py", "store/test_generations.py"),
+    ),
+    # The flags of the last tokens of a shard are in reverse order in its mask.
+    Mutant(
+        "mask-tail-bits-reversed",
+        "store/mask.py",
+        'return header + self._bits + np.packbits(self._rest, bitorder="little").tobytes()',
+        'return header + self._bits + np.packbits(self._rest, bitorder="big").tobytes()',
+        ("store/test_golden.py", "batches/test_assemble.py"),
+    ),
+    # The pointers of a shard of 2**31 tokens and more wrap around.
+    Mutant(
+        "index-pointer-overflow",
+        "store/index.py",
+        'sums = end + np.cumsum(lengths[start : start + _STRETCH], dtype="<i8")',
+        'sums = end + np.cumsum(lengths[start : start + _STRETCH], dtype="<i4")',
+        ("store/test_golden.py", "store/test_megatron.py", "store/test_export.py"),
+    ),
+    # The provenance of a document names the line before its own.
+    Mutant(
+        "provenance-line-off-by-one",
+        "store/origins.py",
+        'line = number + 1 if source.kind == "jsonl" else None',
+        'line = number if source.kind == "jsonl" else None',
+        ("store/test_whence.py", "prepare/test_store.py", "cli/test_explain.py"),
+    ),
+    # The end tokens of a removed document carry a loss.
+    Mutant(
+        "removed-document-trained",
+        "store/reader.py",
+        "found[gone] = np.zeros(found[gone].size, bool)",
+        "found[gone] = np.ones(found[gone].size, bool)",
+        ("store/test_remove.py",),
+    ),
+    # A compaction that rewrites several shards keeps the last of them alone.
+    Mutant(
+        "compacted-shard-overwritten",
+        "store/compact.py",
+        "numbers[name] += 1",
+        "numbers[name] += 0",
+        ("store/test_remove.py", "store/test_generations.py"),
+    ),
+    # Documents are removed while another run changes the store.
+    Mutant(
+        "removal-without-the-lock",
+        "store/remove.py",
+        "with nullcontext() if dry_run else changing(folder):",
+        "with nullcontext():",
+        ("store/test_generations.py", "store/test_remove.py", "prepare/test_guards.py"),
+    ),
+    # In a large remote store appended documents are read from the first generation's tokens.
+    Mutant(
+        "later-generation-offset-lost",
+        "store/far_lengths.py",
+        "before = np.array([int(one[1]) for one in entries], np.int64) + self._tokens[of]",
+        "before = np.array([int(one[1]) for one in entries], np.int64)",
+        ("store/test_remote.py",),
+    ),
+    # A block that was damaged on its way from a remote store is served.
+    Mutant(
+        "fetched-block-not-verified",
+        "store/far.py",
+        "if expected is None or np.array_equal(block_sums(data), expected):",
+        "if expected is None or len(data):",
+        ("store/test_remote.py", "store/test_remote_faults.py"),
+    ),
+    # A block that was damaged in the cache is served, though it is to be checked when first read.
+    Mutant(
+        "cached-block-not-verified",
+        "store/far.py",
+        'if self._verify == "off" and segment.table.whole:',
+        "if segment.table.whole:",
+        ("store/test_remote.py",),
+    ),
+    # A changed manifest of an older generation is opened as if it were the original.
+    Mutant(
+        "older-manifest-not-compared",
+        "store/manifest.py",
+        "if checksum(data) != newest.history[generation - 1].manifest:",
+        "if not data:",
+        ("store/test_generations.py", "store/test_hostile.py"),
+    ),
+)
+
+PREPARATION = (
+    # A run that is killed while it moves its shards leaves a folder that passes for the store.
+    Mutant(
+        "manifest-before-its-shards",
+        "preparation/finish.py",
+        "for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:",
+        "(work.out / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))\n"
+        "    for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:",
+        ("prepare/test_resume.py", "prepare/test_torture.py"),
+    ),
+    # A job fails with exactly as many bad records as its budget allows.
+    Mutant(
+        "quarantine-budget-one-record-low",
+        "preparation/tally.py",
+        "if self.quarantined > allowed_bad(self._max_bad, self.records):",
+        "if self.quarantined >= allowed_bad(self._max_bad, self.records):",
+        ("prepare/test_bad_input.py", "prepare/test_convert.py"),
+    ),
+    # Appended documents stay although the store holds the same documents already.
+    Mutant(
+        "appended-duplicates-kept",
+        "preparation/phases.py",
+        "number=one.unit.number + len(self._older.files),",
+        "number=one.unit.number,",
+        ("prepare/test_append.py",),
+    ),
+    # A document that was moved to val once comes to train when it is appended again.
+    Mutant(
+        "validation-document-in-train",
+        "preparation/settle.py",
+        "natural, known = self.membership, (*self.settled, *overrides)",
+        "natural, known = self.membership, overrides",
+        ("prepare/test_append.py",),
+    ),
+    # An imported file loses its last document if that is one token without an end token.
+    Mutant(
+        "last-token-of-flat-file-lost",
+        "preparation/token_files.py",
+        "if last + 1 < tokens.size:",
+        "if last + 2 < tokens.size:",
+        ("prepare/test_import.py", "store/test_export.py"),
+    ),
+    # Documents begin with the end token where the model expects its beginning token.
+    Mutant(
+        "end-token-for-beginning-token",
+        "preparation/unit_files.py",
+        "made[begins] = tokenizer.bos_id",
+        "made[begins] = tokenizer.end_id",
+        ("prepare/test_store.py", "tokens"),
+    ),
+    # The provenance of documents is wrong behind the first 65,536 input files.
+    Mutant(
+        "part-number-of-16-bits",
+        "preparation/shards.py",
+        'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint32)',
+        'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint16)',
+        ("prepare/test_many_files.py",),
+    ),
+    # The order of the quarantine depends on timing, and so on the number of workers.
+    Mutant(
+        "quarantine-out-of-order",
+        "preparation/unit_files.py",
+        "if not self._bad_in_order:",
+        "if False:",
+        ("prepare/test_bad_order.py", "prepare/test_bad_input.py", "prepare/test_preferences.py"),
+    ),
+    # --restart keeps the unit of a file that was written anew with the same size.
+    Mutant(
+        "stale-unit-kept-by-restart",
+        "preparation/units.py",
+        "content.get(part.source.path, part.source.mtime_ns),",
+        "content.get(part.source.path, 0),",
+        ("prepare/test_disturbed.py", "prepare/test_resume.py"),
+    ),
+    # Line numbers in the quarantine are too low behind the first part of a large file.
+    Mutant(
+        "quarantine-lines-of-documents",
+        "preparation/finish.py",
+        "before[part.source.path] = starts[-1] + counts.records",
+        "before[part.source.path] = starts[-1] + counts.documents",
+        ("prepare/test_formats.py", "prepare/test_bad_input.py", "prepare/test_store.py"),
+    ),
+    # Two runs prepare into one folder at the same time.
+    Mutant(
+        "work-folder-not-locked",
+        "preparation/work.py",
+        "self._take_lock()",
+        "self._lock.truncate(0)",
+        ("prepare/test_disturbed.py", "prepare/test_resume.py", "prepare/test_guards.py"),
+    ),
+    # A long conversation loses a turn that would have ended exactly at the limit.
+    Mutant(
+        "turn-limit-one-token-low",
+        "preparation/overlong.py",
+        "return max((stop for stop in ends if stop <= limit), default=0)",
+        "return max((stop for stop in ends if stop < limit), default=0)",
+        ("chat/test_overlong.py",),
+    ),
+)
+
+CHAT = (
+    # train_on="last" trains the first answer of a conversation.
+    Mutant(
+        "first-answer-trained-for-the-last",
+        "chat/trained.py",
+        "chosen = set(assistants[-1:] if last else assistants)",
+        "chosen = set(assistants[:1] if last else assistants)",
+        ("chat/test_turns.py", "prepare/test_chat.py"),
+    ),
+    # The default weight of 1 makes a user's or a system's turn a trained one.
+    Mutant(
+        "weight-trains-user-turns",
+        "chat/turns.py",
+        'return train if weight and message["role"] != "assistant" else bool(weight)',
+        "return bool(weight)",
+        ("chat/test_schemas.py", "chat/test_turns.py"),
+    ),
+    # The stop token behind an answer carries no loss, so that a model never learns to stop.
+    Mutant(
+        "stop-token-not-trained",
+        "chat/places.py",
+        "return place + len(stop)",
+        "return place",
+        ("chat/test_turns.py", "chat/test_oracles.py"),
+    ),
+    # Tokenized rows train tokens that loss_mask leaves out, if labels has them.
+    Mutant(
+        "label-mask-widened-by-loss-mask",
+        "chat/token_rows.py",
+        "trained = mask if trained is None else trained & mask",
+        "trained = mask if trained is None else trained | mask",
+        ("chat/test_schemas.py", "chat/test_faults.py", "prepare/test_chat.py"),
+    ),
+    # With a system column the prompt counts as the first turn of the completion.
+    Mutant(
+        "completion-one-turn-early",
+        "chat/speech.py",
+        "messages, start = led, start + 1",
+        "messages = led",
+        ("chat/test_schemas.py", "chat/test_preferences.py", "chat/test_trl.py"),
+    ),
+)
+
+STREAMS = (
+    # A stream that goes on from a state repeats the last document before it.
+    Mutant(
+        "resumed-record-repeated",
+        "streams/lane.py",
+        "skip = begin.taken",
+        "skip = 0",
+        ("streams/test_streams.py", "streams/test_keep.py"),
+    ),
+    # States of ranks that stand at different steps are merged into one.
+    Mutant(
+        "states-of-different-steps-merged",
+        "streams/state.py",
+        'for name in ("fingerprint", "position"):',
+        'for name in ("fingerprint",):',
+        ("streams/test_streams.py", "streams/test_keep.py"),
+    ),
+    # The end of each large file is never streamed.
+    Mutant(
+        "last-stretch-of-file-lost",
+        "streams/stretches.py",
+        "pairwise([*range(part.start, part.stop, step), part.stop]):",
+        "pairwise(range(part.start, part.stop, step)):",
+        ("streams/test_streams.py", "streams/test_keep.py"),
+    ),
+    # A stream that goes on inside a stretch keeps it for the store without its first records.
+    Mutant(
+        "partial-stretch-kept",
+        "streams/lane.py",
+        "if self._keep is not None and begin.epoch == 0 and whole:",
+        "if self._keep is not None and begin.epoch == 0:",
+        ("streams/test_keep.py",),
+    ),
+    # A stream trains the documents of the val subset.
+    Mutant(
+        "validation-documents-streamed",
+        "streams/lane.py",
+        "mine = codes == 0",
+        "mine = codes != 2",
+        ("streams/test_streams.py", "streams/test_keep.py"),
+    ),
+)
+
+MUTANTS = (*PLAN, *BATCHES, *STORE, *PREPARATION, *CHAT, *STREAMS)
