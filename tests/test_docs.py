@@ -1,5 +1,6 @@
 """Every code block of the README and the docs runs, in order, page by page."""
 
+import json
 import os
 import re
 import subprocess
@@ -11,8 +12,9 @@ import yaml
 
 import batchloom
 import batchloom.compat
-from batchloom.preparation.recipe_values import steps_of
-from batchloom.text.registry import clean_problems
+from batchloom.preparation import steps_of
+from batchloom.text import clean_problems
+from processes import run_module
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,8 +27,23 @@ def blocks(page):
     return [(match[1], match[2]) for match in FENCE.finditer(page.read_text())]
 
 
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+# Their commands train models or compare frameworks, which takes over five seconds.
+LONG_PAGES = {
+    "docs/coming-from.md",
+    "docs/compare.md",
+    "docs/recipes.md",
+    "docs/train.md",
+    "docs/worker.md",
+}
+PAGES_WITH_CODE = [page for page in PAGES if {name for name, _ in blocks(page)} - SHOWN]
+
+
 def corpus(folder):
-    """What the pages call ``corpus/``: the standard library's own prose and code."""
+    """Write what the pages call ``corpus/``: prose and code of the standard library."""
     from pydoc_data.topics import topics
 
     folder.mkdir()
@@ -70,19 +87,41 @@ def test_every_page_is_named_in_the_readme_and_every_public_name_in_the_referenc
     assert {name for name in names if f"`{name}`" not in reference} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_run(page, tmp_path):
-    runnable = [(language, text) for language, text in blocks(page) if language not in SHOWN]
-    if not runnable:
-        return
-    corpus(tmp_path / "corpus")
-    environment = {
-        **os.environ,
+def page_environment(folder):
+    corpus(folder / "corpus")
+    return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
         "PYTHONWARNINGS": "default",
     }
-    for language, text in runnable:
+
+
+def runnable(page):
+    return [(language, text) for language, text in blocks(page) if language not in SHOWN]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if name_of(page) in LONG_PAGES else [])
+        for page in PAGES_WITH_CODE
+    ],
+    ids=name_of,
+)
+def test_blocks_run(page, tmp_path, monkeypatch):
+    """All blocks of a page in one process, which has imported most modules already."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "blocks.json").write_text(json.dumps(runnable(page)))
+    done = run_module("run_blocks", tmp_path / "blocks.json", env=page_environment(tmp_path))
+    assert done.returncode == 0, f"{page.name}:\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=name_of)
+def test_blocks_run_as_typed(page, tmp_path):
+    """Each block in a process of its own, in a shell where the page shows one."""
+    environment = {**os.environ, **page_environment(tmp_path)}
+    for language, text in runnable(page):
         command = (
             [sys.executable, "-c", text]
             if language == "python"

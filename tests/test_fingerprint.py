@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from batchloom.core.fingerprint import canonical, fingerprint
+from batchloom.core import canonical, fingerprint
 
 LEAVES = (
     st.none()

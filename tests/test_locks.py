@@ -8,13 +8,11 @@ import sys
 
 import pytest
 
-from batchloom.core.errors import OutputError, StoreConflictError
-from batchloom.core.locks import lock_alone
-from batchloom.preparation.work import WorkFolder
-from batchloom.store.export import export_store
-from batchloom.store.generations import changing
-from batchloom.store.writer import AsideFile
-from batchloom.testing.stores import write_store
+from batchloom import OutputError
+from batchloom.core import StoreConflictError, lock_alone
+from batchloom.preparation import WorkFolder
+from batchloom.store import AsideFile, changing, export_store
+from batchloom.testing import write_store
 
 _HOOKS = []
 _HOOKED = []

@@ -9,17 +9,23 @@ from pathlib import Path
 import pytest
 
 import batchloom
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
+from processes import start_processes
 from sources.hub_server import hub_serving
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-def script(folder, name, *words, **environment):
-    return subprocess.run(
-        [sys.executable, str(SCRIPTS / name), *map(str, words)],
-        capture_output=True, text=True, cwd=folder, env=os.environ | environment,
-    )  # fmt: skip
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A function that runs a script in ``tmp_path``, in a process of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_script(name, *words):
+        with start_processes(SCRIPTS / name, *words) as (process,):
+            return process.wait()
+
+    return run_script
 
 
 def test_there_are_four_short_ones():
@@ -31,50 +37,57 @@ def test_there_are_four_short_ones():
     assert max(sizes.values()) <= 20
 
 
-def test_from_texts_to_a_trained_model(tmp_path):
+def test_from_texts_to_a_trained_model(tmp_path, script):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("\n\n".join(f"{name} says {n}" for n in range(400)))
     prepare = ["--input_files", "a.txt", "b.txt", "--out_dir", "store", "--tokenization", "bytes"]
     options = ["--tokens_per_shard", "4000", "--no_dedup", "--no_normalize"]
-    done = script(tmp_path, "prepare_dataset.py", *prepare, *options, "--split_on", "paragraph")
+    done = script("prepare_dataset.py", *prepare, *options, "--split_on", "paragraph")
     assert done.returncode == 0, done.stderr
     recipe = json.loads((tmp_path / "store/dataset_metadata.json").read_text())["recipe"]
     assert (recipe["inputs"], recipe["tokens_per_shard"]) == (["a.txt", "b.txt"], 4000)
     assert (recipe["dedup"], recipe["reading"]["normalize"]) == ("none", False)
 
-    done = script(tmp_path, "check_data_loading.py", "store")
+    done = script("check_data_loading.py", "store")
     assert done.returncode == 0, done.stderr
     assert "first batch: (4, 128)" in done.stdout
     assert "source=real store/train" in done.stdout
 
     size = ["--max_iters", "1", "--seq_len", "32", "--global_batch_size", "2"]
-    done = script(tmp_path, "train.py", "--model_name", "tiny", "--dataset_dir", "store", *size)
+    done = script("train.py", "--model_name", "tiny", "--dataset_dir", "store", *size)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/tiny/log.jsonl").exists()
 
 
-def test_training_on_a_file_with_a_configuration(tmp_path):
+def test_training_on_a_file_with_a_configuration(tmp_path, script):
     (tmp_path / "in.txt").write_text("some words to learn from. " * 200)
     shipped = json.loads((SCRIPTS.parent / "configs/tiny.json").read_text())
     shipped["model"] = {"layers": 1, "heads": 1, "width": 16}
     (tmp_path / "small.json").write_text(json.dumps(shipped))
     words = ["--input_file", "in.txt", "--tokenizer", "bytes", "--config_file", "small.json"]
     size = ["--max_iters", "1", "--seq_len", "16", "--global_batch_size", "2"]
-    done = script(tmp_path, "train.py", *words, *size)
+    done = script("train.py", *words, *size)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/small/log.jsonl").exists()
 
 
-def test_to_json_lines(tmp_path):
+def test_to_json_lines(tmp_path, script):
     (tmp_path / "in.csv").write_text('q,a\n"one, two",3\n')
-    done = script(tmp_path, "convert_to_jsonl.py", "--csv", "in.csv", "--output", "out.jsonl")
+    done = script("convert_to_jsonl.py", "--csv", "in.csv", "--output", "out.jsonl")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out.jsonl").read_text()) == {"q": "one, two", "a": "3"}
+
+
+def test_a_data_set_of_the_hub_to_json_lines(tmp_path):
+    """In a process of its own, as a user runs it."""
     lines = b'{"text": "a"}\n{"text": "b"}\n'
     with hub_serving({"org/plain": {"README.md": b"# hi", "train.jsonl": lines}}) as hub:
         known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
         words = ["--dataset", "org/plain", "--output", "hub.jsonl"]
-        done = script(tmp_path, "convert_to_jsonl.py", *words, **known)
+        done = subprocess.run(
+            [sys.executable, SCRIPTS / "convert_to_jsonl.py", *words],
+            capture_output=True, text=True, cwd=tmp_path, env=os.environ | known,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "hub.jsonl").read_text().splitlines()]
     assert rows == [{"text": "a"}, {"text": "b"}]
@@ -90,7 +103,7 @@ def test_to_json_lines(tmp_path):
         ("pairs", 1, "holds preferences"),
     ],
 )
-def test_checking_what_gives_no_batch(tmp_path, what, code, said):
+def test_checking_what_gives_no_batch(tmp_path, script, what, code, said):
     (tmp_path / "in.txt").write_text("words")
     pair = {"prompt": "q", "chosen": "yes", "rejected": "no"}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
@@ -98,7 +111,7 @@ def test_checking_what_gives_no_batch(tmp_path, what, code, said):
     write_store(tmp_path / "unseen", {"val": [[1, 2, 256]]})
     write_store(tmp_path / "store", [[1, 2, 3]])
     (tmp_path / "store/train/shard_00000.bin").write_bytes(b"\0" * 6)
-    done = script(tmp_path, "check_data_loading.py", what)
+    done = script("check_data_loading.py", what)
     assert done.returncode == code
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

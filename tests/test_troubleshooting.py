@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.chat.choose import choose_template
+from batchloom.chat import choose_template
 from batchloom.compat import GPTDataLoader, PretrainingDataset, SFTDataset, load_jsonl_file
-from batchloom.plan.ranks import Mesh
+from batchloom.plan import Mesh
 from batchloom.preparation.suspects import Deaths, after_death
-from batchloom.preparation.work import WORK_NAME
-from batchloom.sources.listing import list_sources
-from batchloom.store.compact import compact_store
-from batchloom.testing.stores import append_documents, write_store
+from batchloom.sources import list_sources
+from batchloom.store import WORK_NAME, compact_store
+from batchloom.testing import append_documents, write_store
 from batchloom.tokens import resolve_tokenizer
-from batchloom.train.folder import RunFolder
+from batchloom.train import RunFolder
 from chat.conftest import metaspace
 from prepare.stores import jsonl
 from sources.hub_server import hub_serving
@@ -94,7 +93,7 @@ def narrow():
 
 
 def shared():
-    from batchloom.train.settings import ModelSettings, TrainSettings, accumulation
+    from batchloom.train import ModelSettings, TrainSettings, accumulation
 
     model = ModelSettings(layers=1, heads=1, width=8)
     accumulation(TrainSettings(model=model, global_batch_size=9), 2)
@@ -237,8 +236,12 @@ def test_the_code_says_so(sentence, tmp_path, monkeypatch, caplog):
         assert re.search(pattern(sentence), HERE[sentence](monkeypatch))
         return
     kind = json.JSONDecodeError if kind == "json.JSONDecodeError" else getattr(builtins, kind)
-    with pytest.raises(kind, match=pattern(sentence)) as caught:
-        HERE[sentence](monkeypatch)
+    # Modules are there again before fixtures and plugins that use them end.
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(kind, match=pattern(sentence)) as caught,
+    ):
+        HERE[sentence](patch)
     assert isinstance(caught.value, batchloom.BatchloomError)
 
 

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForMultimodalLM
 
 from batchloom import open_store
-from batchloom.adapters.fsdp2_arguments import FSDP2Arguments
-from batchloom.adapters.fsdp2_trainer import FSDP2SFTTrainer
+from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 
 
 def trained(data, folder, out, settings):

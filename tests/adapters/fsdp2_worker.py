@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from batchloom import open_store
-from batchloom.adapters.fsdp2_arguments import FSDP2Arguments
-from batchloom.adapters.fsdp2_trainer import FSDP2SFTTrainer
-from batchloom.core.errors import InputError, StateError
+from batchloom import InputError, StateError, open_store
+from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.examples.job import tiny_model
 
 if __name__ == "__main__":

@@ -10,14 +10,12 @@ import torch
 import torch.distributed as dist
 
 import batchloom
-from batchloom.core.errors import BatchloomError
-from batchloom.store.reader import Store
+from batchloom import BatchloomError, Store
 
 warnings.simplefilter("ignore")
-from megatron.core import num_microbatches_calculator as calc  # noqa: E402
-from megatron.core import parallel_state  # noqa: E402
+from megatron.core import num_microbatches_calculator as calc, parallel_state
 
-from batchloom.adapters import megatron  # noqa: E402
+from batchloom.adapters import megatron
 
 SIZES = {"seq_len": 64, "global_batch_size": 8, "micro_batch_size": 2, "steps": 3}
 LAYOUTS = {

@@ -6,12 +6,13 @@ import pytest
 from torch.utils.data import DataLoader
 
 import batchloom
-from adapters.small import small_store, two_processes
+from adapters.small import small_store
+from batchloom import Edit, PlanError, StateError
 from batchloom.adapters.deepspeed import batch_sizes
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
-from batchloom.core.errors import PlanError, StateError, TrainError
+from batchloom.core import TrainError
 from batchloom.examples.job import adamw, tiny_model
-from batchloom.plan.edits import Edit
+from processes import run_two_ranks
 from streams.streams import small_stream, write_texts
 
 accelerate = pytest.importorskip("accelerate")
@@ -197,5 +198,6 @@ def test_a_stream_is_kept_where_it_stands_or_not_at_all(accelerators, tmp_path):
     assert load_newest(again, tmp_path / "out") == other.next_step == 3
 
 
+@pytest.mark.slow
 def test_two_processes_are_not_given_what_one_of_them_would_keep_or_deal(store, tmp_path):
-    two_processes(Path(__file__).with_name("accelerate_worker.py"), store.path, tmp_path)
+    run_two_ranks(Path(__file__).with_name("accelerate_worker.py"), store.path, tmp_path)

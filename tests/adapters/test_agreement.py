@@ -1,14 +1,14 @@
 """Ranks that would train on different data are found out before the first step, on every rank."""
 
-import subprocess
-import sys
+import json
 
 import pytest
 
 import batchloom
-from batchloom.adapters.agreement import disagreement, require_agreement
-from batchloom.core.errors import TrainError
-from batchloom.testing.stores import write_store
+from batchloom.adapters import disagreement, require_agreement
+from batchloom.core import TrainError
+from batchloom.testing import write_store
+from processes import run_two_ranks
 
 SIZES = {"seq_len": 16, "global_batch_size": 4}
 SCRIPT = """
@@ -61,20 +61,11 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    import json
-
     folder = tmp_path_factory.mktemp("agreement")
     for name, base in (("one", 1), ("two", 2)):
         write_store(folder / name, [[base + n % 7 for n in range(k)] for k in range(1, 60)])
     (folder / "script.py").write_text(SCRIPT)
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*words, str(folder / "script.py"), str(folder / "one"), str(folder / "two"), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_two_ranks(folder / "script.py", folder / "one", folder / "two", folder)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
 
 

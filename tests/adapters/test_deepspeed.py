@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from adapters.small import small_store, two_processes
+from adapters.small import small_store
+from processes import run_two_ranks
 
 
+@pytest.mark.slow
 def test_every_stage_of_zero_learns_what_plain_torch_does(tmp_path):
     pytest.importorskip("deepspeed")
     store = small_store(tmp_path / "store")
-    two_processes(Path(__file__).with_name("deepspeed_worker.py"), store.path, tmp_path / "out")
+    run_two_ranks(Path(__file__).with_name("deepspeed_worker.py"), store.path, tmp_path / "out")

@@ -8,19 +8,18 @@ import torch
 
 import batchloom
 from batchloom.adapters.logging import to_tensorboard
-from batchloom.batches.metrics import Meter, transformer_cost
-from batchloom.core.errors import TrainError
+from batchloom.batches import Meter, transformer_cost
+from batchloom.core import TrainError
 from batchloom.examples.job import tiny_model
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     lightning = pytest.importorskip("lightning.pytorch")
     transformers = pytest.importorskip("transformers")
+    from batchloom.adapters import FiguresCallback
     from batchloom.adapters.hugging_face import trainer_parts
-    from batchloom.adapters.hugging_face_metrics import FiguresCallback
-    from batchloom.adapters.lightning import FiguresCallback as LightningFigures
-    from batchloom.adapters.lightning import LoaderDataModule
+    from batchloom.adapters.lightning import FiguresCallback as LightningFigures, LoaderDataModule
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 6

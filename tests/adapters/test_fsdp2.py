@@ -6,12 +6,12 @@ from torch.distributed.checkpoint import state_dict_saver
 
 import batchloom
 from adapters.small import small_store
-from batchloom.adapters.checkpoints import newest
+from batchloom import StateError
+from batchloom.adapters import newest
 from batchloom.adapters.fsdp2 import begin_save, load, load_newest, save
-from batchloom.comparison.launch import run_example
-from batchloom.comparison.witness import expected
-from batchloom.core.errors import StateError
+from batchloom.comparison import expected
 from batchloom.examples.job import adamw, tiny_model
+from comparison.warm import run_warm
 
 SIZES = {"seq_len": 64, "global_batch_size": 4}
 
@@ -110,13 +110,13 @@ def test_a_longer_run_fills_up_the_step_that_the_last_one_ended_in(store, tmp_pa
 def test_a_run_goes_on_with_another_number_of_processes(store, tmp_path):
     job = {"data": str(store.path), **SIZES, "batch_size": 1, "save_every": 4}
     plain = {**job, "out": str(tmp_path / "plain"), "steps": 12}
-    wanted = run_example("pytorch", plain, tmp_path / "p").losses
+    wanted = run_warm("pytorch", plain, tmp_path / "p").losses
     losses, done = [], 0
     for stop, processes in ((4, 2), (8, 1), (12, 2)):
-        run = run_example(
+        run = run_warm(
             "fsdp2",
             {**job, "out": str(tmp_path / "out"), "steps": stop, "resume": bool(done)},
-            tmp_path / "record",
+            tmp_path / f"record{stop}",
             processes=processes,
         )
         assert run.first == done

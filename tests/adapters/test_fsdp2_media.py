@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 
 import batchloom
 from adapters.fsdp2_media_worker import trained
-from adapters.small import two_processes
-from batchloom.adapters.fsdp2_arguments import FSDP2Arguments
+from batchloom import InputError
+from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.adapters.fsdp2_media import more_rows
-from batchloom.adapters.fsdp2_trainer import FSDP2SFTTrainer
-from batchloom.batches.assemble import Batch, BatchCuts, MediaCut
-from batchloom.core.errors import InputError
+from batchloom.batches import Batch
+from batchloom.batches.assemble import BatchCuts, MediaCut
 from media.models import make
+from processes import run_two_ranks
 from train.families import Families
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -49,9 +49,10 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_has_no_images_train_as_one(families):
     places = [families[name].folder.parent for name in NAMES]
-    two_processes(Path(__file__).with_name("fsdp2_media_worker.py"), json.dumps(SETTINGS), *places)
+    run_two_ranks(Path(__file__).with_name("fsdp2_media_worker.py"), json.dumps(SETTINGS), *places)
     for place in places:
         held = [json.loads((place / f"held{rank}.json").read_text()) for rank in (0, 1)]
         passes = [

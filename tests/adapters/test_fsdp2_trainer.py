@@ -3,24 +3,19 @@
 import json
 import warnings
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
 import batchloom
-from adapters.small import small_records, small_store, two_processes
-from batchloom.adapters.fsdp2_arguments import FSDP2Arguments, arguments_of
-from batchloom.adapters.fsdp2_optimizer import share_of_rate
-from batchloom.adapters.fsdp2_trainer import FSDP2SFTTrainer
-from batchloom.core.errors import (
-    InputError,
-    PlanError,
-    SettingsError,
-    StateError,
-    TrainError,
-)
+from adapters.small import small_records, small_store
+from batchloom import InputError, PlanError, SettingsError, StateError
+from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
+from batchloom.core import TrainError
 from batchloom.examples.job import tiny_model
+from processes import run_two_ranks
 
 SMALL = {
     "max_length": 64,
@@ -51,6 +46,12 @@ def trainer(store, out, data=None, collator=None, dropout=0.0, **settings):
         train_dataset=store if data is None else data,
         data_collator=collator,
     )
+
+
+def accepted(args, store, data=None):
+    """The arguments of a trainer that was given some."""
+    data = store if data is None else data
+    return FSDP2SFTTrainer(model=tiny_model(store), args=args, train_dataset=data).args
 
 
 def logged(out):
@@ -269,14 +270,15 @@ def theirs(kind, folder, **settings):
 
 @pytest.mark.parametrize("kind", ["transformers", "trl"])
 def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tmp_path):
-    got = arguments_of(
-        theirs(kind, tmp_path, max_steps=7, lr_scheduler_type="cosine", report_to="none")
-    )
+    packing = "none" if kind == "trl" else "best_fit"
+    spec = batchloom.PlanSpec(seq_len=1024, global_batch_size=8, seed=42, steps=7, packing=packing)
+    args = theirs(kind, tmp_path, max_steps=7, lr_scheduler_type="cosine", report_to="none")
+    got = accepted(args, store, batchloom.Plan(store, spec))
     assert (got.max_steps, got.lr_scheduler_type) == (7, "cosine")
     assert got.max_length == (1024 if kind == "trl" else None)
     assert got.packing is (kind != "trl")
     with pytest.raises(SettingsError) as refused:
-        arguments_of(
+        accepted(
             theirs(
                 kind,
                 tmp_path,
@@ -286,7 +288,8 @@ def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tm
                 optim="sgd",
                 neftune_noise_alpha=5,
                 dataloader_drop_last=True,
-            )
+            ),
+            store,
         )
     named = {problem.split(":")[0] for problem in refused.value.problems}
     assert named >= {
@@ -327,48 +330,61 @@ def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tm
         ({"learning_rate": 10**400}, "learning_rate: a number of .* is not an int or float"),
     ],
 )
-def test_settings_that_are_none_are_refused(settings, said):
+def test_settings_that_are_none_are_refused(store, settings, said):
     with pytest.raises(SettingsError, match=said):
-        arguments_of(FSDP2Arguments(**{"output_dir": "x", **settings}))
+        accepted(FSDP2Arguments(**{"output_dir": "x", **settings}), store)
+
+
+def test_arguments_that_are_none_are_refused(store):
     with pytest.raises(InputError, match="not 3"):
-        arguments_of(3)
+        accepted(3, store)
 
 
 NUMBERS = [one.name for one in fields(FSDP2Arguments) if one.type in (float, float | None)]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "1e-3", True])
-def test_no_number_is_taken_that_is_none_and_all_are_told_at_once(value, tmp_path):
+def test_no_number_is_taken_that_is_none_and_all_are_told_at_once(value, store, tmp_path):
     assert len(NUMBERS) == 8
     wrong = dict.fromkeys(NUMBERS, value)
     with pytest.raises(SettingsError) as refused:
-        arguments_of(FSDP2Arguments(output_dir="x", bf16="no", save_steps=0, **wrong))
+        accepted(FSDP2Arguments(output_dir="x", bf16="no", save_steps=0, **wrong), store)
     named = [problem.split(":")[0] for problem in refused.value.problems]
     assert sorted(named) == sorted([*NUMBERS, "bf16", "save_steps"])
     args = theirs("transformers", tmp_path)
     for name in NUMBERS:
         setattr(args, name, value)
     with pytest.raises(SettingsError) as refused:
-        arguments_of(args)
+        accepted(args, store)
     assert {problem.split(":")[0] for problem in refused.value.problems} >= set(NUMBERS)
 
 
-def test_the_least_that_numbers_may_be_is_taken():
+def test_the_least_that_numbers_may_be_is_taken(store, tmp_path):
     least = dict.fromkeys(set(NUMBERS) - {"num_train_epochs"}, 0)
-    assert arguments_of(FSDP2Arguments(output_dir="x", **least)).max_grad_norm == 0
+    args = FSDP2Arguments(output_dir=str(tmp_path), use_cpu=True, **least)
+    assert accepted(args, store).max_grad_norm == 0
 
 
-@pytest.mark.parametrize("warmup", [0, 3, 0.25])
-@pytest.mark.parametrize("kind", ["linear", "cosine", "constant_with_warmup", "constant"])
-def test_the_learning_rate_is_that_of_transformers(kind, warmup):
+@pytest.mark.parametrize(
+    ("kind", "warmup"),
+    [
+        *product(("linear", "cosine", "constant_with_warmup"), (0, 3, 0.25)),
+        ("constant", 0),
+    ],
+)
+def test_the_learning_rate_is_that_of_transformers(store, tmp_path, kind, warmup):
     from transformers import get_scheduler
 
-    args = FSDP2Arguments(output_dir="x", lr_scheduler_type=kind, warmup_steps=warmup)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    steps = 12
+    steps, rate = 12, 1e-3
+    small = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    course = {"max_steps": steps, "learning_rate": rate, "save_strategy": "no"}
+    run = trainer(store, tmp_path, lr_scheduler_type=kind, warmup_steps=warmup, **small, **course)
+    run.train()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
     theirs = get_scheduler(kind, optimizer, int(warmup if warmup >= 1 else steps * warmup), steps)
-    for step in range(steps):
-        assert share_of_rate(args, step, steps) == pytest.approx(theirs.get_last_lr()[0])
+    assert len(run.log_history) == steps
+    for entry in run.log_history:
+        assert entry["lr"] == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step()
         theirs.step()
 
@@ -379,7 +395,7 @@ def test_two_ranks_train_rank_0s_model_as_one_process_does(store, tmp_path):
     alone = trainer(store, tmp_path / "one", gradient_checkpointing=True)
     alone.train()
     settings = {**SMALL, "gradient_accumulation_steps": 1}
-    two_processes(
+    run_two_ranks(
         Path(__file__).with_name("fsdp2_worker.py"),
         *(store.path, tmp_path / "two", json.dumps(settings)),
     )

@@ -1,10 +1,7 @@
 """Trainer and SFTTrainer as they are: what they are refused, how they resume and evaluate, what becomes of the loss."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,26 +9,23 @@ import pytest
 import torch
 
 import batchloom
+from batchloom import InputError, SettingsError, StateError
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches.forms import flattened, padded
-from batchloom.batches.masks import dense_mask
-from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
+from batchloom.batches import dense_mask, flattened, padded
+from batchloom.core import TrainError
 from batchloom.examples.job import adamw, tiny_model
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
+from processes import run_two_ranks
 
 transformers = pytest.importorskip("transformers")
 trl = pytest.importorskip("trl")
 
-from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments  # noqa: E402
+from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
-from batchloom.adapters.hugging_face import trainer_parts  # noqa: E402
-from batchloom.adapters.hugging_face_dealing import Dealing  # noqa: E402
-from batchloom.adapters.hugging_face_parts import (  # noqa: E402
-    TokenLoss,
-    refuse_leak,
-    row_losses,
-    token_loss,
-)
+from batchloom.adapters import TokenLoss, row_losses, token_loss
+from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.adapters.hugging_face_dealing import Dealing
+from batchloom.adapters.hugging_face_parts import refuse_leak
 
 pytestmark = [
     # transformers and trl: what they deprecate of their own; torch counts this machine's cores.
@@ -203,18 +197,11 @@ def test_a_checkpoint_goes_on_with_other_micro_batches(store, undisturbed, tmp_p
     assert losses(trainer) == pytest.approx(losses(undisturbed), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_process_goes_on_with_two(store, undisturbed, tmp_path):
     worker = Path(__file__).with_name("hf_worker.py")
     checkpoint = f"{undisturbed.args.output_dir}/checkpoint-4"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(worker), str(store.path), checkpoint, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_two_ranks(worker, store.path, checkpoint, tmp_path)
     told = [json.loads((tmp_path / f"told_{rank}.json").read_text()) for rank in (0, 1)]
     for rank in (0, 1):
         loader = batchloom.Loader(store, **SIZES, steps=STEPS, rank=rank, world_size=2)

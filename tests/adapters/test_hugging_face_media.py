@@ -1,9 +1,6 @@
 """Hugging Face's Trainer on stores with images and audio: what reaches the model, its losses, and what is refused."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +10,14 @@ import torch
 
 import batchloom
 from adapters.test_hugging_face import losses, make_args
+from batchloom import SettingsError
 from batchloom.adapters.hugging_face import trainer_parts
 from batchloom.adapters.hugging_face_dealing import _media_problems
-from batchloom.batches.masks import image_masks
-from batchloom.core.errors import SettingsError, TrainError
+from batchloom.batches import image_masks
+from batchloom.core import TrainError
 from batchloom.examples.job import adamw
 from media.models import TEXT_WINDOW, make
+from processes import run_two_ranks
 from train.families import Families
 
 transformers = pytest.importorskip("transformers")
@@ -172,16 +171,8 @@ def test_two_ranks_of_which_one_has_no_media_train_as_one(families, tmp_path):
     loaders = [batchloom.Loader(family.store, **TWO, rank=rank, world_size=2) for rank in (0, 1)]
     seen = [["pixel_values" in loader.batch(step) for loader in loaders] for step in range(STEPS)]
     assert {True, False} in map(set, seen)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     worker = Path(__file__).with_name("hf_media_worker.py")
-    done = subprocess.run(
-        [*command, str(worker), str(family.store.path), str(family.folder), str(tmp_path / "two")],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_two_ranks(worker, family.store.path, family.folder, tmp_path / "two")
     told = json.loads((tmp_path / "two/told.json").read_text())
     loader = batchloom.Loader(family.store, **TWO, steps=STEPS, rank=0, world_size=1)
     one = trainer_of(

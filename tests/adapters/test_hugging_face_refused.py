@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from batchloom.batches.masks import dense_mask
-from batchloom.core.errors import MissingDependencyError, SettingsError, StateError, TrainError
+from batchloom import Edit, SettingsError, StateError
+from batchloom.batches import dense_mask
+from batchloom.core import MissingDependencyError, TrainError
 from batchloom.examples.job import tiny_model
-from batchloom.plan.edits import Edit
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
 
 transformers = pytest.importorskip("transformers")
 trl = pytest.importorskip("trl")
 
-from transformers import TrainerCallback  # noqa: E402
+from transformers import TrainerCallback
 
-from adapters.test_hugging_face import make_args, make_loader, make_trainer  # noqa: E402
-from batchloom.adapters import requirements  # noqa: E402
-from batchloom.adapters.hugging_face import trainer_parts  # noqa: E402
+from adapters.test_hugging_face import make_args, make_loader, make_trainer
+from batchloom.adapters import requirements
+from batchloom.adapters.hugging_face import trainer_parts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

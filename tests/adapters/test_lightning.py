@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import batchloom
-from batchloom.core.errors import PlanError, StateError, TrainError
-from batchloom.plan.edits import Edit
-from batchloom.testing.stores import write_store
+from batchloom import Edit, PlanError, StateError
+from batchloom.core import TrainError
+from batchloom.testing import write_store
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from batchloom import OutputError
 from batchloom.adapters.logging import to_all, to_jsonl, to_tensorboard, to_wandb
-from batchloom.core.errors import OutputError
 
 FIGURES = {"perf/tokens_per_s": 1234.5, "data/web/epoch": 0.25, "data/synthetic": 0.0}
 

@@ -1,8 +1,5 @@
 """Megatron's own processes, readers and counters over our stores and plans."""
 
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -11,11 +8,10 @@ import pytest
 import torch
 
 import batchloom
-from batchloom.core.errors import InputError, StateError
-from batchloom.plan.edits import Edit
-from batchloom.testing.stores import write_store
-from oracles import gpt_dataset
-from oracles import megatron as theirs
+from batchloom import Edit, InputError, StateError
+from batchloom.testing import write_store
+from oracles import gpt_dataset, megatron as theirs
+from processes import run_two_ranks
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -40,16 +36,7 @@ def store(tmp_path_factory):
 def ranks(store, tmp_path_factory):
     """What two ranks told of all layouts."""
     folder = tmp_path_factory.mktemp("ranks")
-    script = str(Path(__file__).with_name("megatron_ranks.py"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, script, str(store.path), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_two_ranks(Path(__file__).with_name("megatron_ranks.py"), store.path, folder)
     return [torch.load(folder / f"rank_{rank}.pt") for rank in (0, 1)]
 
 

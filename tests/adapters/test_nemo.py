@@ -15,16 +15,16 @@ import torch
 from torch.utils.data import DataLoader
 
 import batchloom
-from batchloom.core.errors import InputError, StateError, TrainError
-from batchloom.testing.stores import write_store
+from batchloom import InputError, StateError
+from batchloom.core import TrainError
+from batchloom.testing import write_store
 from oracles import megatron as theirs
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-    from megatron.core import num_microbatches_calculator as calc
-    from megatron.core import parallel_state
+    from megatron.core import num_microbatches_calculator as calc, parallel_state
 
     from batchloom.adapters import nemo
 

@@ -6,11 +6,11 @@ import torch
 from torch.utils.data import DataLoader
 
 import batchloom
+from batchloom import StateError
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
-from batchloom.batches.augment import Augment
-from batchloom.core.errors import StateError
-from batchloom.plan.ranks import Mesh
-from batchloom.testing.stores import write_store
+from batchloom.batches import Augment
+from batchloom.plan import Mesh
+from batchloom.testing import write_store
 
 STEPS = 11
 

@@ -1,5 +1,6 @@
 """In Ray Train a worker that is killed, and other numbers of workers, change nothing of what is trained."""
 
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -10,22 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import batchloom
 from batchloom.adapters import ray_train
-from batchloom.comparison.witness import Witness, expected
-from batchloom.core.errors import StateError, TrainError
+from batchloom.comparison import Witness, expected
 from batchloom.examples.job import Job, tiny_model
-from batchloom.testing.stores import write_store
-from batchloom.train.log import read_log
+from batchloom.testing import write_store
+from batchloom.train import read_log
 from execution.nodes import OBJECTS
+from processes import run_two_ranks
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'batchloom[ray]'")
-pytest.importorskip("ray.train", reason="ray.train cannot be imported: pip install 'ray[train]'")
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
+# Importing Ray to see whether it is there would take seconds.
+pytestmark = pytest.mark.skipif(
+    not importlib.util.find_spec("ray"), reason="ray is not installed: pip install 'batchloom[ray]'"
 )
 
 SIZES = {"seq_len": 32, "global_batch_size": 4}
@@ -81,6 +80,8 @@ def store(tmp_path):
 
 
 def with_a_cluster(work, given):
+    import ray
+
     path = os.pathsep.join(os.path.abspath(part) for part in ("src", "tests"))
     os.environ["PYTHONPATH"] = f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -116,6 +117,7 @@ def three_runs(given):
         with_ray.train(model, job)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_a_resize_go_on_exactly(store, tmp_path):
     folder = tmp_path / "heard"
     folder.mkdir()
@@ -151,9 +153,13 @@ def test_a_killed_worker_and_a_resize_go_on_exactly(store, tmp_path):
             assert line["hash"] == wanted[world, rank][step - 1]
 
 
+def worker_settings(folder):
+    asked = {"worker_id": "w", "dataset_type": "distributed_dummy", "dataset_name": "vocab=300"}
+    return asked | {"batch_size": 2, "num_steps": 3, "device": "cpu", "out": folder / "run"}
+
+
 def be_a_worker(asked):
-    from batchloom.train.worker import run_worker
-    from batchloom.train.worker_config import WorkerConfig
+    from batchloom.train import WorkerConfig, run_worker
 
     report = run_worker(WorkerConfig(**asked), lambda _: None)
     told = {"rank": report.rank, "world": report.world_size, "finished": report.finished}
@@ -172,32 +178,20 @@ def two_workers(asked):
     ).fit()
 
 
-def test_a_worker_finds_the_others_that_ray_started(tmp_path):
-    asked = {"worker_id": "w", "dataset_type": "distributed_dummy", "dataset_name": "vocab=300"}
-    asked |= {"batch_size": 2, "num_steps": 3, "device": "cpu", "out": tmp_path / "run"}
-    in_its_own_process(two_workers, asked)
+def check_two_workers(folder):
     for rank in (0, 1):
-        told = json.loads((tmp_path / f"rank_{rank}.json").read_text())
+        told = json.loads((folder / f"rank_{rank}.json").read_text())
         assert told == {"rank": rank, "world": 2, "finished": True}
-    start = read_log(tmp_path / "run" / "log.jsonl")[0]
+    start = read_log(folder / "run" / "log.jsonl")[0]
     assert start["run"]["global_batch_size"] == 4
 
 
-def test_outside_of_a_worker_is_said():
-    for call in (ray_train.place, ray_train.restored, lambda: ray_train.report({})):
-        with pytest.raises(TrainError, match="no worker of Ray Train. Call this in the function"):
-            call()
+def test_workers_of_the_local_mode_keep_states_and_find_each_other(tmp_path):
+    run_two_ranks(Path(__file__).with_name("ray_local_worker.py"), tmp_path)
+    check_two_workers(tmp_path)
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
-def test_a_state_that_is_damaged_is_said(tmp_path, kept):
-    file = tmp_path / "batchloom.pt"
-    torch.save({"model": torch.zeros(99)}, file)
-    assert ray_train._read(file, "run/checkpoint")["model"].shape == (99,)
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(len(whole) * kept)])
-    with pytest.raises(StateError, match="of the checkpoint run/checkpoint cannot be read .*damag"):
-        ray_train._read(file, "run/checkpoint")
-    torch.save(3, file)
-    with pytest.raises(StateError, match="run/checkpoint holds 3, no state by name"):
-        ray_train._read(file, "run/checkpoint")
+@pytest.mark.slow
+def test_a_worker_finds_the_others_that_ray_started(tmp_path):
+    in_its_own_process(two_workers, worker_settings(tmp_path))
+    check_two_workers(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from batchloom.adapters import requirements
 from batchloom.adapters.requirements import Requirement, installed, problem_of, require
-from batchloom.core.errors import MissingDependencyError
+from batchloom.core import MissingDependencyError
 
 OWN = [one for one in vars(requirements).values() if isinstance(one, Requirement)]
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import batchloom
-from batchloom.core.errors import PlanError, StateError
-from batchloom.testing.stores import write_store
+from batchloom import PlanError, StateError
+from batchloom.testing import write_store
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from batchloom import Loader, open_store
-from batchloom.batches.metrics import Meter
+from batchloom.batches import Meter
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")

@@ -1,12 +1,11 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.batches.assemble import IGNORE, assemble_rows, assemble_varlen
-from batchloom.plan.plan import Plan
-from batchloom.plan.spec import PlanSpec
-from batchloom.testing.stores import write_store
+from batchloom import Plan, PlanSpec
+from batchloom.batches import IGNORE, assemble_rows, assemble_varlen
+from batchloom.testing import write_store
+from tiers import examples
 
 DOCUMENTS = st.lists(
     st.lists(st.integers(0, 255), min_size=1, max_size=30), min_size=1, max_size=20
@@ -55,7 +54,7 @@ def by_hand(store, rows, seq_len, labels, trained=None):
     labels=st.sampled_from(["aligned", "shifted"]),
     packing=st.sampled_from(["best_fit", "wrap", "none"]),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_rows_are_the_contract(folders, documents, seq_len, labels, packing):
     store = write_store(folders(), documents, documents_per_shard=7)
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing)).rows(0, 9)
@@ -73,7 +72,7 @@ def test_rows_are_the_contract(folders, documents, seq_len, labels, packing):
     labels=st.sampled_from(["aligned", "shifted"]),
     packing=st.sampled_from(["best_fit", "wrap"]),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, packing):
     trained = [
         data.draw(st.lists(st.integers(0, 1), min_size=len(d), max_size=len(d))) for d in documents
@@ -91,7 +90,7 @@ def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, 
 
 
 @given(documents=DOCUMENTS, seq_len=st.integers(2, 40))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_aligned_and_shifted_labels_train_the_same_set(folders, documents, seq_len):
     store = write_store(folders(), documents)
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1)).rows(0, 9)
@@ -103,7 +102,7 @@ def test_aligned_and_shifted_labels_train_the_same_set(folders, documents, seq_l
 
 
 @given(documents=DOCUMENTS, seq_len=st.integers(1, 40))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_varlen_is_what_hf_flattening_gives(folders, documents, seq_len):
     from transformers import DataCollatorWithFlattening
 

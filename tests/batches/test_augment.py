@@ -3,16 +3,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import batchloom
-from batchloom.batches.assemble import IGNORE
-from batchloom.batches.augment import Augment
-from batchloom.core.errors import SettingsError, StateError
-from batchloom.core.fingerprint import key128
-from batchloom.core.keys import GOLDEN, mix_int
-from batchloom.testing.stores import write_store
+from batchloom import SettingsError, StateError
+from batchloom.batches import IGNORE, Augment
+from batchloom.core import GOLDEN, key128, mix_int
+from batchloom.testing import write_store
+from tiers import examples
 
 END = 256
 MASK = 300
@@ -71,7 +69,7 @@ def test_the_order_does_not_change(store):
 
 
 @given(data=st.data(), kind=st.sampled_from(KINDS), prefetch=st.sampled_from([0, 2]))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_any_topology_and_any_resume_give_the_same_tokens(store, data, kind, prefetch):
     whole = list(make(store, kind, epochs=2))
     stop = data.draw(st.integers(0, len(whole)))

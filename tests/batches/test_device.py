@@ -6,17 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import batchloom
+from batchloom import Edit, InputError, SettingsError
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
-from batchloom.batches.assemble import Batch
+from batchloom.batches import Batch
 from batchloom.batches.block import pack, parts_of
-from batchloom.core.errors import InputError, SettingsError
-from batchloom.plan.edits import Edit
-from batchloom.plan.ranks import Mesh
-from batchloom.testing.stores import write_store
+from batchloom.plan import Mesh
+from batchloom.testing import write_store
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")
 

@@ -4,17 +4,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from batchloom.batches import forms, masks
-from batchloom.batches.assemble import IGNORE, Batch
-from batchloom.batches.loader import Loader
-from batchloom.core.errors import PlanError, SettingsError
-from batchloom.plan.ranks import Mesh
-from batchloom.testing.stores import write_store
-from oracles import gpt_dataset, megatron_prefix
-from oracles import megatron as megatron_core
+from batchloom import Loader, PlanError, SettingsError
+from batchloom.batches import IGNORE, Batch, forms, masks
+from batchloom.plan import Mesh
+from batchloom.testing import write_store
+from oracles import gpt_dataset, megatron as megatron_core, megatron_prefix
+from tiers import examples
 
 DOCUMENTS = st.lists(
     st.lists(st.tuples(st.integers(0, 255), st.booleans()), min_size=1, max_size=40),
@@ -83,7 +80,7 @@ def pairs(ids, labels, *, shifts):
         }
     ),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 def test_all_forms_train_the_same_tokens(folders, documents, options):
     store = store_of(folders, documents)
     loader = loader_of(store, **options)
@@ -169,7 +166,7 @@ def test_masks_are_the_ones_of_the_reference_model(folders, packing):
     import torch
     from torch.nn.attention.flex_attention import create_mask
 
-    from batchloom.train.model import block_mask
+    from batchloom.train import block_mask
 
     store = write_store(folders(), [[n] * n for n in range(3, 30)])
     batch = loader_of(store, output="torch", packing=packing)[0]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import batchloom
-from batchloom.core.errors import InputError
-from batchloom.testing.stores import write_store
+from batchloom import InputError
+from batchloom.testing import write_store
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

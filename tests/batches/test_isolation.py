@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from batchloom.batches.isolation import leakage, leaks, takes  # noqa: E402
+from batchloom.batches import leakage, leaks, takes
 
 NAN = float("nan")
 

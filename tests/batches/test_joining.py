@@ -5,14 +5,14 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from batchloom.batches.joining import Joining, Shapes
 from batchloom.batches.memory import Recycled
-from batchloom.core.media import AudioFacts, ImageFacts
-from batchloom.media.features import joined
+from batchloom.core import AudioFacts, ImageFacts
+from batchloom.media import joined
 from batchloom.store.media import StoredMedium
+from tiers import examples
 
 IMAGE = StoredMedium(0, "image", 0, 4, (1, 4, 4), ImageFacts(9, 9), "a", 1, b"", None)
 SOUND = IMAGE._replace(kind="audio", grid=(0, 0, 0), facts=AudioFacts(9, 9))
@@ -39,7 +39,7 @@ def join(shapes, memory, media, made):
     return whole
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.lists(
@@ -57,7 +57,7 @@ def test_batches_of_grids(batches, seed):
         join(shapes, memory, media, [of_grid(grid, seed + n) for n, grid in enumerate(batch)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_features_that_are_not_alike(batches):
     """As tiles of LLaVA-NeXT: of some images more than of others, which are filled up."""

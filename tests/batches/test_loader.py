@@ -5,16 +5,14 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import batchloom
-from batchloom.batches import left_out as left_out_module
-from batchloom.batches import tables as tables_module
+from batchloom import InputError, PlanError, SettingsError, StateError, StoreError
+from batchloom.batches import find_world, left_out as left_out_module, tables as tables_module
 from batchloom.batches.ahead import Ahead
-from batchloom.batches.world import find_world
-from batchloom.core.errors import InputError, PlanError, SettingsError, StateError, StoreError
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
+from tiers import examples
 
 KEYS = ("input_ids", "labels", "position_ids")
 
@@ -64,7 +62,7 @@ def test_every_iteration_starts_over(store):
 
 
 @given(data=st.data(), prefetch=st.sampled_from([0, 1, 4]))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_resuming_at_any_step_equals_no_interruption(store, data, prefetch):
     whole = list(make(store, epochs=2))
     stop = data.draw(st.integers(0, len(whole)))
@@ -400,11 +398,12 @@ def test_half_a_rank_is_refused(monkeypatch, variables):
 def test_torch_missing_is_one_sentence(monkeypatch, store):
     import sys
 
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        ImportError, match=r"pip install 'batchloom\[train\]', or give output='numpy'"
-    ):
-        make(store, output="torch")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        with pytest.raises(
+            ImportError, match=r"pip install 'batchloom\[train\]', or give output='numpy'"
+        ):
+            make(store, output="torch")
 
 
 def test_a_step_that_is_none(store):

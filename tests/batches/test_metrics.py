@@ -1,6 +1,5 @@
 """Figures of all ranks from one of them, checked against the batches of all; clocks of others without waiting."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,14 +10,12 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.batches import metrics
-from batchloom.batches.assemble import Batch
+from batchloom import Mixture, PlanError, SettingsError
+from batchloom.batches import Batch, Cost, Meter, metrics, transformer_cost
 from batchloom.batches.board import Board
-from batchloom.batches.metrics import Cost, Meter, transformer_cost
-from batchloom.core.errors import PlanError, SettingsError
-from batchloom.plan.mixture import Mixture
-from batchloom.plan.ranks import Mesh
-from batchloom.testing.stores import write_store
+from batchloom.plan import Mesh
+from batchloom.testing import write_store
+from processes import run_two_ranks
 
 SEQ_LEN = 64
 WORKER = Path(__file__).with_name("meter_worker.py")
@@ -350,12 +347,6 @@ def test_a_store_whose_host_hangs_or_is_gone_stops_nobody(caplog):
 def test_ranks_that_look_at_other_steps_or_never_hang_nobody(tmp_path, store):
     """Rank 0 looks until it has heard rank 1, which never looks; then rank 1 dies and rank 0 goes on."""
     pytest.importorskip("torch.distributed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ran = subprocess.run(
-        [*command, str(WORKER), str(store.path), str(tmp_path)],
-        env=environment, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert "heard 2 ranks, the slowest of them rank 1" in ran.stdout
-    assert "went on after rank 1 had ended" in ran.stdout
+    printed = run_two_ranks(WORKER, store.path, tmp_path)
+    assert "heard 2 ranks, the slowest of them rank 1" in printed
+    assert "went on after rank 1 had ended" in printed

@@ -11,12 +11,22 @@ import time
 import numpy as np
 import pytest
 
-from batchloom import Edit, Loader, Mixture, Plan, PlanSpec, open_store
-from batchloom.batches.assemble import IGNORE
-from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
-from batchloom.plan.mixture import SourceSpec
-from batchloom.store.remove import remove_documents
-from batchloom.testing.stores import append_documents, write_store
+from batchloom import (
+    Edit,
+    InputError,
+    Loader,
+    Mixture,
+    Plan,
+    PlanError,
+    PlanSpec,
+    SettingsError,
+    StateError,
+    open_store,
+)
+from batchloom.batches import IGNORE
+from batchloom.plan import SourceSpec
+from batchloom.store import remove_documents
+from batchloom.testing import append_documents, write_store
 
 SEQ_LEN = 32
 KEYS = ("input_ids", "labels", "position_ids")

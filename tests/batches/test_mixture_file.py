@@ -2,11 +2,11 @@
 
 import pytest
 
-from batchloom import Mixture
-from batchloom.batches.mixture_file import mixture_from
-from batchloom.core.errors import InputMissingError, PlanError, RecordError, SettingsError
-from batchloom.plan.mixture import SourceSpec, Stage
-from batchloom.testing.stores import append_documents, write_store
+from batchloom import Mixture, PlanError, SettingsError
+from batchloom.batches import mixture_from
+from batchloom.core import InputMissingError, RecordError
+from batchloom.plan import SourceSpec, Stage
+from batchloom.testing import append_documents, write_store
 
 
 @pytest.fixture

@@ -5,15 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import batchloom
-from batchloom.batches.assemble import IGNORE
-from batchloom.batches.augment import with_augment
-from batchloom.core.errors import PlanError, SettingsError
-from batchloom.plan.ranks import Mesh
-from batchloom.testing.stores import write_store
+from batchloom import PlanError, SettingsError
+from batchloom.batches import IGNORE, with_augment
+from batchloom.plan import Mesh
+from batchloom.testing import write_store
+from tiers import examples
 
 SEQ_LEN = 48
 KEYS = ("input_ids", "labels", "position_ids")
@@ -64,7 +63,7 @@ def put_together(parts, mesh):
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_step_is_the_same_for_every_topology(store, data):
     size = data.draw(st.integers(1, 24), "global_batch_size")
     align = data.draw(st.sampled_from([1, 4, 12]), "align")
@@ -122,7 +121,7 @@ def test_a_step_is_the_same_for_every_topology(store, data):
 
 
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_a_run_that_changes_its_topology_time_and_again_is_the_same_run(store, data):
     alone = make(store, epochs=2)
     state, done = alone.state_dict(), 0
@@ -152,7 +151,7 @@ def test_a_run_that_changes_its_topology_time_and_again_is_the_same_run(store, d
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_the_varlen_form_is_the_same_for_every_topology(store, data):
     size = data.draw(st.integers(1, 12), "global_batch_size")
     mesh = Mesh(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.core.errors import StateError
-from batchloom.testing.stores import write_store
+from batchloom import StateError
+from batchloom.testing import write_store
 
 SETTINGS = "documents=300,vocab=90,lengths=2-50,seed=4"
 GOLDEN_FIRST = [[83, 69, 32, 19, 86, 17], [37, 89, 89, 89, 89, 89], [16, 4, 6, 78, 75, 23]]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import batchloom
+from batchloom import StoreError
 from batchloom.batches import tables as tables_module
 from batchloom.batches.tables import (
     load_table,
@@ -19,8 +20,7 @@ from batchloom.batches.tables import (
     wait_for_table,
     write_table,
 )
-from batchloom.core.errors import StoreError
-from batchloom.testing.stores import append_documents, write_store
+from batchloom.testing import append_documents, write_store
 
 SPEC = {
     "seq_len": 16,

@@ -4,8 +4,9 @@ import datetime as dt
 
 import pytest
 
-from batchloom.chat.template import RenderError, Template
-from batchloom.core.errors import InputError, TemplateError
+from batchloom import InputError
+from batchloom.chat import RenderError, Template
+from batchloom.core import TemplateError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 DOUBLE = "{% set ns = namespace(x='aa') %}{% for i in range(99) %}{% set ns.x = EXPR %}{% endfor %}"

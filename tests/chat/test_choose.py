@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from batchloom.chat.choose import BUILT_IN, choose_template
-from batchloom.core.errors import InputMissingError, TemplateError
-from batchloom.preparation.chat_encoder import ChatEncoder
+from batchloom.chat import BUILT_IN, choose_template
+from batchloom.core import InputMissingError, TemplateError
+from batchloom.preparation import ChatEncoder
 from batchloom.tokens import resolve_tokenizer, tokenizer_from_state
 from chat.conftest import byte_level
 from chat.conversations import CHATML, talk

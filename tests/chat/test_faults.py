@@ -3,14 +3,11 @@
 import json
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
-from batchloom.chat.detect import detect_schema
-from batchloom.chat.mapping import parse_mapping
-from batchloom.chat.records import record_reader
-from batchloom.chat.turns import empty
-from batchloom.core.errors import SchemaError, UnusableRecordError
+from batchloom.chat import detect_schema, parse_mapping, record_reader
+from batchloom.core import SchemaError, UnusableRecordError
+from tiers import examples
 
 USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 GOOD = {
@@ -294,7 +291,13 @@ def test_a_pair_without_prompt_must_begin_alike():
         record_reader(detect_schema([record]))(record)
 
 
-texts = st.text(min_size=1).filter(lambda text: not empty(text))
+# One character at least that can be seen.
+texts = st.builds(
+    "".join,
+    st.tuples(
+        st.text(), st.characters(codec="ascii", min_codepoint=33, max_codepoint=126), st.text()
+    ),
+)
 extras = st.dictionaries(
     st.sampled_from(["name", "reasoning_content", "id", "Ω"]), texts, max_size=2
 )
@@ -374,7 +377,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from(sorted(GOOD)), st.data())
 def test_any_value_in_any_column_is_read_or_a_named_fault(form, data):
     record = dict(GOOD[form])
@@ -413,7 +416,7 @@ known_columns = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @example([{" answer": {"content": ""}}])
 @given(st.lists(st.dictionaries(known_columns, json_values, max_size=5), min_size=1, max_size=4))
 def test_any_records_have_a_schema_or_a_named_refusal(records):
@@ -448,7 +451,7 @@ def visible(content):
     return any(c.isprintable() and not c.isspace() for text in texts for c in text)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(
         st.fixed_dictionaries(

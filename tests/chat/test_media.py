@@ -5,11 +5,8 @@ import json
 
 import pytest
 
-from batchloom.chat.detect import detect_schema
-from batchloom.chat.media import medium_of
-from batchloom.chat.records import record_reader
-from batchloom.core.errors import UnusableRecordError
-from batchloom.core.media import Medium
+from batchloom.chat import detect_schema, medium_of, record_reader
+from batchloom.core import Medium, UnusableRecordError
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(60)
 IN_TEXT = base64.b64encode(PNG).decode()

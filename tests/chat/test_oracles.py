@@ -3,9 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from batchloom.core.conversation import Conversation
-from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.conversations import ChatRules, encode_conversations
+from batchloom.core import Conversation
+from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import (
     CHATML,
     CONTENTS,
@@ -17,9 +16,10 @@ from chat.conversations import (
     rich_messages,
     tools_of,
 )
+from tiers import examples
 
 MANY = settings(
-    max_examples=80,
+    max_examples=examples(80),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

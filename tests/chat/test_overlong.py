@@ -4,12 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from batchloom.core.errors import InputError
-from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.conversations import ChatRules, encode_conversations
+from batchloom import InputError
+from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from batchloom.preparation.overlong import fit_turns
 from chat.conversations import talk
 

@@ -4,23 +4,27 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, event, given, settings, strategies as st
 
-from batchloom.core.conversation import Conversation, Labelled, Pair
-from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.conversations import ChatRules
-from batchloom.preparation.overlong import OverlongError
-from batchloom.preparation.preferences import encode_labels, encode_pairs, encode_text_pairs
-from batchloom.store.pairs import BAD, CHOSEN, GOOD, REJECTED
+from batchloom.core import Conversation, Labelled, Pair
+from batchloom.preparation import (
+    ChatEncoder,
+    ChatRules,
+    OverlongError,
+    encode_labels,
+    encode_pairs,
+    encode_text_pairs,
+)
+from batchloom.store import BAD, CHOSEN, GOOD, REJECTED
 from batchloom.tokens import resolve_tokenizer
 from chat.conversations import CHATML, CONTENTS, GENTLE, LLAMA3, THINKING, messages
+from tiers import examples
 
 ANSWER = ChatRules(train_on="completion", prove=True)
 IDS = np.dtype("<i4")
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "thinking": THINKING}
 MANY = settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import batchloom
-from batchloom.store.preferences import Labels, Pairs
+from batchloom.store import Labels, Pairs
 from chat.conversations import CHATML
 from prepare.stores import jsonl
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.core.conversation import Conversation
-from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.conversations import ChatRules, encode_conversations
+from batchloom.core import Conversation
+from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from batchloom.tokens import resolve_tokenizer
 from chat.conversations import talk
 

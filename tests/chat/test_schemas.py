@@ -6,11 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from batchloom.chat.detect import detect_schema
-from batchloom.chat.mapping import parse_mapping
-from batchloom.chat.records import record_reader
-from batchloom.core.conversation import Conversation, Labelled, Pair
-from batchloom.core.errors import SchemaError, SettingsError, UnusableRecordError
+from batchloom import SettingsError
+from batchloom.chat import detect_schema, parse_mapping, record_reader
+from batchloom.core import Conversation, Labelled, Pair, SchemaError, UnusableRecordError
 
 
 def user(text):

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchloom.core.conversation import Conversation
-from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.conversations import ChatRules, encode_conversations
+from batchloom.core import Conversation
+from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import CHATML, LLAMA3, THINKING
 
 trl = pytest.importorskip("trl")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from batchloom.core.conversation import Conversation
-from batchloom.core.errors import SettingsError
-from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.conversations import ChatRules, encode_conversations
+from batchloom import SettingsError
+from batchloom.core import Conversation
+from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import CHATML, CONTENTS, LLAMA3, THINKING, messages, talk
+from tiers import examples
 
 PROVED = ChatRules(prove=True)
 MARKS = ("{% generation %}", "{% endgeneration %}")
@@ -120,7 +120,7 @@ def test_without_an_assistant_nothing_is_trained(encoder_of):
     "template", [CHATML, LLAMA3, MARKED_THINKING], ids=["chatml", "llama3", "thinking"]
 )
 @pytest.mark.parametrize("tokenizer", ["bytes", "metaspace"])
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=messages(CONTENTS))
 def test_turns_are_found_without_marks_or_it_is_told(encoder_of, template, tokenizer, turns):
     """A template whose marks are taken out gives the mask that the marks give, or a fault."""
@@ -147,7 +147,7 @@ def test_turns_are_found_without_marks_or_it_is_told(encoder_of, template, token
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "nfc"])
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=messages(CONTENTS))
 def test_whatever_is_said_what_is_trained_is_the_assistants(encoder_of, tokenizer, turns):
     found = trained(encoder_of("chatml", tokenizer), Conversation(turns), ChatRules())

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import batchloom
-from batchloom.cli.main import run
-from batchloom.testing.stores import write_store
+from batchloom.cli import run
+from batchloom.testing import write_store
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 
 import batchloom
 from batchloom import Edit, Loader, open_store
-from batchloom.batches.mixture_file import mixture_from
-from batchloom.cli.main import run
-from batchloom.testing.stores import append_documents, write_store
+from batchloom.batches import mixture_from
+from batchloom.cli import run
+from batchloom.testing import append_documents, write_store
 
 SIZES = ["--seq-len", "64", "--global-batch-size", "4"]
 

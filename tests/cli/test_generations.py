@@ -5,9 +5,9 @@ import json
 import pytest
 
 import batchloom
-from batchloom.cli.main import run
-from batchloom.store.format import REPORT_NAME
-from batchloom.testing.stores import append_documents, write_store
+from batchloom.cli import run
+from batchloom.store import REPORT_NAME
+from batchloom.testing import append_documents, write_store
 
 TEXT = [[*b"it was the best of times", 256]] * 20
 

@@ -1,5 +1,6 @@
 """The command line as people use it: names brought along, exit codes, one sentence an error."""
 
+import itertools
 import json
 import os
 import signal
@@ -10,12 +11,10 @@ import time
 import pytest
 
 import batchloom
-from batchloom.cli import commands
-from batchloom.cli import prepare as prepare_module
+from batchloom.cli import commands, prepare as prepare_module, run
 from batchloom.cli.commands import familiar
-from batchloom.cli.main import run
-from batchloom.preparation.tally import Progress
-from batchloom.testing.stores import write_store
+from batchloom.preparation import Progress
+from batchloom.testing import write_store
 
 TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
 
@@ -183,25 +182,29 @@ def test_a_setting_is_named_as_it_was_typed(tmp_path, capsys):
     assert [line.partition(":")[0] for line in said] == ["--train-on", "--overlong"]
 
 
-def test_an_error_is_one_sentence_without_a_traceback(tmp_path):
-    for words in (
-        ["inspect", "no/such/store"],
-        ["train", "--data", "no/such/store"],
-        ["prepare", "nope.txt", "--out", str(tmp_path / "o")],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "batchloom", *words],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-        )
-        assert done.returncode in (1, 2)
-        assert done.stderr.startswith("batchloom: ")
-        assert len(done.stderr.strip().splitlines()) == 1
-        assert "Traceback" not in done.stderr
+def test_an_error_is_one_sentence_without_a_traceback(tmp_path, capsys):
+    prepare = ["prepare", "nope.txt", "--out", str(tmp_path / "o")]
+    command = [sys.executable, "-m", "batchloom", *prepare]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    told = [
+        (run(words), capsys.readouterr().err)
+        for words in (["inspect", "no/such/store"], ["train", "--data", "no/such/store"], prepare)
+    ]
+    assert told[-1] == (done.returncode, done.stderr)
+    for code, sentence in told:
+        assert code in (1, 2)
+        assert sentence.startswith("batchloom: ")
+        assert len(sentence.strip().splitlines()) == 1
+        assert "Traceback" not in sentence
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    [
+        "<&- >&- 2>&-",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", ">&-", "2>&-")),
+    ],
+)
 def test_closed_streams_do_no_harm(tmp_path, closed):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 3)
     words = "prepare a.jsonl --out s --tokenizer bytes"
@@ -231,8 +234,22 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"batchloom {batchloom.__version__}\n"
 
 
-@pytest.mark.parametrize("module", ["typer", "numpy", "rich.console", "batchloom.core.errors"])
-@pytest.mark.parametrize("entry", ["import batchloom.cli.main as m; m.main()", "-m"])
+MAIN = "import batchloom.cli.main as m; m.main()"
+
+
+@pytest.mark.parametrize(
+    ("module", "entry"),
+    [
+        ("typer", "-m"),
+        ("batchloom.core.errors", MAIN),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in itertools.product(("numpy", "rich.console"), ("-m", MAIN))
+        ),
+        pytest.param("typer", MAIN, marks=pytest.mark.slow),
+        pytest.param("batchloom.core.errors", "-m", marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
     """A signal that comes with an import, whichever it is."""
     code = (
@@ -254,12 +271,17 @@ def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_stop_in_the_middle_of_the_work(tmp_path, number, code):
     """A pipe as progress's first line: the work has begun when it says so."""
     with (tmp_path / "a.txt").open("w") as file:
-        file.writelines(f"line {number}\n" for number in range(2_000_000))
+        file.writelines(f"line {number}\n" for number in range(1_000_000))
     words = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
     job = subprocess.Popen(
         [sys.executable, "-m", "batchloom", *words, "--tokenizer", "bytes", "--split-on", "line"],

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from batchloom import Edit, Loader, Mixture, Plan, PlanSpec, open_store
-from batchloom.batches.mixture_file import mixture_from
-from batchloom.cli.main import run
-from batchloom.plan.assumed import assumed_from
-from batchloom.plan.mixture import Stage
-from batchloom.questions.forecast import forecast
-from batchloom.testing.stores import write_store
-from batchloom.train.mixture import mixture_lines
+from batchloom.batches import mixture_from
+from batchloom.cli import run
+from batchloom.plan import Stage, assumed_from
+from batchloom.questions import forecast
+from batchloom.testing import write_store
+from batchloom.train import mixture_lines
 from plan.sources import LengthsOnly
 
 SIZES = ["--seq-len", "32", "--global-batch-size", "4"]

@@ -1,16 +1,11 @@
 """Where the time went, as ``prepare --profile`` says it, and where the page lies, as ``inspect`` does."""
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 
-from batchloom.cli.main import run
-from batchloom.cli.profile import print_profile
-from batchloom.preparation.report import Content, ReportFacts
-from batchloom.preparation.stopwatch import Spent
-from batchloom.store.format import PAGE_NAME
+from batchloom.cli import run
+from batchloom.store import PAGE_NAME
 
 
 @pytest.fixture
@@ -20,26 +15,28 @@ def corpus(tmp_path):
     return ["prepare", str(path), "--out", str(tmp_path / "s"), "--tokenizer", "bytes"]
 
 
-def printed(report):
-    console = Console(width=100, record=True, file=io.StringIO())
-    print_profile(console, report)
-    return " ".join(console.export_text().split())
+def test_a_profile_names_stages_with_their_share_and_speed(corpus, tmp_path, capsys):
+    assert run(corpus) == 0
+    path = tmp_path / "s" / "report.json"
+    report = json.loads(path.read_text())
+    report |= {"seconds": 4.0, "seconds_by_phase": {"tokenize": 3.5}, "workers": 2, "crew": "pool"}
+    report["content"]["stages"] = {
+        "read": {"seconds": 1.0, "bytes": 10**8, "documents": 500},
+        "\x1b[31m": {"seconds": 3.0, "bytes": 0, "documents": 0},
+    }
+    path.write_text(json.dumps(report))
 
+    def printed():
+        capsys.readouterr()
+        assert run([*corpus, "--profile"]) == 0
+        return " ".join(capsys.readouterr().out.split())
 
-def test_a_profile_names_stages_with_their_share_and_speed():
-    stages = {"read": Spent(1.0, 10**8, 500), "\x1b[31m": Spent(3.0)}
-    report = ReportFacts(
-        seconds=4.0,
-        seconds_by_phase={"tokenize": 3.5},
-        workers=2,
-        crew="pool",
-        content=Content(stages=stages),
-    )
-    words = printed(report)
+    words = printed()
     assert "4.0 s in all: tokenize 3.5 s; 2 at work (pool)" in words
     assert "read 1.00 25% 100.0 MB/s 500" in words
     assert r"\x1b[31m 3.00 75%" in words
-    assert "in report.json beside the store" in printed(None)
+    path.unlink()
+    assert "in report.json beside the store" in printed()
 
 
 def test_prepare_says_where_the_time_went(corpus, capsys):

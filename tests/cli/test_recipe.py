@@ -2,9 +2,9 @@
 
 import pytest
 
-from batchloom.cli.main import run
-from batchloom.core.errors import SettingsError
-from batchloom.preparation.recipe_choice import choose_recipe
+from batchloom import SettingsError
+from batchloom.cli import run
+from batchloom.preparation import choose_recipe
 from prepare.stores import jsonl, tree
 
 

@@ -2,10 +2,8 @@
 
 import pytest
 
-from batchloom import open_store, prepare
-from batchloom.cli.main import run
-from batchloom.cli.secrets import without_secrets
-from batchloom.core.errors import InputError
+from batchloom import InputError, open_store, prepare
+from batchloom.cli import run
 
 URL = "https://somebody:s3cret@127.0.0.1:9/a%s?X-Amz-Signature=s3cret&x=1#s3cret"
 
@@ -56,9 +54,15 @@ def test_in_python_too(tmp_path):
         assert "s3cret" not in str(error.value)
 
 
-def test_only_what_is_no_address_is_left_out():
-    words = ["--data", URL % "b", "s3://key:s3cret@bucket/x", "a?b", "user@host"]
-    told = "no " + " ".join(words)
-    assert without_secrets(told, words) == (
-        "no --data https://...@127.0.0.1:9/ab?...#... s3://...@bucket/x a?b user@host"
-    )
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        (URL % "b", "https://...@127.0.0.1:9/ab?...#..."),
+        ("s3://key:s3cret@bucket/x", "s3://...@bucket/x"),
+        ("a?b", "a?b"),
+        ("user@host", "user@host"),
+    ],
+)
+def test_only_what_is_no_address_is_left_out(word, told, capsys):
+    assert run([word]) == 2
+    assert f"No such command '{told}'" in capsys.readouterr().err

@@ -13,16 +13,16 @@ import psutil
 import pytest
 
 from batchloom.adapters.requirements import Requirement
-from batchloom.cli.main import run
-from batchloom.comparison import compare as comparison
-from batchloom.comparison import frameworks, pictures
+from batchloom.cli import run
+from batchloom.comparison import compare as comparison, frameworks, pictures, run_example
 from batchloom.comparison.against import beside
 from batchloom.comparison.launch import _finish
 from batchloom.comparison.page import page
 from batchloom.comparison.runs import Curve
-from batchloom.core.errors import TrainError
+from batchloom.core import TrainError
 from batchloom.core.picture import save_picture
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
+from comparison.warm import run_warm
 
 HERE = Path(__file__).parent
 ABSENT = frameworks.Framework(
@@ -64,33 +64,27 @@ def files_of(out):
     return json.loads((out / "compare.json").read_text("utf-8")), page
 
 
-def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsys):
-    leaky = shutil.copy(HERE / "broken_examples.py", tmp_path / "leaky.py")
-    dies = tmp_path / "dies.py"
+def make_examples(folder):
+    """Examples with faults: one gives other positions, one fails, and one leaves its process."""
+    leaky, dies, leaves = (folder / f"{name}.py" for name in ("leaky", "dies", "leaves"))
+    shutil.copy(HERE / "broken_examples.py", leaky)
     dies.write_text("def train(model, job):\n    raise OSError('no such disk')\n")
-    out = tmp_path / "out"
-    leaves = tmp_path / "leaves.py"
     leaves.write_text("import os\n\n\ndef train(model, job):\n    os._exit(0)\n")
-    words = ["--frameworks", f"pytorch,{leaky},{dies},{leaves}", "--processes", "2"]
-    words += ["--out", str(out)]
-    assert run(["compare", store, *SIZES, *words]) == 1
-    said = capsys.readouterr().out
+    return leaky, dies, leaves
+
+
+def check_leaky(said, told, page):
+    """Require that ``leaky.py`` is found out, and the plain loop is not."""
     assert "6 of 12 batches are not the plan's. The first is step 3 on rank 0" in said
     assert "documents of a row see each other" in said
     assert "losses differ from step" in said
-    assert "dies.py FAILED" in said
-    assert "OSError: no such disk" in said
-    assert "leaves.py FAILED" in said
-    assert "ended without a word of what was trained on rank 0, 1" in " ".join(said.split())
-    assert "3 of 4 frameworks not as the plan and the others" in said
-    told, page = files_of(out)
     assert (told["format"], told["version"], told["kind"]) == (
         "batchloom-compare",
         1,
         "frameworks",
     )
     assert (told["source"], told["agree"], told["reference"]) == ("real", False, "pytorch")
-    sound, broken, dead, gone = told["outcomes"]
+    sound, broken = told["outcomes"][:2]
     assert sound["digest"] == told["digest"] != broken["digest"]
     assert [len(one) for one in sound["hashes"]] == [6, 6]
     # The same rows before the fault, and other positions from it on.
@@ -99,7 +93,6 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
     assert 3 <= broken["loss_difference"]["step"] < 6
     assert broken["speed"] is None
     assert broken["difference"]["planned"][0]["spans"][0]["origin"]["source"] == "given"
-    assert (dead["state"], gone["state"]) == ("failed", "failed")
     # What the steps behind the first held, over the time they took; and a process with torch is not small.
     assert sound["speed"]["warm_up"] == 1
     assert 0 < sound["speed"]["data_wait"] < 1
@@ -109,6 +102,58 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
     assert "SYNTHETIC" not in "".join([*page.words, said])
 
 
+def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsys, monkeypatch):
+    def run_without_launcher(name, job, record, *, processes, seconds):
+        return run_warm(name, job, record, processes)
+
+    monkeypatch.setattr(comparison, "run_example", run_without_launcher)
+    leaky, _, _ = make_examples(tmp_path)
+    out = tmp_path / "out"
+    words = ["--frameworks", f"pytorch,{leaky}", "--processes", "2", "--out", str(out)]
+    assert run(["compare", store, *SIZES, *words]) == 1
+    said = capsys.readouterr().out
+    assert "1 of 2 frameworks not as the plan and the others" in said
+    check_leaky(said, *files_of(out))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dies", "ended with 1. Rank 0: OSError: no such disk"),
+        pytest.param(
+            "leaves",
+            "ended without a word of what was trained on rank 0: the process was left",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_an_example_that_ends_before_its_time_is_said(store, tmp_path, name, said):
+    example = {file.stem: file for file in make_examples(tmp_path)}[name]
+    job = {"data": store, "out": str(tmp_path / "out"), "steps": 6}
+    with pytest.raises(TrainError, match=f"{name}.py {said}"):
+        run_example(str(example), job, tmp_path / "record")
+
+
+@pytest.mark.slow
+def test_broken_examples_are_found_out_under_a_launcher(store, tmp_path, capsys):
+    leaky, dies, leaves = make_examples(tmp_path)
+    out = tmp_path / "out"
+    words = ["--frameworks", f"pytorch,{leaky},{dies},{leaves}", "--processes", "2"]
+    words += ["--out", str(out)]
+    assert run(["compare", store, *SIZES, *words]) == 1
+    said = capsys.readouterr().out
+    assert "dies.py FAILED" in said
+    assert "OSError: no such disk" in said
+    assert "leaves.py FAILED" in said
+    assert "ended without a word of what was trained on rank 0, 1" in " ".join(said.split())
+    assert "3 of 4 frameworks not as the plan and the others" in said
+    told, page = files_of(out)
+    dead, gone = told["outcomes"][2:]
+    assert (dead["state"], gone["state"]) == ("failed", "failed")
+    check_leaky(said, told, page)
+
+
+@pytest.mark.slow
 def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.setattr(comparison, "FRAMEWORKS", (frameworks.by_name("pytorch"), ABSENT))
@@ -266,8 +311,8 @@ def test_a_run_that_hangs_leaves_no_process(tmp_path):
         "print('waiting for ever', file=sys.stderr, flush=True)\n"
         "time.sleep(600)\n"
     )
-    with pytest.raises(TrainError, match="did not end within 5 s; it said last: waiting for ever"):
-        _finish([sys.executable, "-S", "-c", code], "hanging", 5)
+    with pytest.raises(TrainError, match="did not end within 3 s; it said last: waiting for ever"):
+        _finish([sys.executable, "-S", "-c", code], "hanging", 3)
     # Killed; who inherits it may not have noticed yet.
     with contextlib.suppress(psutil.NoSuchProcess):
         orphan = psutil.Process(int(child.read_text()))

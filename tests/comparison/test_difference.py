@@ -8,7 +8,7 @@ import pytest
 from batchloom import Loader
 from batchloom.comparison.difference import AHEAD, Place, Wanted, differing, explained
 from batchloom.comparison.witness import StepHash
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
 from comparison import broken_examples
 
 STEPS, RANKS = 8, 2

@@ -7,12 +7,13 @@ import re
 import numpy as np
 import pytest
 
-from batchloom.cli.main import run
+from batchloom import InputError, SettingsError
+from batchloom.cli import run
+from batchloom.comparison import read_run
 from batchloom.comparison.against import beside, near
-from batchloom.comparison.runs import read_run
 from batchloom.comparison.told import plain_of, rows_of, sentences_of
-from batchloom.core.errors import InputError, InputMissingError, SettingsError
-from batchloom.testing.stores import write_store
+from batchloom.core import InputMissingError
+from batchloom.testing import write_store
 
 
 def jsonl(path, rows):

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from batchloom import StoreError
 from batchloom.compat import GPTDataLoader
-from batchloom.core.errors import StoreError
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
 
 CONFIG = {"block_size": 16, "batch_size": 4, "output": "numpy", "val_fraction": 0.0}
 

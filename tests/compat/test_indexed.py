@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import batchloom
+from batchloom import InputError
 from batchloom.compat import GPTDataLoader, IndexedDataset, PretrainingDataset
-from batchloom.core.errors import InputError
-from batchloom.store.remove import remove_documents
-from batchloom.testing.stores import append_documents, write_store
+from batchloom.store import remove_documents
+from batchloom.testing import append_documents, write_store
 from oracles import megatron, megatron_prefix
 from prepare.stores import jsonl
 

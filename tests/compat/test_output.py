@@ -8,7 +8,7 @@ from batchloom.compat import (
     SFTDataset,
     create_huggingface_dataset,
 )
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
 from prepare.stores import jsonl
 
 DOORS = {

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
+from batchloom import InputError
 from batchloom.compat import SFTDataset, create_huggingface_dataset
-from batchloom.core.errors import InputError
 from prepare.stores import jsonl
 from sources.hub_server import hub_serving
 

@@ -11,9 +11,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 import batchloom
+from batchloom import TokenizerError
 from batchloom.compat import SFTDataset
-from batchloom.compat.sft import _place
-from batchloom.core.errors import RecordError, SchemaError, TokenizerError
+from batchloom.core import RecordError, SchemaError
 from chat.conftest import folders  # noqa: F401
 from prepare.stores import jsonl
 from sources.hub_server import hub_serving
@@ -113,6 +113,7 @@ def test_tokenizers_of_other_libraries(tmp_path, folders):  # noqa: F811
         SFTDataset(tmp_path / "in.jsonl", object(), 100)
 
 
+@pytest.mark.slow
 def test_encodings_of_tiktoken_are_told_by_their_names(tmp_path):
     import tiktoken
 
@@ -212,34 +213,42 @@ def test_splits(tmp_path):
     assert len(SFTDataset(tmp_path / "saved", "bytes", split="test")) == 10
 
 
-@pytest.mark.parametrize(
-    ("place", "split", "asked"),
-    [
-        ("org/name", "train", "org/name"),
-        ("org/name", "test", "org/name/test"),
-        ("org/name:small@main", "test", "org/name:small/test@main"),
-        ("org/name/train", "test", "org/name/test"),
-        ("tiny_shakespeare", "test", "karpathy/tiny_shakespeare:default/test"),
-    ],
-)
-def test_splits_of_the_hub(place, split, asked):
-    assert _place(place, split) == asked
+HUB_CARD = b"""---
+configs:
+- {config_name: default, data_files: [{split: train, path: train.jsonl}, {split: test, path: test.jsonl}]}
+- {config_name: small, data_files: [{split: test, path: small/test.jsonl}]}
+---
+"""
+# What is asked for, and the name and number of the rows it gives.
+HUB_SPLITS = [
+    ("org/sums", "train", "a", 1),
+    ("org/sums", "test", "b", 3),
+    ("org/sums:small@main", "test", "c", 2),
+    ("org/sums/train", "test", "b", 3),
+    ("tiny_shakespeare", "test", "d", 1),
+]
 
 
-def test_a_data_set_of_the_hub(tmp_path):
+def test_splits_of_the_hub(tmp_path):
     code = (
         "from batchloom.compat import SFTDataset\n"
-        "rows = SFTDataset('org/sums', 'bytes', split='test', output='numpy')\n"
-        "print(len(rows), bytes(rows[0]['input_ids'].astype('u1')).decode())"
+        f"for place, split, _, _ in {HUB_SPLITS}:\n"
+        "    rows = SFTDataset(place, 'bytes', split=split, output='numpy')\n"
+        "    print(len(rows), bytes(rows[0]['input_ids'].astype('u1'))[6:7].decode())"
     )
-    lines = {name: b'{"question": "%s?", "answer": "yes"}\n' % name.encode() for name in ("a", "b")}
-    files = {"README.md": b"# hi", "train.jsonl": lines["a"], "test.jsonl": lines["b"] * 3}
-    with hub_serving({"org/sums": files}) as hub:
+    files = {
+        f"{file}.jsonl": b'{"question": "%s?", "answer": "yes"}\n' % name.encode() * count
+        for file, name, count in (("train", "a", 1), ("test", "b", 3), ("small/test", "c", 2))
+    }
+    shakespeare = {"test.jsonl": b'{"question": "d?", "answer": "yes"}\n'}
+    repos = {"org/sums": {"README.md": HUB_CARD, **files}, "karpathy/tiny_shakespeare": shakespeare}
+    with hub_serving(repos) as hub:
         known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | known
         )
-    assert done.stdout.startswith("3 User:\nb?"), done.stderr
+    expected = [f"{count} {name}" for _, _, name, count in HUB_SPLITS]
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 def test_a_bad_line_is_named(tmp_path):

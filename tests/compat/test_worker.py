@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from batchloom.compat import WorkerClient, WorkerConfig
-from batchloom.core.errors import StoreMissingError, TrainError
-from batchloom.train.checkpoint import step_of
-from batchloom.train.folder import RunFolder
+from batchloom.core import StoreMissingError, TrainError
+from batchloom.train import RunFolder, step_of
 
 
 def config(tmp_path, **changes):

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from batchloom.dedup import components as grouping
 from batchloom.dedup.components import components
 from batchloom.dedup.find import duplicates, gather
+from tiers import examples
 
 UNIT = 4
 DOCUMENTS = [(number // UNIT) << 32 | number % UNIT for number in range(24)]
@@ -57,7 +57,7 @@ def grouped(folder, paths, first_new=0):
     return [row.tolist() for unit in range(8) for row in gather(files, unit)], files
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.lists(st.sampled_from(DOCUMENTS), min_size=2, max_size=2, unique=True), max_size=30

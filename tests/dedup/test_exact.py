@@ -4,14 +4,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import OutputError
-from batchloom.dedup import find as finding
-from batchloom.dedup import keys as keyed
+from batchloom import OutputError
+from batchloom.dedup import find as finding, key_file, keys as keyed, partitions_of, write_keys
 from batchloom.dedup.find import DUPLICATE, find, gather
-from batchloom.dedup.keys import count_keys, key_file, key_records, partitions_of, write_keys
+from batchloom.dedup.keys import count_keys, key_records
+from tiers import examples
 
 TOP = 2**64 - 1
 # Halves that meet: equal high ones with different low ones, and the ends of the space.
@@ -47,7 +46,7 @@ def searched(folder, files, partitions, first_new, order=None):
     return out
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(UNITS, st.integers(1, 5), st.integers(0, 3), st.sampled_from([1, 3, 1 << 21]), st.data())
 def test_what_goes_is_what_a_dictionary_says(
     tmp_path_factory, units, partitions, first_new, small, data

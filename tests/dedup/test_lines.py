@@ -4,14 +4,13 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import InputError
-from batchloom.dedup import lines as taking
+from batchloom import InputError
+from batchloom.dedup import Removal, key_file, lines as taking
 from batchloom.dedup.find import find
-from batchloom.dedup.keys import key_file
-from batchloom.dedup.lines import Removal, count_pieces, piece_keys, remove
+from batchloom.dedup.lines import count_pieces, piece_keys, remove
+from tiers import examples
 
 PIECE = st.sampled_from(["a", "b", " a", "b \t", "", "  ", "　", "c", "é", "a\r"])
 TEXT = st.lists(PIECE, max_size=8).map("\n".join)
@@ -63,7 +62,7 @@ def by_set(units, pieces):
     return left
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.lists(TEXT, max_size=5), max_size=3),
     st.sampled_from(["lines", "paragraphs"]),

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import SettingsError
-from batchloom.dedup import minhash
-from batchloom.dedup.minhash import NO_KEY, band_keys, bands_for, chance
+from batchloom import SettingsError
+from batchloom.dedup import band_keys, bands_for, chance, minhash
+from batchloom.dedup.minhash import NO_KEY
+from tiers import examples
 
 
 def keys_of(documents, bands=14, rows=8, shingle=5, dtype=np.uint16):
@@ -55,7 +55,7 @@ def sketches_in_plain_python(document, hashes, shingle):
 DOCUMENT = st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=40)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(DOCUMENT, min_size=1, max_size=6), st.integers(1, 6), st.integers(1, 12))
 def test_sketches_are_what_the_definition_says(documents, shingle, hashes):
     ids = np.array([token for document in documents for token in document], np.uint16)
@@ -66,7 +66,7 @@ def test_sketches_are_what_the_definition_says(documents, shingle, hashes):
     ]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(st.lists(st.integers(0, 999), max_size=200), max_size=12), st.integers(1, 7))
 def test_a_key_is_its_documents_alone(documents, shingle):
     together = keys_of(documents, shingle=shingle)

@@ -5,18 +5,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import OutputError
+from batchloom import OutputError
 from batchloom.core.files import let_go
-from batchloom.dedup import components as grouping
-from batchloom.dedup import near as nearing
+from batchloom.dedup import (
+    BAND_KEY,
+    band_keys,
+    components as grouping,
+    near as nearing,
+    partitions_of,
+    write_keys,
+)
 from batchloom.dedup.components import components
 from batchloom.dedup.find import find, gather
-from batchloom.dedup.keys import BAND_KEY, partitions_of, write_keys
-from batchloom.dedup.minhash import band_keys
 from batchloom.dedup.near import read_bands, write_band_keys
+from tiers import examples
 
 
 def keys_of(documents, bands, rows, shingle):
@@ -85,7 +89,7 @@ def in_memory(units, *, bands, rows, shingle):
 DOCUMENT = st.lists(st.integers(0, 3), max_size=6).map(tuple)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.lists(DOCUMENT, max_size=8), min_size=1, max_size=4),
     st.integers(1, 3),

@@ -8,11 +8,10 @@ import sys
 
 import pytest
 
-from batchloom.cli.main import run
-from batchloom.cli.preview import preview_lines
-from batchloom.core.values import visible
-from batchloom.diagnosis.command import quote
-from batchloom.preparation.preview import Piece, Preview
+from batchloom.cli import preview_lines, run
+from batchloom.core import visible
+from batchloom.diagnosis import quote
+from batchloom.preparation import Piece, Preview
 from prepare.stores import jsonl
 
 EVIL = (

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.core.errors import InputMissingError, SettingsError, TokenizerError
-from batchloom.diagnosis.packing import packing_facts
-from batchloom.preparation.examine import examine
-from batchloom.preparation.looks import Sizes
-from batchloom.preparation.recipe import Recipe
+from batchloom import Recipe, SettingsError, TokenizerError
+from batchloom.core import InputMissingError
+from batchloom.diagnosis import packing_facts
+from batchloom.preparation import Sizes, examine
 from prepare.stores import jsonl
 from sources.test_tables import pa, write
 from sources.web import serving
@@ -305,21 +304,21 @@ def test_wrong_options_and_missing_inputs(tmp_path):
         diagnose(tmp_path / "nothing.jsonl")
 
 
-def big(folder, kind):
+def big(folder, kind, count=60_000):
     """An input that is sampled (with the size above which it is made small), and its records."""
     random = Random(0)
     rows = [
         {"question": f"Is {random.randbytes(n % 60).hex()} odd?", "answer": f"Number {n} is."}
-        for n in range(60_000)
+        for n in range(count)
     ]
     if kind == "parquet":
-        return write(folder / "in.parquet", pa.Table.from_pylist(rows), rows=9000), rows
+        return write(folder / "in.parquet", pa.Table.from_pylist(rows), rows=count // 7), rows
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     if kind == "gz":
         (folder / "in.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 1))
         return folder / "in.jsonl.gz", rows
     if kind == "many":
-        for n in range(300):
+        for n in range(count // 200):
             (folder / f"{n:03}.jsonl").write_text(
                 "".join(json.dumps(row) + "\n" for row in rows[200 * n : 200 * n + 200])
             )
@@ -335,9 +334,18 @@ def look(path, *, full=False, **settings):
     return examine(recipe, lambda event: None, full=full, sizes=sizes)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "gz", "parquet", "many"])
-def test_a_sample_agrees_with_all_of_it(kind, tmp_path):
-    path, rows = big(tmp_path, kind)
+@pytest.mark.parametrize("count", [15_000, pytest.param(60_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "jsonl",
+        "many",
+        pytest.param("gz", marks=pytest.mark.slow),
+        pytest.param("parquet", marks=pytest.mark.slow),
+    ],
+)
+def test_a_sample_agrees_with_all_of_it(kind, count, tmp_path):
+    path, rows = big(tmp_path, kind, count)
     some, full = look(path), look(path, full=True)
     assert (some.exact, full.exact) == (False, True)
     assert some.read_bytes <= some.bytes == full.read_bytes

@@ -2,9 +2,8 @@
 
 import pytest
 
-from batchloom.core.errors import RecordError, WorkerError
-from batchloom.execution.retry import carry_out
-from batchloom.execution.seam import Done, Told
+from batchloom.core import RecordError, WorkerError
+from batchloom.execution import Done, Told, carry_out
 
 
 def results(crew, orders, lost=None):

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, some of which are killed."""
+"""Ray clusters on this machine: a head that works alone, or nodes of which some are killed."""
 
 import contextlib
 import os
@@ -11,8 +11,8 @@ OBJECTS = 80 << 20
 
 
 @contextlib.contextmanager
-def ray_cluster():
-    """A head without processors, and three nodes of one processor each, ``living``."""
+def ray_cluster(nodes=3, head=0):
+    """A head with some processors, and nodes of one processor each, ``living``."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -22,7 +22,7 @@ def ray_cluster():
         made = Cluster(
             initialize_head=True,
             head_node_args={
-                "num_cpus": 0,
+                "num_cpus": head,
                 "include_dashboard": False,
                 "object_store_memory": OBJECTS,
                 # A node that is gone is missed after two seconds, not thirty.
@@ -35,7 +35,7 @@ def ray_cluster():
             },
         )
         try:
-            made.living = [add_node(made) for _ in range(3)]
+            made.living = [add_node(made) for _ in range(nodes)]
             yield made
         finally:
             made.shutdown()
@@ -47,4 +47,6 @@ def add_node(cluster):
 
 def kill_node(cluster):
     """End a node as a machine without power does: its raylet is gone, its workers with it."""
-    os.kill(cluster.living.pop().all_processes["raylet"][0].process.pid, signal.SIGKILL)
+    node = cluster.living.pop()
+    os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+    return node

@@ -6,15 +6,10 @@ from functools import partial
 
 import pytest
 
-import batchloom.preparation.job
-from batchloom.core import errors
-from batchloom.core.document import BadRecord
-from batchloom.core.errors import BatchloomError, RecordError, WorkerError
-from batchloom.execution.answers import Failed, error_of, failure
-from batchloom.execution.here import Here
-from batchloom.execution.pool import Pool
-from batchloom.execution.retry import carry_out
-from batchloom.execution.seam import Done, Told
+import batchloom.preparation
+from batchloom import BatchloomError, SettingsError
+from batchloom.core import BadRecord, InvalidJsonError, RecordError, SchemaError, WorkerError
+from batchloom.execution import Done, Failed, Here, Pool, Told, carry_out, error_of, failure
 from execution.contract import check_contract
 from execution.works import Noted, setup
 
@@ -72,10 +67,10 @@ def subclasses(kind):
 EXAMPLES = {
     "RecordError": partial(RecordError, "d.jsonl", 5, 17, "unexpected end", 3),
     "InvalidJsonError": partial(
-        errors.InvalidJsonError, "d.jsonl", 5, 17, "not valid JSON: unexpected end"
+        InvalidJsonError, "d.jsonl", 5, 17, "not valid JSON: unexpected end"
     ),
-    "SchemaError": partial(errors.SchemaError, "none fits", ("a", "b"), "--map text=a"),
-    "SettingsError": partial(errors.SettingsError, ["a: too few", "b: unknown"]),
+    "SchemaError": partial(SchemaError, "none fits", ("a", "b"), "--map text=a"),
+    "SettingsError": partial(SettingsError, ["a: too few", "b: unknown"]),
     "OverlongError": lambda kind: kind(3, "is too long"),
     "UnusableError": lambda kind: kind(1, 2, BadRecord(3, 4, None, "is too long", "abc")),
     "Untabular": lambda kind: kind(("a", "[]"), "is mixed"),
@@ -84,7 +79,7 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("kind", sorted(subclasses(BatchloomError), key=lambda kind: kind.__name__))
 def test_every_error_survives_the_way_between_processes(kind):
-    assert batchloom.preparation.job  # all that a worker can raise is loaded
+    assert batchloom.preparation.prepare  # all that a worker can raise is loaded
     make = EXAMPLES.get(kind.__name__, lambda kind: kind("what, how much, what to do"))
     error = make() if isinstance(make, partial) else make(kind)
     again = error_of(pickle.loads(failure(0, error)))

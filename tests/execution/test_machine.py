@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from batchloom.core.errors import SettingsError
-from batchloom.execution.machine import cores, cpu_quota, free_memory, memory_left, workers_for
+from batchloom import SettingsError
+from batchloom.execution import cores, free_memory, workers_for
+from batchloom.execution.machine import cpu_quota, memory_left
 
 GIB = 1 << 30
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchloom.core.errors import RecordError, SettingsError, WorkerError
-from batchloom.execution.pool import Pool, Ready
-from batchloom.execution.retry import carry_out
-from batchloom.execution.seam import Done, Lost, Told
+from batchloom import SettingsError
+from batchloom.core import RecordError, WorkerError
+from batchloom.execution import Done, Lost, Pool, Ready, Told, carry_out
 from execution.contract import results, until
 from execution.works import dying_setup, failing_setup, greedy_setup, setup, slow_setup
 

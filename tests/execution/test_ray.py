@@ -1,4 +1,4 @@
-"""A crew on a Ray cluster: several nodes on this machine, started once, some of which are killed."""
+"""A crew on a Ray cluster on this machine, started once; nodes that are killed belong to a test of their own."""
 
 import os
 import random
@@ -11,13 +11,15 @@ import time
 import psutil
 import pytest
 
-from batchloom.core.errors import InputError, OutputError, WorkerError
-from batchloom.execution.ray_cluster import RayCluster, RayCrew, _unconnected, room
-from batchloom.execution.retry import carry_out
-from batchloom.execution.seam import Done, Lost, Told
+from batchloom import InputError, OutputError
+from batchloom.core import WorkerError
+from batchloom.execution import Done, Lost, RayCluster, RayCrew, Told, carry_out
+from batchloom.execution.ray_cluster import _unconnected, room
 from execution.contract import check_contract, results, until
 from execution.nodes import add_node, kill_node, ray_cluster
 from execution.works import setup
+from prepare.jobs import job, run_job
+from prepare.stores import jsonl, tree
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'batchloom[ray]'")
@@ -26,6 +28,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::Depr
 
 @pytest.fixture(scope="module")
 def cluster():
+    """A head with two processors: nobody takes it away."""
+    with ray_cluster(nodes=0, head=2) as made:
+        yield made
+
+
+@pytest.fixture
+def nodes():
+    """A head without processors and three nodes, which are one test's to kill."""
     with ray_cluster() as made:
         yield made
 
@@ -33,8 +43,8 @@ def cluster():
 def test_the_contract_of_a_crew(cluster, tmp_path):
     with RayCrew(setup, RayCluster(cluster.address, shared=tmp_path)) as crew:
         check_contract(crew)
-        assert crew.workers == 3
-        assert len(set(results(crew, [("pid", None)] * 20).values())) <= 3
+        assert crew.workers == 2
+        assert len(set(results(crew, [("pid", None)] * 20).values())) <= 2
         assert list(tmp_path.iterdir()) != []
     assert list(tmp_path.iterdir()) == []
 
@@ -97,20 +107,21 @@ def test_workers_end_with_a_coordinator_that_is_killed(cluster, tmp_path):
     assert written.stat().st_size == size > 0
 
 
-def test_results_come_once_whatever_workers_and_nodes_are_killed(cluster):
+@pytest.mark.slow
+def test_results_come_once_whatever_workers_and_nodes_are_killed(nodes):
     drawn, found, reasons = random.Random(5), {}, []
 
     def lost(number, order, reason):
         reasons.append(reason)
         return order
 
-    with RayCrew(setup, RayCluster(cluster.address)) as crew:
+    with RayCrew(setup, RayCluster(nodes.address)) as crew:
         for event in carry_out(crew, [(n, ("flaky", n)) for n in range(200)], lost):
             if isinstance(event, Done):
                 assert event.number not in found
                 found[event.number] = event.result
                 if len(found) == 100:
-                    kill_node(cluster)
+                    kill_node(nodes)
                 elif len(found) % 25 == 0:
                     victims = [p for p in psutil.process_iter() if name(p) == "ray::do_order"]
                     if victims:
@@ -126,53 +137,70 @@ def name(process):
         return ""
 
 
+@pytest.mark.slow
 def test_an_order_on_a_node_that_dies_is_lost(cluster):
-    """The node is the one that works: there are two left, and both are busy."""
+    """A third node works for a while, and all processors are busy when it goes."""
+    cluster.living.append(add_node(cluster))
     with RayCrew(setup, RayCluster(cluster.address)) as crew:
-        for number in range(2):
-            crew.give(number, ("sleep", 4))
-        for _ in range(2):
+        for number in range(3):
+            crew.give(number, ("sleep", 2))
+        for _ in range(3):
             until(crew, Told)
-        kill_node(cluster)
-        events = [crew.next(30) for _ in range(2)]
-        assert {type(one) for one in events} == {Done, Lost}
+        cluster.worker_nodes.discard(kill_node(cluster))
+        events = [crew.next(30) for _ in range(3)]
+        assert sorted(type(one).__name__ for one in events) == ["Done", "Done", "Lost"]
         [lost] = [one for one in events if isinstance(one, Lost)]
         assert lost.reason in (
             "was on a node of the Ray cluster that died",
             "died on a node of the Ray cluster (out of memory?)",
         )
-        # The last node goes, and nobody is left.
-        crew.give(5, ("sleep", 100))
-        until(crew, Told)
-        kill_node(cluster)
-        assert until(crew, Lost).number == 5
+    cluster.wait_for_nodes()
 
 
-def test_a_cluster_that_shrinks_to_nothing_ends_the_job_and_one_that_grows_goes_on(cluster):
-    with RayCrew(setup, RayCluster(cluster.address, patience=1.5)) as crew:
+@pytest.mark.slow
+def test_a_cluster_that_shrinks_to_nothing_ends_the_job_and_one_that_grows_goes_on(nodes):
+    with RayCrew(setup, RayCluster(nodes.address)) as crew:
+        for number in range(3):
+            crew.give(number, ("sleep", 100))
+        for _ in range(3):
+            until(crew, Told)
+        for _ in range(3):
+            kill_node(nodes)
+        assert {until(crew, Lost).number for _ in range(3)} == {0, 1, 2}
+    with RayCrew(setup, RayCluster(nodes.address, patience=1.5)) as crew:
         crew.give(0, ("square", 7))
         with pytest.raises(WorkerError, match=r"No node .* a processor for 1.5 seconds; what is"):
             until(crew, Done)
-    with RayCrew(setup, RayCluster(cluster.address, patience=30)) as crew:
+    with RayCrew(setup, RayCluster(nodes.address, patience=30)) as crew:
         crew.give(0, ("square", 7))
         assert crew.next(0.1) is None
-        cluster.living.append(add_node(cluster))
+        nodes.living.append(add_node(nodes))
         assert until(crew, Done) == Done(0, 49)
 
 
-def test_a_node_without_batchloom_is_told_in_one_sentence(cluster, tmp_path):
+@pytest.mark.slow
+def test_a_node_without_batchloom_is_told_in_one_sentence(tmp_path):
     (tmp_path / "batchloom").mkdir()
     (tmp_path / "batchloom" / "__init__.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'batchloom'\", name='batchloom')"
     )
-    cluster.remove_node(cluster.living.pop())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path))
-        cluster.living.append(add_node(cluster))
-    with RayCrew(setup, RayCluster(cluster.address)) as crew:
-        crew.give(0, ("square", 7))
-        with pytest.raises(WorkerError, match="cannot load batchloom .* install the same"):
-            until(crew, Done)
+    with ray_cluster(nodes=0) as cluster:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(tmp_path))
+            add_node(cluster)
+        with RayCrew(setup, RayCluster(cluster.address)) as crew:
+            crew.give(0, ("square", 7))
+            with pytest.raises(WorkerError, match="cannot load batchloom .* install the same"):
+                until(crew, Done)
+
+
+def test_a_store_prepared_on_a_cluster_is_that_of_one_process(cluster, tmp_path):
+    rows = [{"text": f"document number {n} " + "x" * (n % 50)} for n in range(300)]
+    path = jsonl(tmp_path / "in.jsonl", rows)
+    execution = {"workers": 2, "engine": "ray", "address": cluster.address}
+    assert "error" not in run_job(job([path], tmp_path / "one"))
+    assert "error" not in run_job(job([path], tmp_path / "ray", execution=execution))
+    assert tree(tmp_path / "ray") == tree(tmp_path / "one")
 
 
 @pytest.mark.parametrize(
@@ -230,6 +258,7 @@ def run(code, extra=(), **more):
     )
 
 
+@pytest.mark.slow
 def test_a_ray_of_its_own_is_of_this_machine_alone_and_ends(tmp_path):
     # Ray lays a token of its own into the home folder.
     done = run(

@@ -2,7 +2,7 @@
 
 import torch
 
-from batchloom.batches.masks import image_masks
+from batchloom.batches import image_masks
 
 TEXT_WINDOW = 24
 TEXT = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.batches.media import BatchMedia
-from batchloom.batches.spec import MediaSpec
-from batchloom.core.errors import MediumError
+from batchloom.batches import MediaSpec
+from batchloom.batches.media import BatchMedia, _Budget
+from batchloom.core import MediumError
 from media.made import encoded, picture, talk
 from media.test_batches import saved
 
@@ -129,3 +129,15 @@ def test_a_medium_that_is_gone_is_told_behind_the_steps_before_it(store):
         aside.rename(path)
     assert given == [0, 1, 2]
     assert loader.state_dict() == before
+
+
+def test_a_budget_is_given_back_and_never_waits_for_ever():
+    budget = _Budget(10)
+    with budget.room(100), budget.room(0):
+        pass
+    with budget.room(4), budget.room(6):
+        pass
+    with pytest.raises(RuntimeError, match="broken"), budget.room(10):
+        raise RuntimeError("broken")
+    with budget.room(10):
+        pass

@@ -5,20 +5,16 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import batchloom
-from batchloom import Mixture
-from batchloom.batches.media_rules import text_alone
-from batchloom.batches.mixture_file import mixture_from
-from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.media import KINDS
-from batchloom.questions.forecast import forecast
-from batchloom.questions.unserved import why_unserved
+from batchloom import InputError, Mixture, SettingsError
+from batchloom.batches import mixture_from, text_alone
+from batchloom.core import KINDS
+from batchloom.questions import forecast, why_unserved
+from batchloom.store import StoreMedia
 from batchloom.store.by_media import _chosen_sets, media_word
-from batchloom.store.stored_media import StoreMedia
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
 from media.made import encoded, picture, talk
 from media.processors import MADE, save
 

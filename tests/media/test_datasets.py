@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom import DatasetConfig
-from batchloom.core.errors import InputError, SettingsError
-from batchloom.preparation.dataset_inputs import _one_sampling
-from batchloom.preparation.recipe_choice import read_recipe
-from batchloom.store.stored_media import StoreMedia
+from batchloom import DatasetConfig, InputError, SettingsError
+from batchloom.preparation import read_recipe
+from batchloom.store import StoreMedia
 from media.films import film
 from media.made import talk, write_images, write_sounds
 from media.processors import MADE, save
@@ -110,6 +108,21 @@ def test_a_block_says_which_frames_are_seen(tmp_path, caplog):
     assert f"{manifest}: not used for texts: fps." in caplog.text
 
 
+def test_blocks_of_one_job_see_the_same_frames(tmp_path):
+    kind = folder_of("llava", tmp_path)
+    (tmp_path / "in/a.mp4").write_bytes(film(40, 10))
+    rows = [{"messages": talk("<video>?", "A film."), "videos": ["a.mp4"]}]
+    (tmp_path / "in/talks.json").write_text(json.dumps(rows))
+    named = [tmp_path / f"{name}.yaml" for name in ("once", "twice", "unsaid")]
+    for manifest, said in zip(named, ("  fps: 1\n", "  fps: 2\n", ""), strict=True):
+        manifest.write_text(f"{BLOCK.format(kind=kind)}{said}")
+    once, twice, unsaid = named
+    with pytest.raises(InputError, match="say differently which frames of videos are seen"):
+        batchloom.prepare([once, twice], out=tmp_path / "out", val_fraction=0)
+    batchloom.prepare([unsaid, once], out=tmp_path / "out", val_fraction=0)
+    assert batchloom.inspect(tmp_path / "out").media["video"].media == 4
+
+
 def test_settings_of_videos_that_are_none_are_told():
     said = {"dataset_type": "vision", "dataset_path": "x"}
     with pytest.raises(SettingsError) as told:
@@ -125,10 +138,6 @@ def test_settings_of_videos_that_are_none_are_told():
     assert DatasetConfig(**said, videos={"fps": 1}) == DatasetConfig(**said, fps=1)
     with pytest.raises(SettingsError, match="frame_num: there is none, and video_sampling"):
         DatasetConfig(**said, video_sampling_strategy="frame_num")
-    one, other = DatasetConfig(**said, fps=1), DatasetConfig(**said, fps=2)
-    with pytest.raises(InputError, match="say differently which frames of videos are seen"):
-        _one_sampling([("a", one), ("b", other)])
-    assert _one_sampling([("a", one), ("b", DatasetConfig(**said))]) == one.sampling
 
 
 def test_media_are_never_cut(tmp_path):

@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 import batchloom
-from batchloom.batches.inspect import inspect
-from batchloom.cli.main import run
+from batchloom import inspect
+from batchloom.cli import run
 from media.made import talk, write_images, write_sounds
 from media.test_batches import saved
 from media.test_streams import captions, held, talks

@@ -1,7 +1,6 @@
 """``MultiModalDataset`` and ``MultiModalIterableDataset``: the rows of a ``Loader``, through a DataLoader."""
 
 import json
-import multiprocessing
 
 import numpy as np
 import pytest
@@ -9,11 +8,11 @@ import torch
 from torch.utils.data import DataLoader
 
 import batchloom
-from batchloom import DatasetConfig
+from batchloom import DatasetConfig, InputError, PlanError, SettingsError
 from batchloom.compat import MultiModalDataset, MultiModalIterableDataset
-from batchloom.core.errors import InputError, PlanError, SettingsError
 from media.made import talk, write_images, write_sounds
 from media.processors import MADE, save
+from processes import start_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SEQ_LEN = 420
@@ -158,6 +157,7 @@ def test_ranks_have_the_rows_of_a_loader_and_as_many_each(qwen, rows, world):
     assert len(seen) == world * len(datasets[0])
 
 
+@pytest.mark.slow
 def test_spawned_workers_give_the_same(qwen):
     dataset = built(MultiModalDataset, qwen)
     given = DataLoader(
@@ -202,12 +202,6 @@ def test_one_document_a_row_and_no_folder(tmp_path, monkeypatch):
     assert again.modality_length == dataset.modality_length
 
 
-def _build(config, out):
-    dataset = MultiModalDataset(config, out=out)
-    dataset.build()
-    assert len(dataset)
-
-
 def of_texts(folder):
     lines = [json.dumps({"text": f"{n} " * 40}) + "\n" for n in range(30)]
     (folder / "t.jsonl").write_text("".join(lines))
@@ -219,13 +213,10 @@ def of_texts(folder):
 
 
 def test_several_processes_build_one_store(tmp_path):
-    context, config = multiprocessing.get_context("spawn"), of_texts(tmp_path)
-    given = [context.Process(target=_build, args=(config, tmp_path / "store")) for _ in range(2)]
-    for one in given:
-        one.start()
-    for one in given:
-        one.join(120)
-    assert [one.exitcode for one in given] == [0, 0]
+    command = ("-m", "media.build_dataset", of_texts(tmp_path), tmp_path / "store")
+    with start_processes(*command, environments=[{}, {}]) as processes:
+        finished = [one.wait() for one in processes]
+    assert [one.returncode for one in finished] == [0, 0], finished
 
 
 def test_texts_alone_go_through_the_same_doors(tmp_path):

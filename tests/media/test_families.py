@@ -2,16 +2,17 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import InputError, InputMissingError, UnusableRecordError
-from batchloom.core.media import AudioFacts, ImageFacts
+from batchloom import InputError
+from batchloom.core import AudioFacts, ImageFacts, InputMissingError, UnusableRecordError
+from batchloom.media import open_processor
 from batchloom.media.agreement import disagreement, full_text
 from batchloom.media.asked import Asked, collapsed, written_for
 from batchloom.media.families import Hearing, OneSize, PatchGrid, Splits, Tiles
-from batchloom.media.processor import ProcessorFiles, open_processor, read_processor_files
+from batchloom.media.processor import ProcessorFiles, read_processor_files
 from media.processors import MADE, aya_vision, llava, qwen2_audio, qwen2_vl, save
+from tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 FAMILIES = {
@@ -64,9 +65,9 @@ def test_every_size_becomes_the_tokens_that_the_processor_writes(opened):
 
     if family.kind == "audio":
         sounds = st.builds(AudioFacts, st.integers(1, 500_000), st.just(16_000))
-        settings(max_examples=25)(given(sounds)(check))()
+        settings(max_examples=examples(25))(given(sounds)(check))()
     else:
-        settings(max_examples=60)(given(st.builds(ImageFacts, SIDES, SIDES))(check))()
+        settings(max_examples=examples(60))(given(st.builds(ImageFacts, SIDES, SIDES))(check))()
 
 
 def test_a_grid_is_the_image_processors():

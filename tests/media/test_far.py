@@ -10,22 +10,26 @@ import pytest
 from msgspec.structs import replace
 
 import batchloom
-from batchloom.batches.spec import MediaSpec
-from batchloom.core import ranges, reach
-from batchloom.core.errors import DownloadError, StoreError
+from batchloom import StoreError
+from batchloom.batches import MediaSpec
+from batchloom.core import DownloadError, ranges
 from batchloom.preparation import far_asking, far_s3
 from batchloom.preparation.far_output import _OF_STORE
-from batchloom.store.gone import read_gone
-from batchloom.store.manifest import manifest_bytes, read_manifest
-from batchloom.store.media import MediaRows, map_media
-from batchloom.store.stored_media import StoreMedia
-from batchloom.store.writer import write_file
+from batchloom.store import (
+    MediaRows,
+    StoreMedia,
+    manifest_bytes,
+    map_media,
+    read_gone,
+    read_manifest,
+    write_file,
+)
 from media.made import encoded, picture, talk
 from media.processors import MADE, save
 from prepare.s3_relay import Fault
 from prepare.test_far import assert_same, keys
 from sources.web import Web, serving
-from store.far import behind_relay, kept, same_batches, to_bucket, to_memory
+from store.far import behind_relay, kept, retry_at_once, same_batches, to_bucket, to_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SIZES = {"seq_len": 400, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}
@@ -76,8 +80,7 @@ def relay(s3, made):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(ranges, "patience", lambda tries: 0.01)
-    monkeypatch.setattr(reach, "patience", lambda tries: 0.01)
+    retry_at_once(monkeypatch)
     monkeypatch.setattr(far_asking, "waiting", lambda tries, name: 0)
     monkeypatch.setattr(far_s3, "waiting", lambda tries, name: 0)
 
@@ -87,7 +90,10 @@ def held_bytes(store):
     return sum(shard.blobs_bytes for shard in entry.shards)
 
 
-@pytest.mark.parametrize("settings", [{}, {"prefetch": 0}, {"block": 4, "form": "varlen"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, pytest.param({"prefetch": 0}, marks=pytest.mark.slow), {"block": 4, "form": "varlen"}],
+)
 def test_a_loader_gives_the_same_batches(made, relay, tmp_path, settings):
     near = made[0]
     store = batchloom.open_store(URL, cache=tmp_path / "cache")
@@ -198,7 +204,7 @@ def test_what_passes_is_asked_again(made, relay, tmp_path, impatient, faults):
     assert all(not fault.times for fault in relay.faults)
 
 
-@pytest.mark.parametrize("prefetch", [0, 4])
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     ("what", "words"),
     [

@@ -7,16 +7,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from batchloom.core.errors import SettingsError, UnusableRecordError
-from batchloom.core.media import AudioFacts, ImageFacts, Medium
-from batchloom.media.content import Held, OpenFile, edge_hash, edges
-from batchloom.media.images import decode_image, look_at_image
-from batchloom.media.limits import MediaLimits
+from batchloom import SettingsError
+from batchloom.core import AudioFacts, ImageFacts, Medium, UnusableRecordError
+from batchloom.media import (
+    Held,
+    MediaLimits,
+    OpenFile,
+    Sampling,
+    decode_image,
+    decode_sound,
+    look_at_image,
+    look_at_sound,
+)
+from batchloom.media.content import edge_hash, edges
 from batchloom.media.look import Looker
 from batchloom.media.mp3 import has_length, is_mp3, mp3_samples
 from batchloom.media.places import Places
-from batchloom.media.sampling import Sampling
-from batchloom.media.sounds import decode_sound, look_at_sound
 from media.made import encoded, noise, picture, sound
 from media.web import hanging, serving
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.core.errors import InputMissingError
-from batchloom.store.stored_media import StoreMedia
-from batchloom.store.verify import verify_store
+from batchloom.core import InputMissingError
+from batchloom.store import StoreMedia, verify_store
 from media.made import encoded, picture, sound, talk
 from media.processors import MADE, save
 

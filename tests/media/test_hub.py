@@ -9,6 +9,7 @@ import pytest
 import batchloom
 from media.made import write_images
 from media.processors import MADE, save
+from processes import run_module
 from tokens.model_hub import serving_models
 
 
@@ -27,7 +28,7 @@ def hub(folder):
 
 
 def prepared(named, source, out, home, **environment):
-    """What ``prepare`` says in a fresh process with ``home`` as the Hub's folder."""
+    """Run ``prepare`` in a process of its own with ``home`` as the Hub's folder."""
     known = {
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -35,12 +36,7 @@ def prepared(named, source, out, home, **environment):
         "HF_HUB_ETAG_TIMEOUT": "2",
     }
     given = ["--processor", named, "--tokenizer", named, "--val-fraction", "0", "--out", str(out)]
-    return subprocess.run(
-        [sys.executable, "-m", "batchloom", "prepare", str(source), *given],
-        capture_output=True,
-        text=True,
-        env=os.environ | known | environment,
-    )
+    return run_module("media.prepare_from_hub", "prepare", source, *given, env=known | environment)
 
 
 def named_in(store):
@@ -91,27 +87,27 @@ def test_without_network_and_cache(tmp_path):
     assert "the Hub cannot be reached (HF_HUB_OFFLINE is set)" in " ".join(done.stderr.split())
 
 
-def test_a_folder_of_that_name_is_no_hub_id(folder, tmp_path):
+def test_a_folder_of_that_name_is_no_hub_id(folder, tmp_path, monkeypatch):
     source = write_images(tmp_path / "in", 1)
     (tmp_path / "org").mkdir()
     (tmp_path / "org" / "llava").symlink_to(folder)
-    done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "batchloom",
-                "prepare",
-                str(source),
-                "--processor",
-                "org/llava",
-            ),
-            *("--tokenizer", "org/llava", "--out", "out"),
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hub")},
-    )
+    monkeypatch.chdir(tmp_path)
+    closed = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = prepared("org/llava", source, "out", tmp_path / "hub", **closed)
     assert done.returncode == 0, done.stderr
     assert named_in(tmp_path / "out") == "llava"
+
+
+@pytest.mark.slow
+def test_a_fresh_process_takes_the_settings_of_the_hub(hub, tmp_path):
+    source = write_images(tmp_path / "in", 1)
+    known = {"HF_HOME": str(tmp_path / "hub"), "HF_ENDPOINT": hub, "HF_HUB_DISABLE_XET": "1"}
+    given = ["--processor", "org/llava", "--tokenizer", "org/llava", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "batchloom", "prepare", str(source), *given],
+        capture_output=True,
+        text=True,
+        env=os.environ | known,
+    )
+    assert done.returncode == 0, done.stderr
+    assert named_in(tmp_path / "out") == "org/llava"

@@ -9,17 +9,16 @@ import pytest
 import torch
 
 import batchloom
-from batchloom.adapters.agreement import _said, disagreement
+from batchloom import InputError, PlanError, SettingsError, StateError
+from batchloom.adapters import disagreement
+from batchloom.adapters.agreement import _said
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches.chosen import Chosen
-from batchloom.batches.metrics import Meter
+from batchloom.batches import Chosen, MediaSpec, Meter
 from batchloom.batches.replaced import gone_of
-from batchloom.batches.spec import MediaSpec
-from batchloom.cli.main import run
-from batchloom.core.errors import InputError, MediumError, PlanError, SettingsError, StateError
-from batchloom.store.gone import read_gone
-from batchloom.store.remove import remove_documents
-from batchloom.testing.stores import write_store
+from batchloom.cli import run
+from batchloom.core import MediumError
+from batchloom.store import read_gone, remove_documents
+from batchloom.testing import write_store
 from media.made import encoded, picture, talk, write_images
 from media.processors import MADE, save
 

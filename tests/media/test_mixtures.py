@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom import Edit, Mixture
-from batchloom.core.errors import PlanError
-from batchloom.plan.deal import imbalance, stretches
-from batchloom.plan.mixture import SourceSpec
-from batchloom.questions.dealing import dealt, in_batches
+from batchloom import Edit, Mixture, PlanError
+from batchloom.plan import SourceSpec, imbalance, stretches
+from batchloom.questions import dealt, in_batches
 from media.made import encoded, picture, talk
 from media.processors import MADE, save
 

@@ -3,27 +3,27 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import batchloom
-from batchloom.core.errors import (
-    InputError,
-    InputMissingError,
-    SettingsError,
-    StoreConflictError,
-    StoreError,
+from batchloom import InputError, SettingsError, StoreError
+from batchloom.cli import run
+from batchloom.core import InputMissingError, StoreConflictError
+from batchloom.media import open_processor
+from batchloom.store import (
+    NOT_HELD,
+    ROW,
+    MediaRows,
+    ShardMedia,
+    StoreMedia,
+    compact_store,
+    map_media,
+    remove_documents,
+    verify_store,
 )
-from batchloom.media.processor import open_processor
-from batchloom.store.compact import compact_store
-from batchloom.store.media import NOT_HELD, ROW, MediaRows, ShardMedia, map_media
-from batchloom.store.remove import remove_documents
-from batchloom.store.stored_media import StoreMedia
-from batchloom.store.verify import verify_store
 from media.made import encoded, picture, sound, talk, write_images, write_sounds
 from media.processors import MADE, save
 
@@ -459,7 +459,7 @@ def test_a_store_is_made_again_by_its_own_recipe(tmp_path, processors, monkeypat
 
 
 def test_the_commands_take_no_more_than_processor_tokenizer_and_out(
-    tmp_path, processors, real_data
+    tmp_path, processors, real_data, capsys
 ):
     for name, file, file_kind in (
         ("qwen2_vl", "mllm_demo.json", "image"),
@@ -484,20 +484,18 @@ def test_the_commands_take_no_more_than_processor_tokenizer_and_out(
             ["doctor", str(out)],
             given,
         ):
-            done = subprocess.run(
-                [sys.executable, "-m", "batchloom", *command], capture_output=True, text=True
-            )
-            assert done.returncode == 0, (command, done.stdout, done.stderr)
+            code, printed = run(command), capsys.readouterr()
+            assert code == 0, (command, printed)
             if command[0] == "inspect":
                 store = batchloom.open_store(out)
                 found = StoreMedia(store).of(np.arange(len(store)))
                 media = sum(len(some) for some in found)
-                assert f"{media} {file_kind}s in " in done.stdout
+                assert f"{media} {file_kind}s in " in printed.out
             if command[0] == "doctor":
-                assert "FOLDER is that of a model made for it" in " ".join(done.stdout.split())
-                assert f"batchloom train --data {out} --init FOLDER" in done.stdout
+                assert "FOLDER is that of a model made for it" in " ".join(printed.out.split())
+                assert f"batchloom train --data {out} --init FOLDER" in printed.out
             if command[0] == "check":
-                assert "--init FOLDER (of a model made for its processor) reads" in done.stdout
+                assert "--init FOLDER (of a model made for its processor) reads" in printed.out
 
 
 def test_wrong_settings_of_media_are_told_at_once(tmp_path):

@@ -9,26 +9,21 @@ import pyarrow.parquet as pq
 import pytest
 
 import batchloom
-from batchloom import Loader, open_store
-from batchloom.batches.chosen import Chosen
-from batchloom.batches.media_rules import text_alone
-from batchloom.batches.spec import MediaSpec
-from batchloom.core.errors import (
+from batchloom import (
     InputError,
-    MediumError,
+    Loader,
     PlanError,
+    Recipe,
     SettingsError,
     TokenizerError,
-    TooManyBadRecordsError,
+    open_store,
 )
-from batchloom.plan.lanes import lane_pool_default
-from batchloom.plan.ranks import Mesh
-from batchloom.preparation.dedup_recipe import DedupRecipe
-from batchloom.preparation.media_recipe import MediaRecipe
-from batchloom.preparation.read_recipe import ReadRecipe
-from batchloom.preparation.recipe import Recipe
+from batchloom.batches import Chosen, MediaSpec, text_alone
+from batchloom.core import MediumError, TooManyBadRecordsError
+from batchloom.plan import Mesh, lane_pool_default
+from batchloom.preparation import DedupRecipe, MediaRecipe, ReadRecipe
+from batchloom.streams import merge_states
 from batchloom.streams.media import PoolMedia
-from batchloom.streams.state import merge_states
 from media.films import film
 from media.made import encoded, picture, sound, talk
 from media.test_batches import saved
@@ -37,6 +32,7 @@ from streams.streams import small_stream, write_lines
 from streams.test_keep import files_of, prepared
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+SLOW = pytest.mark.slow
 ORDER = {"seq_len": 900, "global_batch_size": 2, "steps": 12, "lanes": 2, "pool_size": 16}
 
 
@@ -47,7 +43,7 @@ def sight(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hearing(tmp_path_factory):
-    return saved("qwen2_audio", tmp_path_factory.mktemp("hearing"))[2]
+    return saved("qwen2_audio", tmp_path_factory.mktemp("hearing"), chunk_length=2)[2]
 
 
 def recipe_of(processor, **more):
@@ -151,8 +147,18 @@ def assert_equal(some, others):
             np.testing.assert_array_equal(value, others[step][name], f"{step} {name}")
 
 
-@pytest.mark.parametrize("embed", [False, True])
-@pytest.mark.parametrize("kind", [*INPUTS, "films"])
+# Media that are named and media that are embedded.
+IN_FAST_TIER = {("talks", False), ("captions", False), ("held", True), ("sounds", True)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "embed"),
+    [
+        pytest.param(kind, embed, marks=[] if (kind, embed) in IN_FAST_TIER else [SLOW])
+        for kind in (*INPUTS, "films")
+        for embed in (False, True)
+    ],
+)
 def test_a_stream_gives_the_batches_of_the_store_that_it_keeps(
     tmp_path, monkeypatch, sight, hearing, kind, embed
 ):
@@ -181,27 +187,60 @@ def test_a_stream_gives_the_batches_of_the_store_that_it_keeps(
 TEXT = ("input_ids", "labels", "position_ids")
 
 
-@pytest.mark.parametrize("kind", ["talks", "held"])
-def test_workers_and_ranks_and_resumes_change_nothing(tmp_path, sight, kind):
-    inputs = INPUTS[kind](tmp_path / "in")
+@pytest.fixture(scope="module")
+def repeatable(request, sight, tmp_path_factory):
+    """A function that makes a stream anew, and the batches of one."""
+    inputs = INPUTS[request.param](tmp_path_factory.mktemp("repeatable") / "in")
     recipe = recipe_of(sight)
 
     def made(workers=0):
         return small_stream(inputs, recipe=recipe, workers=workers, **ORDER)
 
-    expected = batches_of(made())
-    for prefetch in (2, 8):
-        assert_equal(expected, batches_of(made(workers=2), prefetch=prefetch))
-    for step in range(ORDER["steps"]):
-        loader = Loader(made(), rank=0, world_size=1, output="numpy", prefetch=0)
-        iterator = iter(loader)
-        for _ in range(step):
-            next(iterator)
-        state = json.loads(json.dumps(loader.state_dict()))
-        iterator.close()
-        left = {number: batch for number, batch in expected.items() if number >= step}
-        assert_equal(left, batches_of(made(), state=state))
-    # On two ranks each has one row of the two.
+    return made, batches_of(made())
+
+
+RESUMED_IN_FAST_TIER = {("talks", 0)}
+
+
+@pytest.mark.parametrize(
+    ("repeatable", "prefetch"),
+    [
+        pytest.param(kind, prefetch, marks=[] if (kind, prefetch) == ("held", 2) else [SLOW])
+        for kind in ("talks", "held")
+        for prefetch in (2, 8)
+    ],
+    indirect=["repeatable"],
+)
+def test_workers_change_nothing(repeatable, prefetch):
+    made, expected = repeatable
+    assert_equal(expected, batches_of(made(workers=2), prefetch=prefetch))
+
+
+@pytest.mark.parametrize(
+    ("repeatable", "step"),
+    [
+        pytest.param(kind, step, marks=[] if (kind, step) in RESUMED_IN_FAST_TIER else [SLOW])
+        for kind in ("talks", "held")
+        for step in range(ORDER["steps"])
+    ],
+    indirect=["repeatable"],
+)
+def test_a_stream_goes_on_from_any_step(repeatable, step):
+    made, expected = repeatable
+    loader = Loader(made(), rank=0, world_size=1, output="numpy", prefetch=0)
+    iterator = iter(loader)
+    for _ in range(step):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    iterator.close()
+    left = {number: batch for number, batch in expected.items() if number >= step}
+    assert_equal(left, batches_of(made(), state=state))
+
+
+@pytest.mark.parametrize("repeatable", ["talks", pytest.param("held", marks=SLOW)], indirect=True)
+def test_ranks_share_the_rows_of_a_step(repeatable):
+    """On two ranks each has one row of the two."""
+    made, expected = repeatable
     ranks = [batches_of(made(), rank, 2) for rank in range(2)]
     for step, batch in expected.items():
         for name in TEXT:
@@ -211,6 +250,11 @@ def test_workers_and_ranks_and_resumes_change_nothing(tmp_path, sight, kind):
         for name in set(batch) - set(TEXT):
             both = [one[step][name] for one in ranks if name in one[step]]
             np.testing.assert_array_equal(np.concatenate(both), batch[name])
+
+
+@pytest.mark.parametrize("repeatable", ["held", pytest.param("talks", marks=SLOW)], indirect=True)
+def test_states_of_two_ranks_go_on_as_one(repeatable):
+    made, expected = repeatable
     loaders = [Loader(made(), rank=rank, world_size=2, output="numpy") for rank in range(2)]
     states = []
     for loader in loaders:
@@ -224,7 +268,7 @@ def test_workers_and_ranks_and_resumes_change_nothing(tmp_path, sight, kind):
 
 
 def test_each_epoch_reads_media_again_and_lets_go_of_them(tmp_path, sight):
-    order = {**ORDER, "steps": 200, "pool_size": 8, "seq_len": 300}
+    order = {**ORDER, "steps": 60, "pool_size": 8, "seq_len": 300}
     stream = small_stream(held(tmp_path / "in"), recipe=recipe_of(sight), **order)
     loader = Loader(stream, rank=0, world_size=1, output="numpy", prefetch=0)
     most = 0

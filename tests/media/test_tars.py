@@ -12,13 +12,11 @@ import pytest
 from PIL import Image
 
 import batchloom
-from batchloom.core.errors import InputError, InputMissingError, MediumError, StoreConflictError
-from batchloom.media.content import OpenFile
-from batchloom.sources.listing import list_sources
-from batchloom.sources.parts import PartReader
-from batchloom.sources.rules import Limits, Part, ReadRules
-from batchloom.store.stored_media import StoreMedia
-from batchloom.store.verify import verify_store
+from batchloom import InputError
+from batchloom.core import InputMissingError, MediumError, StoreConflictError
+from batchloom.media import OpenFile
+from batchloom.sources import Limits, Part, PartReader, ReadRules, list_sources
+from batchloom.store import StoreMedia, verify_store
 from media.made import encoded, picture, sound, talk
 from media.processors import MADE, save
 

@@ -10,11 +10,9 @@ import pytest
 from PIL import Image
 
 import batchloom
-from batchloom.chat.detect import detect_schema
-from batchloom.chat.records import record_reader
-from batchloom.core.errors import SchemaError, UnusableRecordError
-from batchloom.store.stored_media import StoreMedia
-from batchloom.store.verify import verify_store
+from batchloom.chat import detect_schema, record_reader
+from batchloom.core import SchemaError, UnusableRecordError
+from batchloom.store import StoreMedia, verify_store
 from media.made import encoded, picture, sound, talk, write_images
 from media.processors import MADE, save
 

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from batchloom.core.conversation import Conversation
-from batchloom.core.errors import TokenizerError
-from batchloom.core.media import AudioFacts, ImageFacts, Medium, Seen
-from batchloom.media.processor import open_processor
-from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.conversations import ChatRules, encode_conversations
-from batchloom.tokens.resolve import resolve_tokenizer
+from batchloom import TokenizerError
+from batchloom.core import AudioFacts, Conversation, ImageFacts, Medium, Seen
+from batchloom.media import open_processor
+from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.tokens import resolve_tokenizer
 from media.processors import MADE, save
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

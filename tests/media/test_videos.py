@@ -11,15 +11,13 @@ import pytest
 from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
 import batchloom
-from batchloom.batches.spec import MediaSpec
-from batchloom.core.errors import MediumError, SettingsError, UnusableRecordError
-from batchloom.core.media import FrameFacts
-from batchloom.media import features
-from batchloom.media.content import Held
-from batchloom.media.limits import MediaLimits
-from batchloom.media.sampling import Sampling, fitted, frame_times
+from batchloom import SettingsError
+from batchloom.batches import MediaSpec
+from batchloom.core import FrameFacts, MediumError, UnusableRecordError
+from batchloom.media import Held, MediaLimits, Sampling, features
+from batchloom.media.sampling import fitted, frame_times
 from batchloom.media.videos import decode_frames, look_at_video
-from batchloom.store.stored_media import StoreMedia
+from batchloom.store import StoreMedia
 from media.films import decoded, film, heard
 from media.made import encoded, picture, sound, talk
 from media.processors import MADE, save

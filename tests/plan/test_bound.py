@@ -2,11 +2,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.plan.bound import least_sequences
-from batchloom.plan.pack import count_sequences
+from batchloom.plan import count_sequences, least_sequences
+from tiers import examples
 
 
 def fewest(lengths, seq_len):
@@ -28,7 +27,7 @@ def fewest(lengths, seq_len):
 
 
 @given(lengths=st.lists(st.integers(0, 12), max_size=8), seq_len=st.integers(1, 12))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_no_packing_is_better_than_the_bound(lengths, seq_len):
     lengths = [length % (seq_len + 1) for length in lengths]
     bound = least_sequences(np.array(lengths, np.int64), seq_len)
@@ -37,7 +36,7 @@ def test_no_packing_is_better_than_the_bound(lengths, seq_len):
 
 
 @given(lengths=st.lists(st.integers(0, 3000), max_size=200))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_best_fit_keeps_the_bound_with_long_documents_too(lengths):
     array = np.array(lengths, np.int64)
     assert least_sequences(array, 512) <= count_sequences(array, 512, "best_fit")

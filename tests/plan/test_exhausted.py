@@ -4,18 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.plan.edits import Edit
-from batchloom.plan.mixture import Mixture, SourceSpec
-from batchloom.plan.plan import Plan
-from batchloom.plan.spec import PlanSpec
-from batchloom.plan.state import with_journal
-from batchloom.plan.when import seen
+from batchloom import Edit, Mixture, Plan, PlanSpec
+from batchloom.plan import SourceSpec, seen, with_journal
 from plan.sources import LengthsOnly
 from plan.test_known import Watched
 from plan.test_mixture import by_row, stores
+from tiers import examples
 
 CHANGES = [
     {"weights": {"a": 3, "b": 1, "c": 1}},
@@ -47,7 +43,7 @@ def often(plan, found):
     overlong=st.sampled_from(["split", "drop"]),
     data=st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, overlong, data):
     epochs = data.draw(st.integers(1, 2))
     weights = dict(zip("abc", data.draw(st.permutations([1, 2, 5])), strict=True))
@@ -167,7 +163,7 @@ def test_a_run_that_ends_before_an_edit_can_be_counted(lanes):
     seed=st.integers(0, 9),
     data=st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_every_token_of_one_store_is_served_once_an_epoch_whatever_is_packed_anew(
     lengths, lanes, cuts, epochs, seed, data
 ):

@@ -6,11 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from batchloom.plan.edits import Edit
-from batchloom.plan.mixture import Mixture, SourceSpec, Stage
-from batchloom.plan.plan import Plan
-from batchloom.plan.schedule import Schedule
-from batchloom.plan.spec import ORDER_VERSION, PlanSpec
+from batchloom import Edit, Mixture, Plan, PlanSpec
+from batchloom.plan import ORDER_VERSION, Schedule, SourceSpec, Stage
 from plan.sources import LengthsOnly
 
 STORES = {

@@ -4,18 +4,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import PlanError, SettingsError, StateError
-from batchloom.core.fingerprint import fingerprint
-from batchloom.plan.edits import Edit
+from batchloom import Edit, Mixture, Plan, PlanError, PlanSpec, SettingsError, StateError
+from batchloom.core import fingerprint
+from batchloom.plan import LanePlan, SourceSpec, Stage
 from batchloom.plan.grouped import by_length
-from batchloom.plan.lane_plan import LanePlan
-from batchloom.plan.mixture import Mixture, SourceSpec, Stage
-from batchloom.plan.plan import Plan
-from batchloom.plan.spec import PlanSpec
 from plan.sources import LengthsOnly
+from tiers import examples
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=3, max_size=80).filter(any)
 
@@ -91,7 +87,7 @@ def made(run, window):
 
 
 @given(run=runs())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_a_window_holds_the_rows_it_would_have_held(run):
     plain, grouped = made(run, 0), made(run, 3)
     assert grouped.steps == plain.steps
@@ -111,7 +107,7 @@ def test_a_window_holds_the_rows_it_would_have_held(run):
 
 
 @given(run=runs(), step=st.integers(0, 25), order=st.randoms(use_true_random=False))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_any_step_is_the_same_asked_alone_and_resumed(run, step, order):
     plan = made(run, 3)
     steps = steps_of(plan)

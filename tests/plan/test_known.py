@@ -4,17 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import PlanError
-from batchloom.plan.edits import Edit
-from batchloom.plan.mixture import Mixture, Stage
-from batchloom.plan.plan import Plan
-from batchloom.plan.spec import PlanSpec
-from batchloom.plan.state import with_journal
+from batchloom import Edit, Mixture, Plan, PlanError, PlanSpec
+from batchloom.plan import Stage, with_journal
 from plan.sources import ArrayLengths, LengthsOnly
 from plan.test_mixture import by_row, stores
+from tiers import examples
 
 
 class Watched(LengthsOnly):
@@ -99,7 +95,7 @@ def test_pools_of_lanes_that_are_not_read_are_not_kept():
     lengths=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=6), min_size=3, max_size=3),
     lanes=st.sampled_from([1, 2, 4]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_sources_may_run_out_at_the_same_position(lengths, lanes):
     mixture = Mixture({"a": 1, "b": 1, "c": 1}, stores=stores(*lengths), exhausted="redistribute")
     spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=4, lanes=lanes)

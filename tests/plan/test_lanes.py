@@ -3,12 +3,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
-from batchloom.core.errors import PlanError, StateError
-from batchloom.plan import lanes as lanes_module
-from batchloom.plan.lane_plan import LanePlan
+from batchloom import PlanError, PlanSpec, StateError
+from batchloom.plan import LanePlan, lane_stretches, lanes as lanes_module
 from batchloom.plan.lanes import (
     check_lane_world,
     check_lanes,
@@ -16,11 +14,10 @@ from batchloom.plan.lanes import (
     lane_pool_size,
     lane_pool_start,
     lane_rows,
-    lane_stretches,
     rank_lanes,
 )
-from batchloom.plan.spec import PlanSpec
 from plan.sources import LengthsOnly
+from tiers import examples
 
 SPEC = {"seq_len": 16, "global_batch_size": 12, "steps": 40, "pool_size": 8}
 
@@ -48,7 +45,7 @@ def plan_of(lengths, cuts, lanes=3, **changes):
 @given(
     lengths=STORES, cuts=CUTS, shuffle=st.booleans(), packing=st.sampled_from(["best_fit", "wrap"])
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_lane_reads_all_of_its_stretches_before_it_begins_anew(lengths, cuts, shuffle, packing):
     plan = plan_of(lengths, cuts, shuffle=shuffle, packing=packing)
     bounds = plan.bounds
@@ -72,7 +69,7 @@ def test_a_lane_reads_all_of_its_stretches_before_it_begins_anew(lengths, cuts, 
     world=st.sampled_from([1, 2, 3, 6]),
     step=st.integers(0, 39),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_ranks_hold_the_positions_of_their_lanes(lengths, size, world, step):
     # Of fewer stretches than lanes a lane has nothing, and says so.
     assume(-(-len(lengths) // size) >= 6)
@@ -108,7 +105,7 @@ def test_the_first_pools_grow():
 
 
 @given(lengths=STORES, size=st.integers(1, 4), at=st.integers(0, 30))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_state_goes_on_where_it_was_taken(lengths, size, at):
     cuts = range(0, len(lengths), size)
     plan, fresh = plan_of(lengths, cuts), plan_of(lengths, cuts)

@@ -4,15 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import StateError
-from batchloom.plan.plan import Plan
-from batchloom.plan.ranks import rank_positions
-from batchloom.plan.spec import PlanSpec
-from batchloom.store.lengths import StoreLengths
+from batchloom import Plan, PlanSpec, StateError
+from batchloom.plan import rank_positions
+from batchloom.store import StoreLengths
 from plan.test_plan import SPECS, coverage, spans
+from tiers import examples
 
 LAYERS = st.lists(
     st.lists(st.integers(0, 90), min_size=1, max_size=40), min_size=1, max_size=4
@@ -33,7 +31,7 @@ def packs(plan, pool, epoch=0):
 
 
 @given(layers=LAYERS, spec=SPECS)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_older_pools_are_those_of_the_plan_over_the_older_generation(layers, spec):
     whole = Plan(Layered(layers), PlanSpec(**spec))
     for count in range(1, len(layers)):
@@ -52,7 +50,7 @@ def test_older_pools_are_those_of_the_plan_over_the_older_generation(layers, spe
 
 
 @given(layers=LAYERS, spec=SPECS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_no_pool_holds_documents_of_two_generations(layers, spec):
     plan = Plan(Layered(layers), PlanSpec(**spec))
     ends = np.cumsum([len(layer) for layer in layers])
@@ -66,7 +64,7 @@ def test_no_pool_holds_documents_of_two_generations(layers, spec):
 
 
 @given(layers=LAYERS, spec=SPECS, data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_every_epoch_holds_every_token_once_whatever_the_ranks(layers, spec, data):
     plan = Plan(Layered(layers), PlanSpec(**spec))
     size = spec["global_batch_size"]
@@ -81,7 +79,7 @@ def test_every_epoch_holds_every_token_once_whatever_the_ranks(layers, spec, dat
 
 
 @given(layers=LAYERS, spec=SPECS, data=st.data())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_any_position_is_the_same_asked_in_any_way(layers, spec, data):
     spec = PlanSpec(**spec)
     walked, counted, resumed, adopted = (Plan(Layered(layers), spec) for _ in range(4))
@@ -135,7 +133,7 @@ def test_without_shuffle_documents_come_in_store_order():
 
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5), data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_lengths_over_several_arrays_are_one(sizes, data):
     arrays = [np.arange(n, dtype=np.uint32) + 100 * i for i, n in enumerate(sizes)]
     whole, lengths = np.concatenate(arrays), StoreLengths(*arrays)

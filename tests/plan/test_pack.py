@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from batchloom.plan.pack import count_sequences, is_strategy, pack
+from tiers import examples
 
 STRATEGIES = st.sampled_from(
     ["best_fit", "wrap", "first_fit", "none", "window_1", "window_7", "window_100"]
@@ -16,7 +16,7 @@ def rooms(packed, seq_len):
 
 
 @given(lengths=LENGTHS, seq_len=st.integers(1, 40), strategy=STRATEGIES)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_every_token_once_and_no_sequence_too_full(lengths, seq_len, strategy):
     packed = pack(lengths, seq_len, strategy)
     covered = [np.zeros(n, int) for n in lengths]
@@ -46,7 +46,7 @@ def best_fit_by_hand(lengths, seq_len):
 
 
 @given(lengths=st.lists(st.integers(1, 29), max_size=200), seq_len=st.integers(30, 64))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_best_fit_in_bulk_is_best_fit_decreasing(lengths, seq_len):
     packed = pack(np.array(lengths, np.int64), seq_len, "best_fit")
     assert packed.sequences.tolist() == best_fit_by_hand(lengths, seq_len)
@@ -59,7 +59,7 @@ def test_of_sequences_with_equal_room_the_one_that_has_had_it_longest_is_taken()
 
 
 @given(lengths=st.lists(st.integers(1, 29), max_size=200), seq_len=st.integers(30, 64))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_first_fit_is_true_first_fit(lengths, seq_len):
     packed = pack(np.array(lengths, np.int64), seq_len, "first_fit")
     open_rooms, expected = [], []
@@ -74,7 +74,7 @@ def test_first_fit_is_true_first_fit(lengths, seq_len):
 
 
 @given(lengths=st.lists(st.integers(1, 29), max_size=100), size=st.integers(1, 40))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_windows_pack_only_neighbours_together(lengths, size):
     packed = pack(np.array(lengths, np.int64), 30, f"window_{size}")
     for sequence in range(packed.count):
@@ -87,7 +87,7 @@ def test_windows_pack_only_neighbours_together(lengths, size):
     seq_len=st.integers(30, 64),
     size=st.integers(1, 40),
 )
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_window_is_packed_as_if_it_were_alone(lengths, seq_len, size):
     packed = pack(np.array(lengths, np.int64), seq_len, f"window_{size}")
     expected, count = [], 0

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.fingerprint import key128
-from batchloom.core.keys import keyed_hashes, mix, mix_int, shuffled
-from batchloom.plan.permute import MATERIALISED, Permutation
+from batchloom.core import key128, keyed_hashes, mix, mix_int
+from batchloom.core.keys import shuffled
+from batchloom.plan import Permutation
+from batchloom.plan.permute import MATERIALISED
+from tiers import examples
 
 PINNED_KEY = (890676244826588921, 6515656868070552722)
 PINNED_HASHES = [17235469408947973867, 18150421933739947993, 7518886968094713130]
@@ -16,7 +17,7 @@ KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 
 
 @given(size=st.integers(0, 200_000), key=KEYS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_it_is_a_bijection(size, key):
     items = Permutation(size, key).at(np.arange(size))
     assert np.array_equal(np.sort(items), np.arange(size))
@@ -29,7 +30,7 @@ def test_it_is_a_bijection_when_never_materialised(size):
 
 
 @given(size=st.integers(MATERIALISED + 1, 2**40), key=KEYS, data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_index_alone_is_what_it_is_among_others(size, key, data):
     permutation = Permutation(size, key)
     position = data.draw(st.integers(0, size - 1))

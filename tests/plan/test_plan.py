@@ -3,14 +3,12 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import PlanError, SettingsError, StateError
-from batchloom.plan.plan import Plan
-from batchloom.plan.ranks import check_world, rank_positions
-from batchloom.plan.spec import PlanSpec
+from batchloom import Plan, PlanError, PlanSpec, SettingsError, StateError
+from batchloom.plan import check_world, rank_positions
 from plan.sources import LengthsOnly
+from tiers import examples
 
 PINNED_FINGERPRINT = "28de7f0b314dc72e78823bcc5ba667d1"
 PINNED_ROWS = [[10], [35, 26], [31, 25], [1, 20, 38]]
@@ -50,7 +48,7 @@ def coverage(lengths, found):
 
 
 @given(lengths=LENGTHS, spec=SPECS, data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_every_epoch_holds_every_token_once_whatever_the_ranks(lengths, spec, data):
     plan = Plan(LengthsOnly(lengths), PlanSpec(**spec))
     size = spec["global_batch_size"]
@@ -66,7 +64,7 @@ def test_every_epoch_holds_every_token_once_whatever_the_ranks(lengths, spec, da
 
 
 @given(lengths=LENGTHS, spec=SPECS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_each_single_epoch_is_complete(lengths, spec):
     plan = Plan(LengthsOnly(lengths), PlanSpec(**spec))
     per_epoch = plan.sequences_per_epoch
@@ -76,7 +74,7 @@ def test_each_single_epoch_is_complete(lengths, spec):
 
 
 @given(lengths=LENGTHS, spec=SPECS, data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_any_position_is_the_same_asked_in_any_way(lengths, spec, data):
     """From the start, from a state, with and without the table, alone or among others."""
     spec = PlanSpec(**spec)
@@ -97,7 +95,7 @@ def test_any_position_is_the_same_asked_in_any_way(lengths, spec, data):
 
 
 @given(lengths=LENGTHS, spec=SPECS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_rows_lie_inside_their_sequence_without_holes(lengths, spec):
     rows = Plan(LengthsOnly(lengths), PlanSpec(**spec)).rows(0, 50)
     for row in range(len(rows)):

@@ -1,12 +1,12 @@
 """Pools: what is counted of one is what it packs into."""
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.plan.pools import Pools
-from batchloom.plan.spec import PlanSpec
+from batchloom import PlanSpec
+from batchloom.plan import Pools
 from plan.sources import ArrayLengths
+from tiers import examples
 
 
 @given(
@@ -17,7 +17,7 @@ from plan.sources import ArrayLengths
     align=st.sampled_from([1, 4]),
     shuffle=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_pool_is_counted_without_being_ordered(lengths, block, packing, overlong, align, shuffle):
     spec = PlanSpec(
         seq_len=32,

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from batchloom.plan.mixture import Mixture
-from batchloom.plan.plan import Plan
-from batchloom.plan.spec import PlanSpec
+from batchloom import Mixture, Plan, PlanSpec
 from plan.sources import LengthsOnly
 
 SIZE = 131_072

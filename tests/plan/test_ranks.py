@@ -4,22 +4,22 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import PlanError, SettingsError
-from batchloom.plan.deal import (
+from batchloom import Plan, PlanError, PlanSpec, SettingsError
+from batchloom.plan import (
+    Mesh,
     balanced,
-    costliest_first,
+    check_world,
     imbalance,
-    max_load,
-    row_costs,
+    rank_positions,
+    slice_indices,
     stretches,
 )
-from batchloom.plan.plan import Plan
-from batchloom.plan.ranks import Mesh, check_world, rank_positions, rows_of_rank, slice_indices
-from batchloom.plan.spec import PlanSpec
+from batchloom.plan.deal import costliest_first, max_load, row_costs
+from batchloom.plan.ranks import rows_of_rank
 from plan.sources import LengthsOnly
+from tiers import examples
 
 SIZES = st.integers(1, 4)
 
@@ -61,7 +61,7 @@ def test_a_world_that_does_not_divide_can_be_filled_up():
 
 
 @given(tensor=SIZES, context=SIZES, pipeline=SIZES, data=SIZES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @pytest.mark.parametrize(
     ("theirs", "order"),
     [

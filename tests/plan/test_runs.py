@@ -3,19 +3,14 @@
 import json
 
 import numpy as np
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from batchloom.batches.costs import RowCosts
-from batchloom.batches.share import rank_rows, share_of
-from batchloom.batches.spec import BatchSpec
-from batchloom.plan.edits import Edit
-from batchloom.plan.mixture import Mixture, SourceSpec, Stage
-from batchloom.plan.plan import Plan
-from batchloom.plan.spec import PlanSpec
-from batchloom.plan.state import with_journal
+from batchloom import Edit, Mixture, Plan, PlanSpec
+from batchloom.batches import BatchSpec, RowCosts, rank_rows, share_of
+from batchloom.plan import SourceSpec, Stage, with_journal
 from plan.test_mixture import by_row, check_epochs, spans, stores
+from tiers import examples
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=6, max_size=40)
 WEIGHTS = st.fixed_dictionaries(
@@ -164,7 +159,7 @@ class Runs(RuleBasedStateMachine):
 
 
 Runs.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=examples(100),
     stateful_step_count=14,
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],

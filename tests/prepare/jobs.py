@@ -1,4 +1,4 @@
-"""Jobs in a process of their own, so that it and its workers can be killed, and workers that die of a document."""
+"""Jobs as plain values, here or in a process that can be killed, and workers that die of a document."""
 
 import json
 import os
@@ -9,13 +9,11 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from batchloom.core.errors import BatchloomError
-from batchloom.preparation import making
-from batchloom.preparation.crews import Execution
+import pytest
+
+from batchloom import BatchloomError
+from batchloom.preparation import Execution, Note, RunSettings, making, run_recipe
 from batchloom.preparation.hand import Hand, doing
-from batchloom.preparation.job import run_recipe
-from batchloom.preparation.run_settings import RunSettings
-from batchloom.preparation.tally import Note
 from prepare.stores import SMALL, recipe_of
 
 REFUSED = 7
@@ -106,36 +104,47 @@ def job(
     }
 
 
+def run_job(told):
+    """Carry out a job in this process: what came of it, as ``end`` returns it."""
+    notes = []
+    with pytest.MonkeyPatch.context() as patch:
+        if told["mortal"]:
+            patch.setattr(
+                making,
+                "Hand",
+                lambda *args, **settings: Mortal(Hand(*args, **settings), **told["mortal"]),
+            )
+        try:
+            result = run_recipe(
+                recipe_of(inputs=tuple(told["inputs"]), **told["settings"]),
+                Path(told["out"]),
+                lambda event: notes.append(event.text) if isinstance(event, Note) else None,
+                settings=RunSettings(
+                    limits=SMALL,
+                    unit_bytes=told["unit_bytes"],
+                    execution=Execution(**told["execution"]),
+                    **told["how"],
+                ),
+            )
+        except BatchloomError as error:
+            return {"error": str(error), "notes": notes}
+    return {"resumed": result.resumed_units, "notes": notes}
+
+
 def main():
     """Carry out the job on standard input; says ``begun``, then what came of it."""
     told = json.load(sys.stdin)
-    mortal = told["mortal"]
-    if mortal:
-        making.Hand = lambda *args, **settings: Mortal(Hand(*args, **settings), **mortal)
     if told["limits"]:
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (told["limits"], resource.RLIM_INFINITY))
     print("begun", flush=True)
-    notes = []
     try:
-        result = run_recipe(
-            recipe_of(inputs=tuple(told["inputs"]), **told["settings"]),
-            Path(told["out"]),
-            lambda event: notes.append(event.text) if isinstance(event, Note) else None,
-            settings=RunSettings(
-                limits=SMALL,
-                unit_bytes=told["unit_bytes"],
-                execution=Execution(**told["execution"]),
-                **told["how"],
-            ),
-        )
-    except BatchloomError as error:
-        print(json.dumps({"error": str(error), "notes": notes}))
-        sys.exit(REFUSED)
+        done = run_job(told)
     except KeyboardInterrupt:
         sys.exit(130)
-    print(json.dumps({"resumed": result.resumed_units, "notes": notes}))
+    print(json.dumps(done))
+    sys.exit(REFUSED if "error" in done else 0)
 
 
 def start(told, before=()):
@@ -166,11 +175,6 @@ def end(process, seconds=300):
     assert process.returncode in (0, REFUSED), err.decode()
     # Ray, too, has its say on standard output.
     return json.loads(out.splitlines()[-1])
-
-
-def carried_out(told):
-    """What came of a job, in a process of its own."""
-    return end(start(told))
 
 
 def killed_at(events, count, work):

@@ -4,14 +4,17 @@ import hashlib
 import json
 from pathlib import Path
 
-from batchloom.preparation.job import run_recipe
-from batchloom.preparation.read_recipe import ReadRecipe
-from batchloom.preparation.recipe import ChatRecipe, Recipe
-from batchloom.preparation.recipe_values import dedup_of, steps_of
-from batchloom.preparation.run_settings import RunSettings
-from batchloom.sources.rules import Limits
-from batchloom.store.manifest import read_manifest
-from batchloom.store.opening import open_store
+from batchloom import Recipe, open_store
+from batchloom.preparation import (
+    ChatRecipe,
+    ReadRecipe,
+    RunSettings,
+    dedup_of,
+    run_recipe,
+    steps_of,
+)
+from batchloom.sources import Limits
+from batchloom.store import read_manifest
 
 SMALL = Limits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 

@@ -13,17 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchloom.core.errors import (
-    InputError,
-    InputMissingError,
-    RecordError,
-    SettingsError,
-    TokenizerError,
-    TooManyBadRecordsError,
-)
+from batchloom import InputError, Recipe, SettingsError, TokenizerError, open_store
+from batchloom.core import InputMissingError, RecordError, TooManyBadRecordsError
 from batchloom.preparation import unit_files
-from batchloom.preparation.recipe import Recipe, allowed_bad
-from batchloom.store.opening import open_store
+from batchloom.preparation.recipe import allowed_bad
 from prepare.stores import jsonl, make, recipe_of, texts
 
 

@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.batches.assemble import IGNORE
-from batchloom.core.errors import (
-    InputError,
-    SchemaError,
-    SettingsError,
-    TooManyBadRecordsError,
-)
-from batchloom.preparation.convert import convert
+from batchloom import InputError, SettingsError
+from batchloom.batches import IGNORE
+from batchloom.core import SchemaError, TooManyBadRecordsError
+from batchloom.preparation import convert
 from prepare.stores import jsonl
 from sources.test_tables import pa, write
 
@@ -64,9 +60,8 @@ def test_batches_train_the_answers_and_nothing_else(tmp_path):
 
 
 def test_the_same_whatever_the_units_and_after_a_stop(tmp_path):
-    from batchloom.preparation.job import run_recipe
-    from batchloom.preparation.recipe import Recipe
-    from batchloom.preparation.run_settings import RunSettings
+    from batchloom import Recipe
+    from batchloom.preparation import RunSettings, run_recipe
 
     jsonl(tmp_path / "in.jsonl", ASKED)
     recipe = Recipe(inputs=(str(tmp_path / "in.jsonl"),), tokenizer="bytes", val_fraction=0.2)
@@ -202,7 +197,7 @@ def test_a_split_conversation_stays_together(tmp_path):
 
 def test_a_large_source_of_which_nothing_can_be_read_is_not_read_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("batchloom.preparation.reading._MOST_BYTES", 1 << 18)
-    (tmp_path / "in.jsonl").write_text("not json\n" * 2_000_000)
+    (tmp_path / "in.jsonl").write_text(("not json " * 40 + "\n") * 50_000)
     seen = []
     with pytest.raises(TooManyBadRecordsError, match="line 1"):
         batchloom.prepare(

@@ -1,6 +1,5 @@
 """Deduplication end to end: what goes, what stays, and that nothing else has a say in it."""
 
-import itertools
 import json
 import random
 import re
@@ -9,17 +8,19 @@ from collections import Counter
 import pytest
 
 import batchloom
-from batchloom.cli.main import run as main
-from batchloom.core.errors import SettingsError
-from batchloom.dedup.minhash import chance
-from batchloom.preparation.crews import Execution
-from batchloom.preparation.dedup_recipe import DedupRecipe
-from batchloom.preparation.job import run_recipe
-from batchloom.preparation.recipe import ChatRecipe
-from batchloom.preparation.recipe_choice import read_recipe
-from batchloom.preparation.report import read_facts
-from batchloom.preparation.run_settings import RunSettings
-from batchloom.sources.rules import Limits
+from batchloom import SettingsError
+from batchloom.cli import run as main
+from batchloom.dedup import chance
+from batchloom.preparation import (
+    ChatRecipe,
+    DedupRecipe,
+    Execution,
+    RunSettings,
+    read_facts,
+    read_recipe,
+    run_recipe,
+)
+from batchloom.sources import Limits
 from prepare.stores import documents, jsonl, make, recipe_of, texts, tree
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -185,23 +186,36 @@ def test_a_wrong_similarity_is_told_by_its_path(said, problem):
     assert problem in told
 
 
-@pytest.mark.parametrize("mode", ["exact", "near", "lines", "paragraphs"])
-def test_workers_and_units_have_no_say_in_what_stays(corpus, tmp_path, mode):
-    stores = {}
-    for workers, unit_bytes in itertools.chain(
-        zip((1, 2, 5), itertools.repeat(30_000), strict=False), [(1, 1 << 40), (2, 7_000)]
-    ):
-        out = tmp_path / f"{workers}-{unit_bytes}"
-        run(corpus.inputs, out, workers=workers, unit_bytes=unit_bytes, dedup=mode)
-        stores[workers, unit_bytes] = out
-    same = tree(stores[1, 30_000])
-    assert tree(stores[2, 30_000]) == same
-    assert tree(stores[5, 30_000]) == same
-    left = [(text, split) for _, text, split in documents(stores[1, 30_000])]
-    assert len(left) < len(corpus.rows)
-    for out in stores.values():
-        assert [(text, split) for _, text, split in documents(out)] == left
+MODES = ["exact", "near", "lines", "paragraphs"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_units_have_no_say_in_what_stays(corpus, tmp_path, mode):
+    found = []
+    for unit_bytes in (30_000, 7_000, 1 << 40):
+        out = tmp_path / f"{unit_bytes}"
+        run(corpus.inputs, out, unit_bytes=unit_bytes, dedup=mode)
+        found.append([(text, split) for _, text, split in documents(out)])
         assert batchloom.check(out).sound
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) < len(corpus.rows)
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers", "unit_bytes"),
+    [
+        ("near", 2, 30_000),
+        *(
+            pytest.param(mode, *how, marks=pytest.mark.slow)
+            for mode in MODES
+            for how in [(2, 7_000), (5, 30_000)]
+        ),
+    ],
+)
+def test_workers_decide_no_byte(corpus, tmp_path, mode, workers, unit_bytes):
+    run(corpus.inputs, tmp_path / "one", workers=1, unit_bytes=unit_bytes, dedup=mode)
+    run(corpus.inputs, tmp_path / "pool", workers=workers, unit_bytes=unit_bytes, dedup=mode)
+    assert tree(tmp_path / "pool") == tree(tmp_path / "one")
 
 
 MENU = "Home | News | About us"

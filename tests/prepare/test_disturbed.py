@@ -10,12 +10,10 @@ import time
 import psutil
 import pytest
 
-from batchloom.core.errors import InputError, StoreConflictError
-from batchloom.preparation.crews import Execution
-from batchloom.preparation.job import run_recipe
-from batchloom.preparation.run_settings import RunSettings
-from batchloom.preparation.tally import Progress
-from prepare.jobs import carried_out, end, job, start
+from batchloom import InputError
+from batchloom.core import StoreConflictError
+from batchloom.preparation import Execution, Progress, RunSettings, run_recipe
+from prepare.jobs import end, job, run_job, start
 from prepare.stores import SMALL, jsonl, recipe_of, texts, tree
 
 POOL = {"workers": 3}
@@ -67,15 +65,22 @@ def stop():
 
 
 @pytest.mark.parametrize(
-    ("limit", "execution"), [(600, {}), (5500, {}), (7000, {}), (600, POOL), (7000, POOL)]
+    ("limit", "execution"),
+    [
+        (600, {}),
+        pytest.param(7000, POOL, marks=pytest.mark.slow),
+        pytest.param(5500, {}, marks=pytest.mark.slow),
+        pytest.param(7000, {}, marks=pytest.mark.slow),
+        pytest.param(600, POOL, marks=pytest.mark.slow),
+    ],
 )
 def test_no_room_on_the_disk(limit, execution, inputs, whole, tmp_path):
     """RLIMIT_FSIZE refuses what a full disk refuses, in workers too."""
-    told = carried_out(job(inputs, tmp_path / "out", execution=execution, limits=limit))
+    told = end(start(job(inputs, tmp_path / "out", execution=execution, limits=limit)))
     assert told["error"].startswith("Cannot ")
     assert re.search(r"(too large|room|disk|limit).*; .*\.$", told["error"]), told
     assert "\n" not in told["error"]
-    assert "error" not in carried_out(job(inputs, tmp_path / "out", execution=execution))
+    assert "error" not in run_job(job(inputs, tmp_path / "out", execution=execution))
     assert tree(tmp_path / "out") == whole
 
 
@@ -89,7 +94,7 @@ def test_no_room_on_the_disk(limit, execution, inputs, whole, tmp_path):
         ("rename", "EROFS", "Cannot (write|use) .*: the file system is read-only; choose"),
     ],
 )
-@pytest.mark.parametrize("execution", [{}, POOL])
+@pytest.mark.parametrize("execution", [{}, pytest.param(POOL, marks=pytest.mark.slow)])
 def test_a_disk_that_fails(call, error, words, execution, inputs, whole, tmp_path):
     """The system's own answer, by strace, to the coordinator and its workers."""
     told = job(inputs, tmp_path / "out", execution=execution)
@@ -100,11 +105,11 @@ def test_a_disk_that_fails(call, error, words, execution, inputs, whole, tmp_pat
     said = end(start(told, before=[*strace, *fault]))
     assert re.match(words, said["error"]), said
     assert "\n" not in said["error"]
-    assert "error" not in carried_out(told)
+    assert "error" not in run_job({**told, "execution": {}})
     assert tree(tmp_path / "out") == whole
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_input_that_vanishes_between_units(workers, inputs, whole, tmp_path):
     away = tmp_path / "away"
     listen = on_first("tokenize", lambda: inputs[2].rename(away))
@@ -116,7 +121,7 @@ def test_an_input_that_vanishes_between_units(workers, inputs, whole, tmp_path):
     assert tree(tmp_path / "out") == whole
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_input_that_grows_while_it_is_read(workers, inputs, whole, tmp_path):
     before, times = inputs[2].read_bytes(), inputs[2].stat()
 
@@ -144,7 +149,7 @@ def test_restart_keeps_the_units_that_are_the_same(inputs, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         prepared(inputs, out, on_first("write", stop))
     units = len(list((out / ".work" / "units").iterdir()))
-    inputs[0].write_text(inputs[0].read_text().replace("a 7 ", "A 7 "))
+    inputs[0].write_text(inputs[0].read_text().replace('"a ', '"A '))
     with pytest.raises(StoreConflictError, match="a.jsonl was written anew.*give --restart"):
         prepared(inputs, out)
     result = prepared(inputs, out, restart=True)
@@ -219,13 +224,13 @@ def test_two_runs_and_a_lock_that_a_dead_one_left(inputs, whole, tmp_path):
         for one in (told, other):
             assert re.fullmatch(
                 rf"Another run is preparing into .* \(process {process.pid}\); wait for it, or choose another --out\.",
-                carried_out(one)["error"],
+                run_job(one)["error"],
             )
     finally:
         process.kill()
     assert end(process) is None
     assert (tmp_path / "out" / ".work" / "lock").read_text() == str(process.pid)
-    assert "error" not in carried_out(told)
+    assert "error" not in run_job({**told, "execution": {}})
     assert tree(tmp_path / "out") == whole
 
 
@@ -241,7 +246,7 @@ def test_ctrl_c_ends_all_processes_and_the_job_goes_on_later(inputs, whole, tmp_
     assert time.monotonic() - began < 2
     assert (process.returncode, out, err) == (130, b"", b"")
     assert not psutil.wait_procs(workers, 0.5)[1]
-    assert "error" not in carried_out(told)
+    assert "error" not in run_job({**told, "execution": {}})
     assert tree(tmp_path / "out") == whole
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import batchloom
 from batchloom.cli.prepare import parse_size, prepare
-from batchloom.preparation.tally import Note, Progress
+from batchloom.preparation import Note, Progress
 from prepare.stores import jsonl, tree
 
 RUNNER = CliRunner()

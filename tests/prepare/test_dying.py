@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from batchloom.store.manifest import read_manifest
-from prepare.jobs import carried_out, job
+from batchloom.store import read_manifest
+from prepare.jobs import job, run_job
 from prepare.stores import texts, tree
 
 MARK = "DEADLY"
@@ -45,21 +45,20 @@ def mortal(mark=MARK, step="encode", once=""):
     ("dedup", "step", "deadly"),
     [
         ("exact", "encode", [130]),
-        ("exact", "clean", [130, 140]),
-        ("near", "encode", [0, 399]),
-        ("lines", "clean", [20, 300]),
-        ("lines", "encode", [20]),
+        ("lines", "clean", [20]),
+        pytest.param("lines", "clean", [20, 300], marks=pytest.mark.slow),
+        pytest.param("exact", "clean", [130, 140], marks=pytest.mark.slow),
+        pytest.param("near", "encode", [0, 399], marks=pytest.mark.slow),
+        pytest.param("lines", "encode", [20], marks=pytest.mark.slow),
     ],
 )
 def test_a_document_that_kills_is_kept_aside(dedup, step, deadly, tmp_path):
     given, broken = write(tmp_path, deadly)
     how = {"dedup": dedup, "clean": ["control"], "max_bad": 2, "unit_bytes": 20_000}
-    told = carried_out(
-        job([given], tmp_path / "out", execution=POOL, mortal=mortal(step=step), **how)
-    )
+    told = run_job(job([given], tmp_path / "out", execution=POOL, mortal=mortal(step=step), **how))
     assert "error" not in told, told
     given.rename(tmp_path / "before")
-    carried_out(job([broken.rename(tmp_path / "in")], tmp_path / "without", **how))
+    run_job(job([broken.rename(tmp_path / "in")], tmp_path / "without", **how))
     assert shards(tmp_path / "out") == shards(tmp_path / "without")
     counts = [read_manifest(tmp_path / name).counts for name in ("out", "without")]
     assert counts[0] == counts[1]
@@ -79,10 +78,10 @@ def test_a_worker_killed_once_leaves_no_trace(tmp_path):
     given, _ = write(tmp_path, [130])
     how = {"dedup": "lines", "clean": ["control"], "unit_bytes": 20_000}
     once = mortal(step="clean", once=tmp_path / "once")
-    told = carried_out(job([given], tmp_path / "out", execution=POOL, mortal=once, **how))
+    told = run_job(job([given], tmp_path / "out", execution=POOL, mortal=once, **how))
     assert (tmp_path / "once").exists()
     assert [note for note in told["notes"] if note.endswith(": the unit is done again.")]
-    carried_out(job([given], tmp_path / "whole", **how))
+    run_job(job([given], tmp_path / "whole", **how))
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
@@ -91,45 +90,45 @@ def test_a_worker_killed_where_parts_are_told_apart(tmp_path):
     (tmp_path / "a.csv").write_text("id,text\n" + rows)
     how = {"dedup": "exact", "unit_bytes": 20_000}
     once = mortal("", "make", once=tmp_path / "once")
-    told = carried_out(
-        job([tmp_path / "a.csv"], tmp_path / "out", execution=POOL, mortal=once, **how)
-    )
+    told = run_job(job([tmp_path / "a.csv"], tmp_path / "out", execution=POOL, mortal=once, **how))
     assert "error" not in told, told
     assert (tmp_path / "once").exists()
-    carried_out(job([tmp_path / "a.csv"], tmp_path / "whole", **how))
+    run_job(job([tmp_path / "a.csv"], tmp_path / "whole", **how))
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def test_documents_that_kill_count_as_bad(tmp_path):
     given, _ = write(tmp_path, [130])
-    told = carried_out(job([given], tmp_path / "out", execution=POOL, mortal=mortal(), max_bad=0))
+    told = run_job(job([given], tmp_path / "out", execution=POOL, mortal=mortal(), max_bad=0))
     assert told["error"].startswith("1 bad record in the first ")
     assert "a.jsonl, line 131: the worker that took it in hand was killed" in told["error"]
 
 
+@pytest.mark.slow
 def test_workers_that_die_of_anything_end_the_job_in_a_sentence(tmp_path):
     given, _ = write(tmp_path, [])
     out, how = tmp_path / "out", {"unit_bytes": 20_000, "max_bad": 0}
-    told = carried_out(job([given], out, execution=POOL, mortal=mortal("", "begin"), **how))
+    told = run_job(job([given], out, execution=POOL, mortal=mortal("", "begin"), **how))
     assert re.match(
         r"13 workers died of unit \d \(in/[ab].jsonl\), and no single record does it; the last",
         told["error"],
     )
     assert told["error"].endswith("then give the same command again: it goes on.")
-    assert "error" not in carried_out(job([given], out, execution=POOL, **how))
+    assert "error" not in run_job(job([given], out, execution=POOL, **how))
     assert len(texts(out)) == 400
 
 
+@pytest.mark.slow
 def test_a_document_that_takes_too_much_memory_is_kept_aside(tmp_path):
     given, _ = write(tmp_path, [])
     drawn = random.Random(1)
     words = " ".join("".join(drawn.choices("abcdefgh", k=5)) for _ in range(2_000_000))
     how = {"max_bad": 1, "clean": [{"repetition": {}}]}
-    carried_out(job([given], tmp_path / "without", **how))
+    run_job(job([given], tmp_path / "without", **how))
     with (given / "b.jsonl").open("a") as file:
         file.write(json.dumps({"text": words}) + "\n")
     execution = {"workers": 2, "memory": 110 << 20}
-    told = carried_out(job([given], tmp_path / "out", execution=execution, **how))
+    told = run_job(job([given], tmp_path / "out", execution=execution, **how))
     assert "error" not in told, told
     assert texts(tmp_path / "out") == texts(tmp_path / "without")
     (row,) = quarantine(tmp_path / "out")

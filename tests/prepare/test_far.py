@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from batchloom import prepare
-from batchloom.core import reach
-from batchloom.core.errors import InputError, OutputError, SettingsError, StoreConflictError
+from batchloom import InputError, OutputError, SettingsError, prepare
+from batchloom.cli import run as cli_run
+from batchloom.core import StoreConflictError, reach
 from batchloom.preparation import far_asking, far_job, far_s3, rerun, run
 from batchloom.preparation.far import FarFolder
 from batchloom.preparation.far_asking import TRIES, waiting
@@ -49,7 +49,7 @@ def far(s3, monkeypatch):
 def given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rows = [{"text": f"document {number} " + "x" * (number % 900)} for number in range(1500)]
+    rows = [{"text": f"document {number} " + "x" * (number % 900)} for number in range(600)]
     return jsonl(tmp_path / "in.jsonl", [*rows, {"no": "text"}])
 
 
@@ -121,13 +121,18 @@ def test_synthetic_data_too(far, s3, given, tmp_path):
     "fault",
     [
         Fault("answer", times=3),
-        Fault("answer", times=2, status=500, code="InternalError"),
         Fault("answer", times=2, status=400, code="RequestTimeout"),
-        Fault("answer", method="GET", times=2),
-        Fault("cut body", times=3),
-        Fault("cut answer", times=3),
         Fault("half answer", method="GET", part="list-type", times=3),
         Fault("flip", part="shard_00001.bin", times=2),
+        *(
+            pytest.param(fault, marks=pytest.mark.slow)
+            for fault in (
+                Fault("cut answer", times=3),
+                Fault("answer", times=2, status=500, code="InternalError"),
+                Fault("answer", method="GET", times=2),
+                Fault("cut body", times=3),
+            )
+        ),
     ],
     ids=lambda fault: f"{fault.does} {fault.method} {fault.code}",
 )
@@ -143,14 +148,19 @@ def test_what_passes_is_tried_again(far, s3, given, tmp_path, fault):
     "faults",
     [
         [],
-        [Fault("answer", part="partNumber=2", times=3)],
-        [Fault("cut body", part="partNumber=1", times=2)],
-        [Fault("cut answer", part="partNumber=3", times=2)],
         [Fault("flip", part="partNumber=2")],
         [Fault("cut answer", method="POST", part="uploadId")],
-        [Fault("half answer", method="POST", part="uploadId")],
-        [Fault("cut answer", method="POST", part="?uploads")],
         [Fault("answer", method="POST", part="uploadId", status=404, code="NoSuchUpload")],
+        *(
+            pytest.param([fault], marks=pytest.mark.slow)
+            for fault in (
+                Fault("answer", part="partNumber=2", times=3),
+                Fault("cut body", part="partNumber=1", times=2),
+                Fault("cut answer", part="partNumber=3", times=2),
+                Fault("half answer", method="POST", part="uploadId"),
+                Fault("cut answer", method="POST", part="?uploads"),
+            )
+        ),
     ],
     ids=lambda faults: " ".join(f"{one.does} {one.method} {one.part}" for one in faults),
 )
@@ -169,9 +179,17 @@ def test_large_files_go_in_parts(far, s3, big, faults):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (Fault("answer", part="partNumber=2", times=99), r"the server answered 503 SlowDown \(8 "),
-        (Fault("answer", part="partNumber=2", times=99, status=403, code="AccessDenied"), "403 Ac"),
+        pytest.param(
+            Fault("answer", part="partNumber=2", times=99),
+            r"the server answered 503 SlowDown \(8 ",
+            marks=pytest.mark.slow,
+        ),
         (Fault("cut body", part="partNumber", times=99), "connection .*tries"),
+        pytest.param(
+            Fault("answer", part="partNumber=2", times=99, status=403, code="AccessDenied"),
+            "403 Ac",
+            marks=pytest.mark.slow,
+        ),
         (Fault("flip", part="partNumber=1", times=99), "is not what was sent, 3 times over"),
     ],
 )
@@ -306,31 +324,30 @@ def test_what_was_changed_there_is_sent_again(far, s3, given, tmp_path):
     assert len(far.puts()) == 2
 
 
-def prepare_command(*more):
+def prepare_words(*more):
     options = ["--tokenizer", "bytes", "--tokens-per-shard", "100000", "--val-fraction", "0.1"]
-    command = [sys.executable, "-m", "batchloom", "prepare", "in.jsonl", *options, *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return ["prepare", "in.jsonl", *options, *more]
 
 
-@pytest.mark.parametrize("after", [2, 11])
-def test_a_run_that_is_killed_goes_on(far, s3, given, tmp_path, after):
+@pytest.mark.parametrize("after", [11, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_goes_on(far, s3, given, tmp_path, capsys, after):
     prepare(given, out=tmp_path / "local", **OPTIONS)
     far.delay = 0.02
-    running = prepare_command("--out", "s3://bucket/store")
+    command = [sys.executable, "-m", "batchloom", *prepare_words("--out", "s3://bucket/store")]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while len(far.puts()) < after:
         assert running.poll() is None, running.communicate()
         time.sleep(0.005)
     running.send_signal(signal.SIGKILL)
     running.communicate()
     assert "store/dataset_metadata.json" not in keys(s3)
-    done = prepare_command("--out", "s3://bucket/store")
-    said, complaints = done.communicate()
-    assert done.returncode == 0, complaints
-    assert "s3://bucket/store: done in" in said
+    assert cli_run(prepare_words("--out", "s3://bucket/store")) == 0
+    said = capsys.readouterr()
+    assert "s3://bucket/store: done in" in said.out
     assert_same(s3, "store", tmp_path / "local")
     # Four are under way at a time, and those alone may be sent twice.
     assert len(far.puts()) <= len(keys(s3, "store")) + 4
-    assert not any(SECRET in text for text in (said, complaints))
+    assert not any(SECRET in text for text in said)
 
 
 def test_two_jobs_do_not_mix(far, s3, given, tmp_path):

@@ -9,20 +9,23 @@ import pytest
 import xxhash
 
 import batchloom
-from batchloom.core.errors import SettingsError, TokenizerError
-from batchloom.core.fingerprint import key128
-from batchloom.core.keys import GOLDEN, mix_int
-from batchloom.preparation.crews import Execution
+from batchloom import Recipe, SettingsError, TokenizerError
+from batchloom.core import GOLDEN, key128, mix_int
+from batchloom.preparation import (
+    Execution,
+    Fim,
+    Progress,
+    ReadRecipe,
+    RunSettings,
+    read_facts,
+    read_recipe,
+    recipe_fingerprint,
+    recipe_plain,
+    run_recipe,
+)
 from batchloom.preparation.encode import hash_documents
 from batchloom.preparation.fim import FimCutter, cut_texts
-from batchloom.preparation.fim_recipe import Fim, fim_of, fim_plain
-from batchloom.preparation.job import run_recipe
-from batchloom.preparation.read_recipe import ReadRecipe
-from batchloom.preparation.recipe import Recipe, recipe_fingerprint, recipe_plain
-from batchloom.preparation.recipe_choice import read_recipe
-from batchloom.preparation.report import read_facts
-from batchloom.preparation.run_settings import RunSettings
-from batchloom.preparation.tally import Progress
+from batchloom.preparation.fim_recipe import fim_of, fim_plain
 from batchloom.tokens import train_tokenizer
 from prepare.stores import SMALL, tree
 
@@ -203,7 +206,7 @@ class StopError(Exception):
     pass
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_stopped_in_small_units_it_goes_on_to_the_same_bytes(folder, tmp_path, workers):
     recipe = Recipe(
         inputs=(str(folder / "in.jsonl"),),

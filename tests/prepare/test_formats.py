@@ -7,9 +7,9 @@ import lzma
 
 import pytest
 
-from batchloom.core.errors import RecordError, TooManyBadRecordsError
-from batchloom.preparation.check import check
-from batchloom.store.manifest import read_manifest
+from batchloom import check
+from batchloom.core import RecordError, TooManyBadRecordsError
+from batchloom.store import read_manifest
 from prepare.stores import documents, make, texts, tree
 from sources.test_archives import make as make_archive
 from sources.test_tables import pa, write

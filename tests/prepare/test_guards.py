@@ -3,20 +3,17 @@
 import importlib.metadata
 import io
 import os
+import shutil
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 
-from batchloom.core.errors import StoreConflictError, TooManyBadRecordsError
-from batchloom.preparation import job, versions
-from batchloom.preparation.job import run_recipe
-from batchloom.preparation.run_settings import RunSettings
-from batchloom.preparation.tally import Progress
-from batchloom.preparation.work import WorkFolder
-from batchloom.store.manifest import read_manifest
-from batchloom.store.remove import remove_documents
+from batchloom.core import StoreConflictError, TooManyBadRecordsError
+from batchloom.preparation import Progress, RunSettings, WorkFolder, job, run_recipe, versions
+from batchloom.store import read_manifest, remove_documents
 from prepare.jobs import killed_at
 from prepare.stores import jsonl, make, recipe_of, tree
 
@@ -109,24 +106,23 @@ def test_a_store_that_has_changed_since_it_was_looked_at_is_not_appended_to(
     assert read_manifest(out).generation == 2
 
 
-def killed_while_it_deletes(count, recipe, out, settings):
-    """Prepare in a forked process that is killed at the count-th deletion; whether it was."""
-    stop = stop_at("tokenize")
-    return killed_at(DELETIONS, count, lambda: run_recipe(recipe, out, stop, settings=settings))
-
-
-def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(tmp_path, inputs):
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(
+    tmp_path, inputs, stride
+):
     near = SETTINGS | {"dedup": "near"}
     make(inputs, tmp_path / "whole", **near)
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "stopped", listener=stop_at("write", 20), **near)
     other = recipe_of(inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=450)
-    count, killed = 0, True
+    settings = RunSettings(restart=True, unit_bytes=900)
+    count, runs, killed = 1, 0, True
     while killed:
-        count += 1
         out = tmp_path / f"out{count}"
-        with pytest.raises(KeyboardInterrupt):
-            make(inputs, out, listener=stop_at("write", 20), **near)
-        settings = RunSettings(restart=True, unit_bytes=900)
-        killed = killed_while_it_deletes(count, other, out, settings)
+        shutil.copytree(tmp_path / "stopped", out)
+        restart = partial(run_recipe, other, out, stop_at("tokenize"), settings=settings)
+        killed = killed_at(DELETIONS, count, restart)
+        count, runs = count + stride, runs + 1
         if killed:
             try:
                 make(inputs, out, **near)
@@ -137,6 +133,7 @@ def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(
                 continue
             assert tree(out) == tree(tmp_path / "whole")
     assert count > 8
+    assert runs > 2
 
 
 def test_going_back_to_the_versions_of_a_stopped_job_goes_on(tmp_path, inputs, monkeypatch):

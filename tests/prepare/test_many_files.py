@@ -4,13 +4,13 @@ import json
 import os
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.chat.detect import detect_schema, shape_of
-from batchloom.chat.schema import FORMS
-from batchloom.core.errors import SchemaError, StoreConflictError
+from batchloom import open_store
+from batchloom.chat import FORMS, detect_schema, shape_of
+from batchloom.core import SchemaError, StoreConflictError
 from prepare.stores import make, texts
+from tiers import examples
 
 NAMES = sorted({n for rule in FORMS for names in rule.required.values() for n in names})
 NAMES += ["label", "system", "input", "other", "labels"]
@@ -26,7 +26,7 @@ def schema_of(rows):
     return found
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(ROWS, st.data())
 def test_records_of_one_shape_have_one_schema(row, data):
     # The same columns, each with another value of which as much is told.
@@ -98,3 +98,16 @@ def test_few_lines_and_many_give_the_same_documents(tmp_path):
             out = tmp_path / f"{count}{len(end)}"
             make(tmp_path / "in.jsonl", out, val_fraction=0)
             assert texts(out) == [f"line {n} \u00e4" for n in range(count)]
+
+
+@pytest.mark.slow
+def test_more_files_than_16_bits_number(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range((1 << 16) + 10):
+        (folder / f"{number:05}.txt").write_text(f"text {number}")
+    make(folder, tmp_path / "out", val_fraction=0)
+    store = open_store(tmp_path / "out")
+    for number in range(len(store) - 20, len(store)):
+        assert bytes(store[number].ids[:-1].tolist()) == f"text {number}".encode()
+        assert store.origin(number).source == f"in/{number:05}.txt"

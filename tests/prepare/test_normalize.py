@@ -3,10 +3,10 @@
 import time
 import unicodedata
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.text.normalize import normalize
+from batchloom.text import normalize
+from tiers import examples
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -21,7 +21,7 @@ def test_letters_keep_their_case_and_spaces_their_place():
     assert normalize("e\u0301") == "é"
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     st.lists(st.sampled_from("\u0301\u0316\u0344\u0f71\u0345\u05b0"), min_size=1100, max_size=1500),
     st.text(max_size=5),

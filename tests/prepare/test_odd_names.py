@@ -6,10 +6,10 @@ import os
 import pytest
 
 import batchloom
-from batchloom.core.errors import InputError, OutputError, SettingsError, StoreConflictError
-from batchloom.preparation.check import check
-from batchloom.sources.labels import input_labels
-from batchloom.store.manifest import read_manifest
+from batchloom import InputError, OutputError, SettingsError, check
+from batchloom.core import StoreConflictError
+from batchloom.sources import input_labels
+from batchloom.store import read_manifest
 from prepare.stores import make, recipe_of, texts
 
 

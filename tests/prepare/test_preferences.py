@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.core.errors import InputError, SettingsError
-from batchloom.store.export import export_store
-from batchloom.store.pairs import CHOSEN, REJECTED
-from batchloom.store.preferences import Labels, Pairs
+from batchloom import InputError, SettingsError
+from batchloom.store import CHOSEN, REJECTED, Labels, Pairs, export_store
 from prepare.stores import jsonl, make, tree
 from prepare.test_resume import run_killed
 
@@ -140,7 +138,7 @@ def test_a_pair_too_long_is_dropped_once(tmp_path):
 
 
 def chat(**settings):
-    from batchloom.preparation.recipe import ChatRecipe
+    from batchloom.preparation import ChatRecipe
 
     return ChatRecipe(**settings)
 
@@ -333,7 +331,7 @@ def test_mds_carries_pair_and_side(tmp_path):
 
 
 def test_inspect_and_the_command_line_show_what_they_are(tmp_path, capsys):
-    from batchloom.cli.main import run
+    from batchloom.cli import run
 
     jsonl(tmp_path / "in.jsonl", ROWS)
     out = str(tmp_path / "out")

@@ -5,7 +5,9 @@ import json
 import subprocess
 import sys
 
-from batchloom.store.opening import open_store
+import pytest
+
+from batchloom import open_store
 from prepare.stores import make, texts, tree
 
 
@@ -32,6 +34,7 @@ def test_records_of_four_kinds(real_data, tmp_path):
         assert texts(out) == records
 
 
+@pytest.mark.slow
 def test_a_learned_tokenizer_gives_the_text_back(real_data, tmp_path):
     inputs = [real_data / "tinyshakespeare.txt", real_data / "c4_demo.jsonl"]
     result = make(inputs, tmp_path / "out", tokenizer="train:4096", val_fraction=0.1)

@@ -8,38 +8,31 @@ import time
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import batchloom
-from batchloom import Recipe
-from batchloom.chat.choose import BUILT_IN
-from batchloom.core.errors import (
-    BatchloomError,
-    InputError,
-    InputMissingError,
-    RecordError,
-    SettingsError,
-    StoreConflictError,
-    StoreError,
-)
-from batchloom.preparation.dedup_recipe import DEDUPS, DedupRecipe
-from batchloom.preparation.read_recipe import ReadRecipe, SourceRecipe
-from batchloom.preparation.recipe import ChatRecipe, recipe_plain
-from batchloom.preparation.recipe_choice import choose_recipe, read_recipe
-from batchloom.preparation.recipe_file import KEYS, SETTINGS, recipe_text
-from batchloom.preparation.recipe_values import (
+from batchloom import BatchloomError, InputError, Recipe, SettingsError, StoreError
+from batchloom.chat import BUILT_IN
+from batchloom.core import InputMissingError, RecordError, StoreConflictError
+from batchloom.preparation import (
+    ChatRecipe,
+    DedupRecipe,
+    ReadRecipe,
+    choose_recipe,
     dedup_of,
-    dedup_plain,
-    size_of,
-    size_text,
+    read_recipe,
+    recipe_plain,
     steps_of,
-    steps_plain,
 )
-from batchloom.store.manifest import read_manifest
-from batchloom.text.steps import CleanStep
+from batchloom.preparation.dedup_recipe import DEDUPS
+from batchloom.preparation.reading_recipe import SourceRecipe
+from batchloom.preparation.recipe_file import KEYS, SETTINGS, recipe_text
+from batchloom.preparation.recipe_values import dedup_plain, size_of, size_text, steps_plain
+from batchloom.store import read_manifest
+from batchloom.text import CleanStep
 from batchloom.tokens import train_tokenizer
 from prepare.stores import jsonl, texts, tree
+from tiers import examples
 
 WORDS = [f"document {n} of some {'long ' * (n % 7)}words" for n in range(60)]
 ASKED = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
@@ -567,7 +560,7 @@ RECIPES = st.builds(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(recipe=RECIPES, sources=st.lists(SOURCES, min_size=4, max_size=4))
 def test_what_is_printed_is_read_as_the_same(folder, recipe, sources):
     # A name of the Hub says itself what it is.
@@ -630,7 +623,7 @@ def test_short_forms_of_steps():
 ANY = st.dictionaries(st.sampled_from([*KEYS, "x"]), SETTING | st.lists(SETTING, max_size=3))
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ANY, st.sampled_from(["r.json", "r.yaml"]))
 def test_whatever_is_written_is_a_recipe_or_an_error_that_says_why(folder, values, name):
     write(name, json.dumps(values))

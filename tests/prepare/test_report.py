@@ -8,21 +8,13 @@ from xml.etree import ElementTree as ET
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import batchloom
-from batchloom.preparation.read_recipe import ReadRecipe
-from batchloom.preparation.recipe import Recipe
+from batchloom import Recipe
+from batchloom.preparation import Content, ReadRecipe, ReportFacts, Spent, read_facts
 from batchloom.preparation.recipe_file import printable_settings
-from batchloom.preparation.report import (
-    Content,
-    ReportedSource,
-    ReportFacts,
-    content_of,
-    read_facts,
-    report_bytes,
-)
+from batchloom.preparation.report import ReportedSource, content_of, report_bytes
 from batchloom.preparation.report_page import length_bars, report_page, write_report_page
 from batchloom.preparation.report_pairs import (
     MOST_ROWS,
@@ -33,7 +25,6 @@ from batchloom.preparation.report_pairs import (
     source_groups,
 )
 from batchloom.preparation.report_pictures import Bar, columns, rows
-from batchloom.preparation.stopwatch import Spent
 from batchloom.preparation.unit_report import (
     MOST_SAMPLES,
     MOST_WORDS,
@@ -44,7 +35,7 @@ from batchloom.preparation.unit_report import (
     UnitReport,
     UnitTally,
 )
-from batchloom.text.steps import CleanStep
+from batchloom.text import CleanStep
 from prepare.stores import jsonl
 
 HOSTILE = "</svg><script>alert(1)</script>\"'&<b onload=x>\x1b[31m\u202e\ud800\x00]]>"

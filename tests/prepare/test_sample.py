@@ -4,9 +4,8 @@ import gzip
 import json
 import os
 
-from batchloom.preparation.sample import sample_texts
-from batchloom.sources.listing import list_sources
-from batchloom.sources.rules import ReadRules
+from batchloom.preparation import sample_texts
+from batchloom.sources import ReadRules, list_sources
 
 
 def sample(path, most, probe, rules=None):

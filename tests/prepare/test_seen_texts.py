@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from batchloom.preparation.report import read_facts
+from batchloom.preparation import Progress, read_facts
 from batchloom.preparation.seen_texts import SeenTexts
-from batchloom.preparation.tally import Progress
-from batchloom.store.manifest import read_manifest
+from batchloom.store import read_manifest
 from prepare.stores import jsonl, make
 
 

@@ -5,10 +5,8 @@ import time
 
 import pytest
 
-from batchloom.preparation.job import run_recipe
-from batchloom.preparation.report import read_facts
-from batchloom.preparation.run_settings import RunSettings
-from batchloom.preparation.stopwatch import STAGES, Spent, Stopwatch, added
+from batchloom.preparation import RunSettings, Spent, read_facts, run_recipe
+from batchloom.preparation.stopwatch import STAGES, Stopwatch, added
 from prepare.stores import recipe_of
 
 

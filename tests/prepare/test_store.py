@@ -9,24 +9,23 @@ import numpy as np
 import pytest
 import xxhash
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import batchloom
-from batchloom.core.errors import InputError
+from batchloom import InputError, open_store
 from batchloom.preparation.encode import hash_documents
 from batchloom.preparation.subsets import Membership, unit_interval
 from batchloom.preparation.unit_files import with_control
+from batchloom.store import read_manifest
 from batchloom.store.index import map_index
-from batchloom.store.manifest import read_manifest
-from batchloom.store.opening import open_store
-from batchloom.text.normalize import normalize
+from batchloom.text import normalize
 from prepare.stores import SMALL, documents, jsonl, make, texts, tree
+from tiers import examples
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     lines=st.lists(TEXTS, min_size=1, max_size=30),
     more=st.lists(TEXTS, max_size=10),

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.cli.main import run
-from batchloom.core.errors import StoreConflictError
-from batchloom.preparation.tally import Progress
+from batchloom.cli import run
+from batchloom.core import StoreConflictError
+from batchloom.preparation import Progress
 
 NAME = "dummy:documents=400,vocab=70,lengths=2-90,seed=3,kind=text"
 

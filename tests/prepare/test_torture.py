@@ -21,6 +21,8 @@ from prepare.stores import jsonl, tree
 
 RUNS = int(os.environ.get("BATCHLOOM_TORTURE", "3"))
 STEPS = ["control", "whitespace", "pii", {"length": {"least_words": 4}}]
+# test_disturbed.py and test_dying.py kill a coordinator and workers once each, in the fast tier.
+pytestmark = pytest.mark.slow
 ENDLESS = "worker processes ended one after the other before they could do any work"
 JOBS = {
     "exact": {"tokenizer": "train:300", "val_fraction": 0.1},

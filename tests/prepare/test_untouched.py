@@ -4,12 +4,12 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import batchloom
-from batchloom.preparation.convert import convert
+from batchloom.preparation import convert
 from prepare.stores import jsonl, make
+from tiers import examples
 
 # What JSON can hold, 64-bit numbers and all text; of two equal keys the last counts, so names are told apart.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -27,7 +27,9 @@ ROWS = st.lists(
     min_size=1,
     max_size=8,
 )
-FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def exactly(value):
@@ -78,7 +80,7 @@ def asked(draw):
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content | tojson }}{{ m.tool_calls | default(none) | tojson }}{{ eos_token }}{% endfor %}"
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.lists(asked(), min_size=2, max_size=6))
 def test_a_template_sees_the_values_of_the_record(tmp_path_factory, records):
     """Each record through a file with all the others gives what it gives alone, and the text of its own JSON."""

@@ -5,12 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from batchloom.core.errors import WorkerError
-from batchloom.preparation import hand, making
-from batchloom.preparation.crews import Execution
-from batchloom.preparation.job import run_recipe
+from batchloom.core import WorkerError
+from batchloom.preparation import Execution, RunSettings, hand, making, run_recipe
 from batchloom.preparation.orders import UnitOrder
-from batchloom.preparation.run_settings import RunSettings
 from batchloom.sources.ordered import Cuts
 from prepare.stores import SMALL, jsonl, make, recipe_of, tree
 

@@ -5,8 +5,8 @@ import time
 import pytest
 import yaml
 
-from batchloom.core.errors import InputError, InputMissingError, RecordError
-from batchloom.core.yaml_plain import parse_yaml, read_yaml
+from batchloom import InputError
+from batchloom.core import InputMissingError, RecordError, parse_yaml, read_yaml
 
 
 def plain(text):

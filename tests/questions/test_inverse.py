@@ -3,12 +3,12 @@
 import tempfile
 from collections import defaultdict
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import batchloom
 from batchloom import Edit, Loader, Mixture
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
+from tiers import examples
 
 NAMES = ("a", "b", "c")
 DOCUMENTS = st.lists(st.integers(1, 40), min_size=1, max_size=25)
@@ -38,7 +38,7 @@ def edits(draw, names, *, lanes, sizes, window):
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 def test_when_is_the_inverse_of_explain(data):
     draw = data.draw
     lengths = [draw(DOCUMENTS) for _ in range(draw(st.integers(1, 3)))]
@@ -84,7 +84,7 @@ def test_when_is_the_inverse_of_explain(data):
 
 
 @given(world_size=st.sampled_from([1, 2, 4]), balance=st.booleans(), step=st.integers(0, 9))
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_explain_says_of_a_rank_is_what_its_loader_serves(world_size, balance, step):
     with tempfile.TemporaryDirectory() as folder:
         store = store_of(f"{folder}/a", [3, 30, 9, 14, 2, 7, 21, 5, 16, 11] * 3)

@@ -1,10 +1,14 @@
 """Reading whole inputs as preparation does: listed, cut into parts, read part by part."""
 
-from batchloom.sources.cuts import RecordBounds
-from batchloom.sources.listing import list_sources
-from batchloom.sources.parts import PartReader, parts_of
-from batchloom.sources.places import error_of
-from batchloom.sources.rules import Limits, ReadRules
+from batchloom.sources import (
+    Limits,
+    PartReader,
+    ReadRules,
+    RecordBounds,
+    error_of,
+    list_sources,
+    parts_of,
+)
 
 
 class Read:

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from batchloom.core.errors import InputError, InputMissingError
+from batchloom import InputError
+from batchloom.core import InputMissingError
 from batchloom.sources import archives
 from sources.reading import Read
 
@@ -198,8 +199,7 @@ def test_an_archive_like_a_zip_bomb_is_refused(tmp_path, name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz"])
 def test_an_archive_that_changes_is_noticed(tmp_path, name):
-    from batchloom.sources.listing import list_sources
-    from batchloom.sources.streams import PartStream
+    from batchloom.sources import PartStream, list_sources
 
     path = make(tmp_path / name, [("a.txt", b"text")])
     (source,) = list_sources([str(path)]).sources

@@ -8,14 +8,11 @@ from urllib.parse import quote
 
 import pytest
 
-from batchloom import prepare
-from batchloom.core import reach
-from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError
+from batchloom import InputError, check, prepare
+from batchloom.core import AccessError, DownloadError, InputMissingError, reach
 from batchloom.preparation import far_asking
-from batchloom.preparation.check import check
 from batchloom.preparation.far import FarFolder
-from batchloom.sources import blocks
-from batchloom.sources.listing import list_sources
+from batchloom.sources import blocks, list_sources
 from prepare.s3_relay import Fault, relaying
 from prepare.stores import make, tree
 from sources.reading import Read
@@ -153,7 +150,7 @@ def test_connections_to_gs_that_break_are_taken_up_again(gs, storage):
 
 def test_a_file_of_gs_that_is_written_anew_is_an_error(gs, storage):
     put(storage, **FILES)
-    from batchloom.sources.streams import PartStream
+    from batchloom.sources import PartStream
 
     (source,) = list_sources(["gs://bucket/d/a.jsonl"]).sources
     put(storage, **{"d/a.jsonl": LINES[::-1]})

@@ -1,41 +1,61 @@
 """Data sets of the Hub: the real libraries against a stand-in on loopback, in processes of their own."""
 
 import io
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import contextmanager
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import batchloom
-from batchloom.sources.hub import HubName, hub_name, pin, revision_of, unpinned
-from batchloom.sources.listing import list_sources
-from batchloom.store.manifest import read_manifest
+from batchloom.cli import run
+from batchloom.sources import hub_name, list_sources
+from batchloom.sources.hub import HubName, pin, revision_of, unpinned
+from batchloom.store import read_manifest
 from sources.hub_server import COMMIT, NEXT_COMMIT, hub_serving
 
 TOKEN = "hf_SECRETSECRET"
+# The libraries take seconds to load, so each request is answered by a process forked from one that has them.
 CODE = """
-import json, sys, time
-from batchloom.core.errors import BatchloomError
-from batchloom.preparation.check import check
-from batchloom.preparation.job import prepare
+import json, os, sys, time
+import aiohttp, datasets, huggingface_hub, pyarrow.parquet
+from batchloom import BatchloomError, check, prepare
+from batchloom.preparation import run_recipe
 # Neither we nor the libraries wait between tries.
 time.sleep = lambda seconds: None
-folder, streaming, *inputs = sys.argv[1:]
-for number, given in enumerate(inputs):
-    notes, began = [], time.perf_counter()
-    try:
-        prepare(
-            given, out=f"{folder}/{number}", tokenizer="bytes", streaming=json.loads(streaming),
-            progress=lambda event: notes.append(getattr(event, "text", "")),
-        )
-        result = check(given).sound if streaming == "null" else True
-    except BatchloomError as error:
-        result = [base.__name__ for base in type(error).__mro__], str(error), error.__cause__ is None
-    print("\\n@" + json.dumps([result, notes, time.perf_counter() - began]))
+
+def answer(folder, streaming, inputs):
+    for number, given in enumerate(inputs):
+        notes, began = [], time.perf_counter()
+        try:
+            prepare(
+                given, out=f"{folder}/{number}", tokenizer="bytes", streaming=streaming,
+                progress=lambda event: notes.append(getattr(event, "text", "")),
+            )
+            result = check(given).sound if streaming is None else True
+        except BatchloomError as error:
+            kinds = [base.__name__ for base in type(error).__mro__]
+            result = kinds, str(error), error.__cause__ is None
+        print("\\n@" + json.dumps([result, notes, time.perf_counter() - began]), flush=True)
+
+for line in sys.stdin:
+    cwd, *told = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.chdir(cwd)
+        answer(*told)
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("\\n@@", flush=True)
 """
 CARD = b"""---
 configs:
@@ -99,35 +119,67 @@ def hub():
         yield server
 
 
-@pytest.fixture
-def elsewhere(hub, tmp_path):
-    """Prepares inputs in one process that knows the stand-in: result, notes and seconds of each.
-
-    Their stores are ``FOLDER/0``, ``FOLDER/1``, ...; the process is one since the libraries take seconds to load.
-    """
-
-    def run(folder, *inputs, streaming=None, **environment):
-        known = {
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path / "hf"),
-            "HF_TOKEN": TOKEN,
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", CODE, str(tmp_path / folder), json.dumps(streaming), *inputs],
-            capture_output=True,
+@contextmanager
+def preparing(url, home, **environment):
+    """A process that prepares what it is told, and knows the Hub at ``url``."""
+    known = {
+        "HF_ENDPOINT": url,
+        "HF_HOME": str(home),
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(
+            [sys.executable, "-c", CODE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
             text=True,
             env=os.environ | known | environment,
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr
-        assert TOKEN not in done.stdout + done.stderr
-        return [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
+        ) as process,
+    ):
 
+        def tell(cwd, folder, *inputs, streaming=None):
+            process.stdin.write(json.dumps([str(cwd), str(cwd / folder), streaming, inputs]) + "\n")
+            process.stdin.flush()
+            lines = list(itertools.takewhile(lambda line: line != "@@\n", process.stdout))
+            said.seek(0)
+            errors = said.read()
+            assert TOKEN not in "".join(lines) + errors
+            answers = [json.loads(line[1:]) for line in lines if line.startswith("@")]
+            assert len(answers) == len(inputs), errors
+            return answers
+
+        yield tell
+
+
+@pytest.fixture(scope="module")
+def known_hub(hub, tmp_path_factory):
+    """The process that knows the stand-in, and where its libraries keep what they download."""
+    home = tmp_path_factory.mktemp("hf")
+    with preparing(hub.url, home) as tell:
+        yield tell, home
+
+
+@pytest.fixture
+def home(known_hub):
+    """Where the libraries keep what they download: nothing yet."""
+    shutil.rmtree(known_hub[1])
+    known_hub[1].mkdir()
+    return known_hub[1]
+
+
+@pytest.fixture
+def elsewhere(hub, known_hub, home, tmp_path):
+    """Prepares inputs in a process that knows the stand-in: result, notes and seconds of each.
+
+    Their stores are ``FOLDER/0``, ``FOLDER/1``, ...
+    """
     hub.asked.clear()
-    return run
+    return partial(known_hub[0], tmp_path)
 
 
 def manifest(folder):
@@ -220,7 +272,7 @@ def test_pinned_urls():
     assert pin("s3://bucket/a") == "s3://bucket/a"
 
 
-def test_a_data_set_gives_its_train_split_at_one_commit(hub, elsewhere, tmp_path):
+def test_a_data_set_gives_its_train_split_at_one_commit(hub, elsewhere, home, tmp_path):
     ((result, notes, _),) = elsewhere("far", "org/plain", streaming=True)
     assert result is True
     (source,) = manifest(tmp_path / "far" / "0")["sources"]
@@ -228,11 +280,11 @@ def test_a_data_set_gives_its_train_split_at_one_commit(hub, elsewhere, tmp_path
     assert source["documents"] == 4000
     said = f"org/plain: configuration default, split train (not test), 1 files, 0.9 MB, commit {COMMIT}"
     assert any(said in note for note in notes)
-    assert not list((tmp_path / "hf" / "hub").rglob("train.jsonl"))
+    assert not list((home / "hub").rglob("train.jsonl"))
     # Downloaded first it is read from the copy, also when it is given again, and is the same store.
     hub.asked.clear()
     assert elsewhere("near", "org/plain", streaming=False)[0][0] is True
-    assert list((tmp_path / "hf" / "hub").rglob("train.jsonl"))
+    assert list((home / "hub").rglob("train.jsonl"))
     gets = [
         path for method, path, _ in hub.asked if method == "GET" and path.endswith("train.jsonl")
     ]
@@ -364,9 +416,12 @@ def test_what_cannot_be_had_is_one_sentence(elsewhere):
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "the connection was refused"),
     ],
 )
-def test_without_a_network_it_is_told_at_once(elsewhere, environment, words):
+def test_without_a_network_it_is_told_at_once(hub, tmp_path, environment, words):
     inputs = ("org/plain", "fineweb", "hf://datasets/org/plain/train.jsonl")
-    for (kinds, text, _), _, seconds in elsewhere("o", *inputs, **environment):
+    with preparing(hub.url, tmp_path / "hf", **environment) as tell:
+        answers = tell(tmp_path, "o", *inputs)
+    assert len(answers) == len(inputs)
+    for (kinds, text, _), _, seconds in answers:
         assert "ConnectionError" in kinds
         assert text.startswith("Failed to download dataset '")
         assert words in text
@@ -374,7 +429,7 @@ def test_without_a_network_it_is_told_at_once(elsewhere, environment, words):
         assert seconds < 5
 
 
-def test_list_datasets():
+def test_list_datasets(capsys):
     found = batchloom.list_datasets()
     assert [one["name"] for one in found] == [
         "distributed_dummy",
@@ -398,14 +453,10 @@ def test_list_datasets():
         assert one["description"]
         assert hub_name(one["name"]) == hub_name(one["input"])
         assert one["input"].startswith(one["repository"])
-    done = subprocess.run(
-        [sys.executable, "-m", "batchloom", "datasets", "--json"], capture_output=True
-    )
-    assert json.loads(done.stdout) == found
-    table = subprocess.run(
-        [sys.executable, "-m", "batchloom", "datasets"], capture_output=True, text=True
-    )
-    assert "HuggingFaceFW/fineweb" in table.stdout
+    assert run(["datasets", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert run(["datasets"]) == 0
+    assert "HuggingFaceFW/fineweb" in capsys.readouterr().out
 
 
 def test_a_manifest_names_data_sets_of_the_hub(elsewhere, tmp_path):

@@ -3,13 +3,14 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import InputError, InvalidJsonError, RecordError
+from batchloom import InputError
+from batchloom.core import InvalidJsonError, RecordError
+from batchloom.sources import Limits
 from batchloom.sources.json_scan import scan
-from batchloom.sources.rules import Limits
 from sources.reading import Read
+from tiers import examples
 
 ROWS = [
     {"text": f'row {i} \\ "quoted" }}]{{[ é 😀', "n": i, "deep": [{"a": [1, {}]}, []]}
@@ -130,7 +131,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     rows=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=3), max_size=12),
     cut=st.integers(1, 40),

@@ -5,10 +5,8 @@ import re
 
 import pytest
 
-from batchloom.core.errors import RecordError
-from batchloom.sources.listing import list_sources
-from batchloom.sources.parts import PartReader
-from batchloom.sources.rules import Limits, Part, ReadRules
+from batchloom.core import RecordError
+from batchloom.sources import Limits, Part, PartReader, ReadRules, list_sources
 
 
 def read(path, rules=None):

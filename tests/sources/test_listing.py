@@ -6,15 +6,15 @@ import time
 from pathlib import PurePosixPath
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from batchloom.core.errors import InputError, InputMissingError
+from batchloom import InputError
+from batchloom.core import InputMissingError
 from batchloom.core.files import absolute
+from batchloom.sources import input_labels, list_sources
 from batchloom.sources.kinds import ending_of
-from batchloom.sources.labels import input_labels
-from batchloom.sources.listing import STORE_MARK, list_sources
-from batchloom.store.format import MANIFEST_NAME
+from batchloom.sources.listing import STORE_MARK
+from batchloom.store import MANIFEST_NAME
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Files that were cut, flipped or spliced end in rows that are there, or in an error with a name.
 
-BATCHLOOM_MUTATIONS says how many of each format (1,000 hold; the suite takes fewer).
+BATCHLOOM_MUTATIONS says how many of each format (1,000 hold; both tiers take fewer).
 """
 
 import csv
@@ -13,12 +13,13 @@ import time
 import pyarrow as pa
 import pytest
 
-from batchloom.core.errors import BatchloomError
+from batchloom import BatchloomError
 from sources.reading import Read
 from sources.test_archives import PACK, make
 from sources.test_tables import write as write_table
+from tiers import examples
 
-COUNT = int(os.environ.get("BATCHLOOM_MUTATIONS", "300"))
+COUNT = int(os.environ.get("BATCHLOOM_MUTATIONS", examples(300)))
 ROWS = [
     {"text": f'row {i} "q" \\ é, {{}}' * (1 + i % 3), "n": i, "l": [1, {"x": None}]}
     for i in range(60)

@@ -6,15 +6,11 @@ import time
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from batchloom.core.errors import AccessError, InputError
-from batchloom.sources import blocks, kept
-from batchloom.sources.beginnings import read_ahead
-from batchloom.sources.listing import list_sources
-from batchloom.sources.parts import PartReader
-from batchloom.sources.rules import Part, ReadRules
+from batchloom import InputError
+from batchloom.core import AccessError
+from batchloom.sources import Part, PartReader, ReadRules, blocks, kept, list_sources, read_ahead
 from prepare.stores import make, tree
 from sources.reading import Read
 from sources.test_tables import FORMS, write

@@ -3,15 +3,12 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.core.errors import InputError
-from batchloom.sources import row_cuts
-from batchloom.sources.cuts import RecordBounds
-from batchloom.sources.listing import list_sources
-from batchloom.sources.rules import Limits, ReadRules
+from batchloom import InputError
+from batchloom.sources import Limits, ReadRules, RecordBounds, list_sources, row_cuts
 from sources.reading import Read
+from tiers import examples
 
 SMALL = Limits(record_bytes=150)
 
@@ -44,7 +41,7 @@ CELLS = st.sampled_from(
 ROWS = st.lists(st.lists(CELLS, max_size=3).map(",".join), max_size=14)
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(
     rows=ROWS,
     header=st.sampled_from(["a,b", 'a,"b\nc"', '\ufeff"a",b']),
@@ -60,7 +57,7 @@ def test_rows_are_the_same_however_a_csv_is_cut(tmp_path_factory, rows, header, 
         assert told(path, unit, limits) == told(path, limits=limits)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(rows=ROWS, data=st.data())
 def test_a_cut_does_not_depend_on_what_was_looked_up_before(tmp_path_factory, rows, data):
     path = tmp_path_factory.mktemp("csv") / "a.csv"
@@ -104,7 +101,7 @@ ODD = st.sampled_from(
 )
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(
     elements=st.lists(OBJECTS, min_size=1, max_size=6).flatmap(
         lambda good: st.lists(st.one_of(OBJECTS, OBJECTS, ODD), max_size=6).map(

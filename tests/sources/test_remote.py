@@ -14,25 +14,23 @@ import lz4.frame
 import pyarrow as pa
 import pytest
 
-from batchloom.core import reach
-from batchloom.core.addresses import has_wildcard, is_url, shown
-from batchloom.core.errors import (
+from batchloom import BatchloomError, InputError, check
+from batchloom.cli import run
+from batchloom.core import (
     AccessError,
-    BatchloomError,
     DownloadError,
-    InputError,
     InputMissingError,
     MissingDependencyError,
+    has_wildcard,
+    is_url,
+    reach,
 )
-from batchloom.preparation.check import check
+from batchloom.core.addresses import shown
+from batchloom.sources import Limits, input_labels, list_sources
 from batchloom.sources.blocks import open_blocks
-from batchloom.sources.labels import input_labels
-from batchloom.sources.listing import list_sources
-from batchloom.sources.rules import Limits
 from prepare.stores import make, texts, tree
 from sources.reading import Read
-from sources.test_archives import NAMES
-from sources.test_archives import make as pack
+from sources.test_archives import NAMES, make as pack
 from sources.test_tables import FORMS, write
 
 SECRET = "SECRET"
@@ -295,29 +293,28 @@ def test_what_cannot_be_reached_is_told_at_once(url, kind, words, monkeypatch):
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-@pytest.mark.parametrize(
-    ("url", "module", "extra"),
-    [
-        ("https://h/a", "aiohttp", "http"),
-        ("s3://b/a", "s3fs", "s3"),
-        ("gs://b/a", "gcsfs", "gs"),
-    ],
-)
-def test_a_library_that_is_missing_is_named(url, module, extra):
-    code = f"""
+def test_a_library_that_is_missing_is_named():
+    missing = {"https://h/a": ("aiohttp", "http"), "s3://b/a": ("s3fs", "s3")}
+    missing["gs://b/a"] = ("gcsfs", "gs")
+    code = """
 import sys
-sys.modules[{module!r}] = None
-from batchloom.sources.listing import list_sources
-try:
-    list_sources([{url!r}])
-except ImportError as error:
-    print(type(error).__name__, error)
+for module in sys.argv[1].split():
+    sys.modules[module] = None
+from batchloom.sources import list_sources
+for url in sys.argv[2:]:
+    try:
+        list_sources([url])
+    except ImportError as error:
+        print(type(error).__name__, error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == (
+    modules = " ".join(module for module, _ in missing.values())
+    words = [sys.executable, "-c", code, modules, *missing]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
         f"{MissingDependencyError.__name__} {url} needs a library that is not installed: "
-        f"pip install 'batchloom[{extra}]', or name local files.\n"
-    ), done.stderr
+        f"pip install 'batchloom[{extra}]', or name local files."
+        for url, (_, extra) in missing.items()
+    ], done.stderr
 
 
 def test_a_server_without_ranges_gives_a_copy_that_is_gone_afterwards(web, impatient, tmp_path):
@@ -383,39 +380,49 @@ def test_other_file_systems_of_fsspec(tmp_path):
     ]
 
 
-def run(arguments, data, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "batchloom", *arguments], input=data, capture_output=True, cwd=cwd
-    )
+@pytest.fixture
+def run_with(monkeypatch, capsys, tmp_path):
+    """Runs a command in an empty folder with bytes on standard input: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(words, data):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return run(words), *capsys.readouterr()
+
+    return run_command
 
 
-def test_standard_input(tmp_path):
+def test_standard_input(run_with, tmp_path):
     prepare = ["prepare", "-", "--out", "o", "--tokenizer", "bytes", "--json"]
-    done = run(prepare, PACKED, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "batchloom", *prepare],
+        input=PACKED,
+        capture_output=True,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["counts"]["documents"] == 3000
     assert b"to go on after a stop, give the same bytes again" in done.stderr
     assert not (tmp_path / "o" / ".work").exists()
-    assert json.loads(run(prepare, PACKED, tmp_path).stdout)["already_done"]
-    other = run(prepare, LINES, tmp_path).stderr
-    assert b"another job (inputs: stdin has 1," in other
-    assert run(["check", "-"], LINES, tmp_path).returncode == 0
-    empty = run(["prepare", "-", "--out", "p"], b"", tmp_path)
-    assert (empty.returncode, empty.stderr) == (
+    assert json.loads(run_with(prepare, PACKED)[1])["already_done"]
+    assert "another job (inputs: stdin has 1," in run_with(prepare, LINES)[2]
+    assert run_with(["check", "-"], LINES)[0] == 0
+    assert run_with(["prepare", "-", "--out", "p"], b"") == (
         1,
-        b"batchloom: stdin is empty: it has 0 bytes; name a file with something in it, or leave it out.\n",
+        "",
+        "batchloom: stdin is empty: it has 0 bytes; name a file with something in it, or leave it out.\n",
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["o"]
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.parquet", "a.stream.arrow"])
-def test_standard_input_is_known_by_what_it_holds(tmp_path, name):
+def test_standard_input_is_known_by_what_it_holds(run_with, tmp_path, name):
     if name in FORMS:
         path = write(tmp_path / name, pa.table({"text": ["one", "two"]}))
     else:
         path = pack(tmp_path / name, [("a.jsonl", b'{"text": "one"}\n'), ("b.txt", b"two")])
-    done = run(["check", "-", "--json"], path.read_bytes(), tmp_path)
-    assert json.loads(done.stdout)["facts"]["records"].startswith("2 (2 documents"), done.stderr
+    _, out, complaints = run_with(["check", "-", "--json"], path.read_bytes())
+    assert json.loads(out)["facts"]["records"].startswith("2 (2 documents"), complaints
 
 
 def test_local_data_opens_no_connection(tmp_path):

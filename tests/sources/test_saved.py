@@ -5,7 +5,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from batchloom.core.errors import InputError, InputMissingError
+from batchloom import InputError
+from batchloom.core import InputMissingError
 from sources.reading import Read
 
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from batchloom.core.errors import InputError, RecordError
-from batchloom.sources.rules import Limits
+from batchloom import InputError
+from batchloom.core import RecordError
+from batchloom.sources import Limits
 from sources.reading import Read
 
 

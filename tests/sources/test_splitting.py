@@ -3,13 +3,19 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.sources.cuts import RecordBounds, document_end
-from batchloom.sources.listing import list_sources
-from batchloom.sources.parts import PartReader, parts_of
-from batchloom.sources.rules import Limits, Part, ReadRules
+from batchloom.sources import (
+    Limits,
+    Part,
+    PartReader,
+    ReadRules,
+    RecordBounds,
+    document_end,
+    list_sources,
+    parts_of,
+)
+from tiers import examples
 
 SMALL = Limits(
     record_bytes=400, whole_text_bytes=100, document_bytes=40, reach_bytes=60, chunk_bytes=64
@@ -169,7 +175,7 @@ PIECES = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     pieces=PIECES,
     split_on=st.sampled_from(["line", "paragraph", "==", "=\n="]),
@@ -185,7 +191,7 @@ def test_parts_of_any_size_give_the_documents_of_the_whole(
     assert read(path, rules, unit)[0] == read(path, rules)[0]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(pieces=PIECES, unit=st.integers(20, 300), chunk=st.integers(1, 200))
 def test_cut_texts_join_to_the_text_whatever_the_units_and_chunks(
     tmp_path_factory, pieces, unit, chunk
@@ -200,7 +206,7 @@ def test_cut_texts_join_to_the_text_whatever_the_units_and_chunks(
     assert read(path, ReadRules(limits=again), unit)[0] == texts
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     lines=st.lists(
         st.sampled_from(

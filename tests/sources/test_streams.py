@@ -9,9 +9,9 @@ import lz4.frame
 import pytest
 import zstandard
 
-from batchloom.core.errors import InputError, InputMissingError
-from batchloom.sources.listing import list_sources
-from batchloom.sources.streams import PartStream
+from batchloom import InputError
+from batchloom.core import InputMissingError
+from batchloom.sources import PartStream, list_sources
 
 TEXT = b"".join(b"line %d of a text\n" % i for i in range(20_000))
 

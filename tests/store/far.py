@@ -1,11 +1,12 @@
 """Stores elsewhere, for tests: in memory, and in a bucket behind a relay with faults."""
 
-import os
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from batchloom.core import ranges, reach
 from prepare.s3_relay import relaying
 
 SECRET = "k3yphrase"
@@ -38,20 +39,24 @@ def to_bucket(s3, folder, name="store"):
     return f"s3://bucket/{name}"
 
 
+def retry_at_once(patch):
+    """Have nobody wait between two tries."""
+    patch.setattr(ranges, "patience", lambda tries: 0.01)
+    patch.setattr(reach, "patience", lambda tries: 0.01)
+
+
 @contextmanager
 def behind_relay(s3):
     """The bucket behind a relay, to which the environment leads."""
     import s3fs
 
-    before = dict(os.environ)
-    with relaying(s3.meta.endpoint_url) as relay:
-        os.environ.update(AWS_ENDPOINT_URL=relay.url, AWS_SECRET_ACCESS_KEY=SECRET)
+    with relaying(s3.meta.endpoint_url) as relay, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", relay.url)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         s3fs.S3FileSystem.clear_instance_cache()
         try:
             yield relay
         finally:
-            os.environ.clear()
-            os.environ.update(before)
             s3fs.S3FileSystem.clear_instance_cache()
 
 

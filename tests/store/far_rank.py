@@ -1,14 +1,18 @@
-"""One rank of a node: reads every batch of a store elsewhere and says what it held.
+"""One rank of a node: reads every batch of a remote store and writes what it held.
 
-``python -m store.far_rank URL CACHE RANK RANKS OUT [LIMIT]``
+``python -m store.far_rank URL FOLDER PER_NODE [LIMIT]``; RANK and WORLD_SIZE say which rank it is.
 """
 
 import json
+import os
 import sys
+from pathlib import Path
 
+import pytest
 import xxhash
 
 from batchloom import Loader, open_store
+from store.far import retry_at_once
 
 SETTINGS = {"seq_len": 256, "global_batch_size": 16, "output": "numpy", "block": 8, "epochs": 2}
 
@@ -21,13 +25,16 @@ def digests(loader):
 
 
 def main():
-    url, cache, rank, ranks, out, *limit = sys.argv[1:]
+    url, folder, per_node, *limit = sys.argv[1:]
+    rank = int(os.environ["RANK"])
+    cache = Path(folder, f"node{rank // int(per_node)}")
     store = open_store(url, cache=cache, cache_limit=int(limit[0]) if limit else None)
-    loader = Loader(store, **SETTINGS, rank=int(rank), world_size=int(ranks))
+    loader = Loader(store, **SETTINGS, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
     told = {"steps": digests(loader), "bytes": store.fetched_bytes}
-    with open(out, "w") as file:
-        json.dump(told, file)
+    Path(folder, f"rank{rank}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main()
+    with pytest.MonkeyPatch.context() as patch:
+        retry_at_once(patch)
+        main()

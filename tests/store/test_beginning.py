@@ -1,10 +1,9 @@
 """What a document begins with, for people."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from batchloom.store.beginning import beginning
+from batchloom.store import beginning
 from batchloom.tokens import resolve_tokenizer
 
 BYTES = resolve_tokenizer("bytes")

@@ -1,5 +1,6 @@
 """The ways out of a store, read back by those they are for."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -11,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import batchloom
-from batchloom.cli.main import run
-from batchloom.core.errors import InputError, SettingsError, StoreConflictError
-from batchloom.preparation.importing import import_tokens
-from batchloom.store.export import TARGETS, export_store
-from batchloom.testing.stores import write_store
+from batchloom import InputError, SettingsError
+from batchloom.cli import run
+from batchloom.core import StoreConflictError
+from batchloom.preparation import import_tokens
+from batchloom.store import TARGETS, export_store
+from batchloom.testing import write_store
 from oracles import megatron_documents, megatron_prefix
 
 DOCUMENTS = [[*range(n % 7, n % 7 + n % 90), 256] for n in range(200)]
@@ -68,7 +70,7 @@ def test_shards_are_copied_where_there_are_no_links(tmp_path, store, monkeypatch
 
 
 def test_one_merged_prefix(tmp_path, store, monkeypatch):
-    monkeypatch.setattr("batchloom.store.walk._TOKENS", 333)
+    monkeypatch.setattr(importlib.import_module("batchloom.store.walk"), "_TOKENS", 333)
     export_store(store.path, to="megatron", out=tmp_path / "m", merge="all.text")
     assert megatron_documents(tmp_path / "m/all.text") == DOCUMENTS
     assert read(tmp_path / "m/all.text") == DOCUMENTS

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +18,23 @@ import pytest
 from msgspec.structs import replace
 
 import batchloom
-from batchloom import check, open_store
-from batchloom.core.errors import (
-    GenerationError,
-    InputError,
-    SettingsError,
-    StateError,
-    StoreConflictError,
-    StoreError,
-    StoreMissingError,
+from batchloom import InputError, SettingsError, StateError, StoreError, check, open_store
+from batchloom.core import GenerationError, StoreConflictError, StoreMissingError
+from batchloom.store import (
+    MANIFEST_NAME,
+    WORK_NAME,
+    PartEntry,
+    add_generation,
+    changing,
+    compact_store,
+    extended,
+    manifest_bytes,
+    read_log,
+    read_manifest,
+    remove_documents,
+    stored_documents,
 )
-from batchloom.store.compact import compact_store
-from batchloom.store.format import MANIFEST_NAME, WORK_NAME
-from batchloom.store.generations import add_generation, changing, extended, stored_documents
-from batchloom.store.log import read_log
-from batchloom.store.manifest import PartEntry, manifest_bytes, read_manifest
-from batchloom.store.remove import remove_documents
-from batchloom.testing.stores import append_documents, write_store
+from batchloom.testing import append_documents, write_store
 
 FIRST = {"train": [[1, 2, 256], [3, 256], [4, 5, 6, 256]], "val": [[7, 256]]}
 SECOND = {"train": [[8, 9, 256], [10, 256]], "test": [[11, 12, 256]]}
@@ -274,13 +276,15 @@ def test_adding_the_same_generation_again_is_done_already(grown, tmp_path):
 
 
 def test_a_store_is_changed_by_one_at_a_time(grown):
-    with changing(grown), pytest.raises(StoreConflictError, match="Another run is changing"):
-        compact_store(grown)
-    (grown / WORK_NAME).mkdir()
-    for change in (
+    changes = (
         lambda: compact_store(grown),
         lambda: remove_documents(grown, sources=["given"]),
-    ):
+    )
+    for change in changes:
+        with changing(grown), pytest.raises(StoreConflictError, match="Another run is changing"):
+            change()
+    (grown / WORK_NAME).mkdir()
+    for change in changes:
         with pytest.raises(StoreConflictError, match="holds an unfinished job"):
             change()
     assert remove_documents(grown, sources=["given"], dry_run=True).documents == 4
@@ -365,7 +369,10 @@ def remove(folder):
 
 
 def killed_at(step, change, folder):
-    """Run a change in a process that is killed -9 just before its step-th touch of the disk; whether it ended."""
+    """Run a change in a process that kills itself before its step-th change of the disk.
+
+    Returns whether it ended before that.
+    """
     child = os.fork()
     if not child:
         left = [step]
@@ -384,10 +391,43 @@ def killed_at(step, change, folder):
     return status == 0
 
 
-@pytest.mark.parametrize("change", [append, remove, compact_store])
-def test_a_change_killed_at_any_step_leaves_the_old_generation_or_the_new(tmp_path, change):
-    """Whole either way; and the same command, or the next one, ends as if nothing had happened."""
-    seed = tmp_path / "seed"
+@dataclass
+class KilledChange:
+    """One change of one store, killed at any step and then ended."""
+
+    folder: Path
+    change: Callable
+    generation: int
+    before: dict
+    after: dict
+    tree: dict
+
+    def kill_at(self, step):
+        """Kill the change at a step, check the store and end the change.
+
+        Returns the generation that the killed change left, and whether the change had ended.
+        """
+        folder = self.folder / "try"
+        shutil.copytree(self.folder / "seed", folder)
+        ended = killed_at(step, self.change, folder)
+        number = read_manifest(folder).generation
+        assert number in (self.generation, self.generation + 1)
+        assert contents(folder) == (self.before if number == self.generation else self.after)
+        assert check(folder).sound
+        shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
+        if number == self.generation or self.change is compact_store:
+            self.change(folder)
+        else:
+            # The next change clears what this one left.
+            add_generation(folder, read_manifest(folder), staged=folder)
+        assert tree(folder) == self.tree
+        shutil.rmtree(folder)
+        return number, ended
+
+
+@pytest.fixture(params=[append, remove, compact_store])
+def killed_change(request, tmp_path):
+    seed, change = tmp_path / "seed", request.param
     documents = {"train": [[n % 200, 256] for n in range(20)], "val": [[1, 256]]}
     write_store(seed, documents, documents_per_shard=5)
     if change is compact_store:
@@ -396,33 +436,44 @@ def test_a_change_killed_at_any_step_leaves_the_old_generation_or_the_new(tmp_pa
     undisturbed = tmp_path / "undisturbed"
     shutil.copytree(seed, undisturbed)
     change(undisturbed)
-    whole, before, after = tree(undisturbed), contents(seed), contents(undisturbed)
-    generation, seen = read_manifest(seed).generation, []
+    return KilledChange(
+        folder=tmp_path,
+        change=change,
+        generation=read_manifest(seed).generation,
+        before=contents(seed),
+        after=contents(undisturbed),
+        tree=tree(undisturbed),
+    )
+
+
+def test_a_killed_change_leaves_the_old_generation_or_the_new(killed_change):
+    """Bisect for the step that makes the next generation: all kills leave one or the other."""
+    old, new = 0, 256
+    assert killed_change.kill_at(new) == (killed_change.generation + 1, True)
+    while new - old > 1:
+        step = (old + new) // 2
+        number, _ = killed_change.kill_at(step)
+        old, new = (step, new) if number == killed_change.generation else (old, step)
+    assert killed_change.kill_at(new) == (killed_change.generation + 1, False)
+    assert old > 20
+
+
+@pytest.mark.slow
+def test_a_change_killed_at_any_step_leaves_the_old_generation_or_the_new(killed_change):
+    seen = []
     for step in range(1, 1000):
-        folder = tmp_path / "try"
-        shutil.copytree(seed, folder)
-        ended = killed_at(step, change, folder)
-        number = read_manifest(folder).generation
+        number, ended = killed_change.kill_at(step)
         seen.append(number)
-        assert contents(folder) == (before if number == generation else after)
-        assert check(folder).sound
-        shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
-        if number == generation or change is compact_store:
-            change(folder)
-        else:
-            # What the next change clears.
-            add_generation(folder, read_manifest(folder), staged=folder)
-        assert tree(folder) == whole
-        shutil.rmtree(folder)
         if ended:
             break
     assert ended
-    # It was killed both before and after the moment at which the store is the next generation.
+    # It was killed both before and after the step that makes the next generation.
     assert seen == sorted(seen)
-    assert set(seen[:-1]) == {generation, generation + 1}
+    assert set(seen[:-1]) == {killed_change.generation, killed_change.generation + 1}
     assert len(seen) > 20
 
 
+@pytest.mark.slow
 def test_a_change_killed_at_random_moments_is_ended_by_giving_it_again(tmp_path):
     """From another process, as on the command line."""
     write_store(tmp_path / "s", [[n % 200, 256] for n in range(200)], documents_per_shard=2)
@@ -434,7 +485,7 @@ def test_a_change_killed_at_random_moments_is_ended_by_giving_it_again(tmp_path)
     command = [
         sys.executable,
         "-c",
-        f"from batchloom.store.compact import compact_store; print('begun', flush=True); compact_store({str(tmp_path / 's')!r})",
+        f"from batchloom.store import compact_store; print('begun', flush=True); compact_store({str(tmp_path / 's')!r})",
     ]
     rng = random.Random(0)
     for _ in range(6):

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import xxhash
 
-from batchloom import check
-from batchloom.core.errors import InputError, StoreError
+from batchloom import InputError, StoreError, check
 from batchloom.store.format import shard_name, token_dtype
-from batchloom.store.index import index_bytes, map_index
+from batchloom.store.index import HEADER, index_bytes, map_index
 from batchloom.store.mask import MaskBits, map_mask
 from batchloom.store.origins import Origins, map_origins
 from batchloom.store.pairs import Sides, map_sides, pair_numbers
 from batchloom.store.sums import COUNTED, BlockSums, map_sums, sums_of_file
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
 from oracles import megatron
 
 DOCUMENTS = {"train": [[72, 105, 256], [256], [], [1, 2, 3, 4, 256]], "val": [[7, 256]]}
@@ -32,6 +31,13 @@ def test_index_bytes():
     )
     assert index_bytes(np.array([3, 0, 2], np.uint32), np.dtype("<u2")) == expected
     assert index_bytes(np.array([], np.uint32), np.dtype("<i4"))[17] == 4
+
+
+def test_index_pointers_of_shards_above_two_gibibytes():
+    lengths = np.array([2**31 - 1, 2**31 - 1, 5], np.uint32)
+    data = index_bytes(lengths, np.dtype("<u2"))
+    pointers = np.frombuffer(data, "<i8", 3, offset=HEADER.size + 4 * 3)
+    assert pointers.tolist() == [0, 2 * (2**31 - 1), 4 * (2**31 - 1)]
 
 
 def test_docs_bytes(tmp_path):
@@ -261,7 +267,7 @@ def test_every_dtype_code_is_known(tmp_path, code):
 def test_the_schema_is_the_manifests_own():
     import msgspec
 
-    from batchloom.store.manifest import Manifest
+    from batchloom.store import Manifest
 
     schema = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
     own = json.loads(json.dumps(msgspec.json.schema(Manifest)))

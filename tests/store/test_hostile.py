@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.core.errors import StoreError
-from batchloom.store.index import HEADER
-from batchloom.store.verify import verify_prefix, verify_store
-from batchloom.testing.stores import write_store
+from batchloom import StoreError
+from batchloom.store import verify_prefix, verify_store
+from batchloom.testing import write_store
 
+# Magic, version, code of the dtype, sequences and documents, as Megatron writes an .idx.
+HEADER = struct.Struct("<9sQBQQ")
 DOCUMENTS = [[n % 256 for n in range(k, k + 20)] + [256] for k in range(50)]
 
 

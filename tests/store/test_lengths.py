@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from batchloom.store.index import map_file
-from batchloom.store.lengths import StoreLengths
+from batchloom.store import StoreLengths, map_file
 
 DOCUMENTS = (1 << 22) + 777
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
 from oracles import gpt_dataset, megatron
 
 DOCUMENTS = [[(7 * n + k) % 256 for n in range(k % 13)] + [256] for k in range(60)]

@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.core.errors import StoreError
-from batchloom.store.compact import compact_store
-from batchloom.store.preferences import Labels, Pairs
-from batchloom.store.remove import remove_documents
-from batchloom.store.verify import verify_store
+from batchloom import StoreError
+from batchloom.store import Labels, Pairs, compact_store, remove_documents, verify_store
 from store.test_hostile import cut, edit_manifest, patch, pipe, shard
 
 PAIRS, MASK = "train/shard_00000.pairs", "train/shard_00000.mask"

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.core.errors import InputError, StoreError, StoreMissingError
-from batchloom.store.writer import write_file
-from batchloom.testing.stores import write_store
+from batchloom import InputError, StoreError
+from batchloom.core import StoreMissingError
+from batchloom.store import write_file
+from batchloom.testing import write_store
 from oracles import megatron_prefix
 
 HELLO = [*b"Hello", 256]

@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from batchloom import Loader, check, inspect, open_store
+from batchloom import InputError, Loader, SettingsError, StoreError, check, inspect, open_store
 from batchloom.batches import fetching
-from batchloom.core.errors import (
-    GenerationError,
-    InputError,
-    SettingsError,
-    StoreError,
-    StoreMissingError,
+from batchloom.core import GenerationError, StoreMissingError
+from batchloom.store import (
+    block_sums,
+    compact_store,
+    documents_of,
+    far,
+    far_store,
+    held,
+    manifest_bytes,
+    read_manifest,
+    remove_documents,
+    segments,
 )
-from batchloom.store import far, far_store, held, segments
-from batchloom.store.compact import compact_store
-from batchloom.store.manifest import manifest_bytes, read_manifest
-from batchloom.store.remove import remove_documents
-from batchloom.store.sums import block_sums
-from batchloom.store.whence import documents_of
-from batchloom.testing.stores import append_documents, write_store
+from batchloom.testing import append_documents, write_store
 from store.far import documents, kept, same_batches, to_memory
 
 DOCUMENTS = documents()

@@ -2,23 +2,21 @@
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from batchloom import Loader, open_store
-from batchloom.core import ranges, reach
-from batchloom.core.errors import AccessError, DownloadError, StoreError
-from batchloom.testing.stores import write_store
+from batchloom import Loader, StoreError, open_store
+from batchloom.core import AccessError, DownloadError
+from batchloom.testing import write_store
 from prepare.s3_relay import Fault
-from store.far import SECRET, behind_relay, documents, kept, same_batches, to_bucket
+from processes import run_ranks, start_processes
+from store.far import SECRET, behind_relay, documents, kept, retry_at_once, same_batches, to_bucket
 from store.far_rank import SETTINGS, digests
 
-DOCUMENTS = documents(900)
+DOCUMENTS = documents(450)
+SLOW = pytest.mark.slow
 ALONE = {**SETTINGS, "rank": 0, "world_size": 1}
 
 
@@ -26,7 +24,7 @@ ALONE = {**SETTINGS, "rank": 0, "world_size": 1}
 def near(tmp_path_factory):
     flags = [[n % 5 > 0 for n in range(len(ids))] for ids in DOCUMENTS]
     return write_store(
-        tmp_path_factory.mktemp("near") / "store", DOCUMENTS, trained=flags, documents_per_shard=110
+        tmp_path_factory.mktemp("near") / "store", DOCUMENTS, trained=flags, documents_per_shard=55
     )
 
 
@@ -39,8 +37,7 @@ def relay(s3, near):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(ranges, "patience", lambda tries: 0.01)
-    monkeypatch.setattr(reach, "patience", lambda tries: 0.01)
+    retry_at_once(monkeypatch)
 
 
 URL = "s3://bucket/store"
@@ -49,9 +46,9 @@ URL = "s3://bucket/store"
 @pytest.mark.parametrize(
     "faults",
     [
-        [],
+        pytest.param([], marks=SLOW),
         [Fault("answer", "GET", ".bin", times=5), Fault("answer", "GET", "lengths", status=500)],
-        [Fault("answer", "GET", "dataset_metadata", status=503, times=2)],
+        pytest.param([Fault("answer", "GET", "dataset_metadata", status=503, times=2)], marks=SLOW),
         [Fault("cut answer", "GET", ".bin", times=4), Fault("cut answer", "GET", ".mask", times=2)],
         [
             Fault("half answer", "GET", ".bin", times=4),
@@ -62,7 +59,10 @@ URL = "s3://bucket/store"
             Fault("flip answer", "GET", ".mask"),
         ],
         [Fault("flip answer", "GET", ".sums", times=2), Fault("flip answer", "GET", "lengths.u32")],
-        [Fault("answer", "GET", ".bin", times=3, spare=spare) for spare in (0, 5, 11)],
+        pytest.param(
+            [Fault("answer", "GET", ".bin", times=3, spare=spare) for spare in (0, 5, 11)],
+            marks=SLOW,
+        ),
     ],
     ids=["none", "503", "first", "cut", "half", "flipped", "flipped sums", "again"],
 )
@@ -73,7 +73,7 @@ def test_what_passes_is_asked_again(near, relay, tmp_path, impatient, faults):
     assert all(not fault.times for fault in relay.faults)
 
 
-@pytest.mark.parametrize("prefetch", [0, 4])
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=SLOW), 4])
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -81,13 +81,15 @@ def test_what_passes_is_asked_again(near, relay, tmp_path, impatient, faults):
             "gone",
             "s3://bucket/store/train/shard_00004.bin is gone: the manifest of its store names it",
         ),
-        (
+        pytest.param(
             "changed",
             "s3://bucket/store/train/shard_00004.bin holds other bytes from .* was changed or damaged",
+            marks=SLOW,
         ),
-        (
+        pytest.param(
             "short",
             "s3://bucket/store/train/shard_00004.bin is not what the manifest .* was cut short or written",
+            marks=SLOW,
         ),
     ],
 )
@@ -138,20 +140,11 @@ def test_what_never_answers_is_told(near, relay, tmp_path, impatient):
         list(Loader(store, **ALONE))
 
 
-def ranks(relay, tmp_path, nodes, per_node, limit=()):
-    """Every rank of every node as a process; what each said."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    total, started = nodes * per_node, []
-    for rank in range(total):
-        words = [URL, str(tmp_path / f"node{rank // per_node}"), str(rank), str(total)]
-        out = str(tmp_path / f"rank{rank}.json")
-        command = [sys.executable, "-m", "store.far_rank", *words, out, *map(str, limit)]
-        started.append(
-            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        )
-    for one in started:
-        _, error = one.communicate(timeout=150)
-        assert one.returncode == 0, error
+def ranks(tmp_path, nodes, per_node, url=URL, limit=()):
+    """Run every rank of every node as a process; return what each wrote."""
+    total = nodes * per_node
+    done = run_ranks("-m", "store.far_rank", url, tmp_path, per_node, *limit, ranks=total)
+    assert [one.returncode for one in done] == [0] * total, [one.stderr for one in done]
     return [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(total)]
 
 
@@ -173,38 +166,51 @@ def test_two_nodes_of_two_ranks_while_much_goes_wrong(near, relay, tmp_path):
         Fault("flip answer", "GET", ".sums", times=1, spare=2),
         Fault("answer", "GET", ".bin", times=6, spare=20),
     ]
-    told = ranks(relay, tmp_path, nodes=2, per_node=2)
+    told = ranks(tmp_path, nodes=2, per_node=2)
     assert in_one(told) == digests(Loader(near, **ALONE))
 
 
 def test_four_ranks_of_a_node_fetch_everything_once(near, relay, tmp_path):
     relay.delay = 0.02
-    told = ranks(relay, tmp_path, nodes=1, per_node=4)
+    told = ranks(tmp_path, nodes=1, per_node=4)
     assert in_one(told) == digests(Loader(near, **ALONE))
     size = sum(path.stat().st_size for path in near.path.glob("train/*") if path.suffix != ".docs")
     manifests = 4 * (near.path / "dataset_metadata.json").stat().st_size
     assert sum(one["bytes"] for one in told) <= size + manifests
 
 
-def test_ranks_whose_cache_holds_less_than_they_look_ahead(near, relay, tmp_path):
+@pytest.mark.slow
+def test_ranks_whose_cache_holds_less_than_they_look_ahead(s3, relay, tmp_path):
     """Each deletes what the others read."""
-    told = ranks(relay, tmp_path, nodes=1, per_node=2, limit=[300_000])
-    assert in_one(told) == digests(Loader(near, **ALONE))
-    assert sum(path.stat().st_size for path in kept(tmp_path / "node0")) <= 300_000
+    small = write_store(tmp_path / "small", DOCUMENTS[:80], documents_per_shard=20)
+    url = to_bucket(s3, small.path, "small")
+    told = ranks(tmp_path, nodes=1, per_node=2, url=url, limit=[30_000])
+    assert in_one(told) == digests(Loader(small, **ALONE))
+    # Blocks were deleted and fetched again.
+    assert sum(one["bytes"] for one in told) > 2 * sum(
+        path.stat().st_size for path in small.path.glob("train/*.bin")
+    )
+    # A rank deletes nothing while another one does: the next reader keeps to the limit.
+    store = open_store(url, cache=tmp_path / "node0", cache_limit=30_000)
+    assert [document.ids.tolist() for document in store] == DOCUMENTS[:80]
+    assert sum(path.stat().st_size for path in kept(tmp_path / "node0")) <= 30_000
 
 
-@pytest.mark.parametrize("seconds", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize(
+    "seconds", [0.6, pytest.param(1.0, marks=SLOW), pytest.param(1.5, marks=SLOW)]
+)
 def test_a_process_that_is_killed_half_way_leaves_what_others_can_use(
     near, relay, tmp_path, seconds
 ):
     relay.delay = 0.05
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    cache = tmp_path / "cache"
-    words = [URL, str(cache), "0", "1", str(tmp_path / "out.json")]
-    one = subprocess.Popen([sys.executable, "-m", "store.far_rank", *words], env=environment)
-    time.sleep(seconds)
-    one.send_signal(signal.SIGKILL)
-    one.wait()
+    alone = {"RANK": "0", "WORLD_SIZE": "1"}
+    with start_processes("-m", "store.far_rank", URL, tmp_path, 1, environments=[alone]) as (one,):
+        while not relay.asked:
+            time.sleep(0.01)
+        time.sleep(seconds)
+        one.send_signal(signal.SIGKILL)
+        one.wait()
+    cache = tmp_path / "node0"
     relay.delay = 0.0
     for path in kept(cache)[:1]:
         # As a power cut may leave it.

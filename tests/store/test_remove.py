@@ -8,16 +8,18 @@ import pytest
 import xxhash
 
 import batchloom
-from batchloom import check, open_store
-from batchloom.cli.main import run
-from batchloom.core.errors import InputError, InputMissingError, SettingsError
-from batchloom.store.compact import compact_store
-from batchloom.store.export import export_store
-from batchloom.store.log import read_log
-from batchloom.store.manifest import read_manifest
-from batchloom.store.remove import remove_documents
-from batchloom.store.walk import walk
-from batchloom.testing.stores import append_documents, write_store
+from batchloom import InputError, SettingsError, check, open_store
+from batchloom.cli import run
+from batchloom.core import InputMissingError
+from batchloom.store import (
+    compact_store,
+    export_store,
+    read_log,
+    read_manifest,
+    remove_documents,
+    walk,
+)
+from batchloom.testing import append_documents, write_store
 
 DOCUMENTS = [[n + 1] * (n % 5 + 1) + [256] for n in range(20)]
 TRAINED = [[0] + [1] * (len(ids) - 1) for ids in DOCUMENTS]

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import batchloom
+from batchloom import InputError, SettingsError, StoreError
 from batchloom.compat import GPTDataLoader, IndexedDataset
-from batchloom.core.errors import InputError, SettingsError, StoreError
-from batchloom.core.synthetic import Synthetic, SyntheticSpec, parse_synthetic
-from batchloom.preparation.importing import import_tokens
-from batchloom.store.verify import verify_prefix, verify_store
-from batchloom.testing.stores import write_store
+from batchloom.core import Synthetic, SyntheticSpec, parse_synthetic
+from batchloom.preparation import import_tokens
+from batchloom.store import verify_prefix, verify_store
+from batchloom.testing import write_store
+from tiers import examples
 
 GOLDEN_LENGTHS = [25, 26, 20, 9, 11]
 GOLDEN_RANDOM = [
@@ -61,7 +61,7 @@ def test_the_bytes_of_every_kind_are_pinned():
     seed=st.integers(-(2**128) + 1, 2**128 - 1),
     data=st.data(),
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_a_span_is_a_cut_of_its_document(kind, vocab, shortest, more, seed, data):
     lengths = (shortest, shortest + more)
     made = Synthetic(SyntheticSpec(kind=kind, vocab=vocab, lengths=lengths, seed=seed))
@@ -203,7 +203,7 @@ def test_only_its_names_are_it(name):
 
 @pytest.mark.parametrize("name", ["dummy", "dummy:vocab=9"])
 def test_what_has_no_records_is_not_read(name):
-    from batchloom.sources.listing import list_sources
+    from batchloom.sources import list_sources
 
     with pytest.raises(FileNotFoundError, match=f"prepare {name} --out STORE makes a store of it"):
         list_sources([name])
@@ -258,7 +258,7 @@ def test_noise_is_a_fault_where_nobody_said_so(tmp_path):
 
 
 def test_an_export_says_what_it_loses(tmp_path):
-    from batchloom.store.export import export_store
+    from batchloom.store import export_store
 
     with pytest.raises(InputError, match="has no shards to export: write it first"):
         export_store(SMALL, to="megatron", out=tmp_path / "m")

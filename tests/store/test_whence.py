@@ -2,13 +2,9 @@
 
 import pytest
 
-from batchloom import open_store
-from batchloom.core.errors import StoreError
-from batchloom.store.compact import compact_store
-from batchloom.store.headed import HEADER
-from batchloom.store.remove import remove_documents
-from batchloom.store.whence import documents_of
-from batchloom.testing.stores import append_documents, write_store
+from batchloom import StoreError, open_store
+from batchloom.store import compact_store, documents_of, remove_documents
+from batchloom.testing import append_documents, write_store
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -40,7 +36,8 @@ def test_a_part_that_no_source_has_is_damage_and_no_answer(tmp_path, part):
     path = next(tmp_path.glob("s/train/*.docs"))
     data = bytearray(path.read_bytes())
     for document in range(len(store)):
-        at = HEADER.size + 32 * len(store) + 4 * document
+        # Behind a header of 32 bytes; see docs/format.md.
+        at = 32 + 32 * len(store) + 4 * document
         data[at : at + 4] = part.to_bytes(4, "little")
     path.write_bytes(data)
     store = open_store(store.path)

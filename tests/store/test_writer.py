@@ -1,14 +1,17 @@
 """Writing: what is told when it fails, and what is left open."""
 
 import errno
+import os
 
 import numpy as np
 import pytest
 
-from batchloom.core.errors import OutputError, StoreError, StoreMissingError
+import batchloom
+from batchloom import OutputError, StoreError
+from batchloom.core import StoreMissingError
 from batchloom.preparation.finish import subset_entry
-from batchloom.store.manifest import ShardEntry, read_manifest
-from batchloom.store.writer import writing
+from batchloom.store import ShardEntry, read_manifest, writing
+from batchloom.testing import write_store
 
 
 def test_an_error_about_reading_stays_one_while_something_is_written(tmp_path):
@@ -38,3 +41,28 @@ def test_lengths_that_cannot_be_finished_leave_no_file_open(tmp_path):
     with pytest.raises(StoreError, match="is cut short"):
         subset_entry(tmp_path, [entry])
     assert not (tmp_path / "lengths.u32").exists()
+
+
+def prepare_store(folder):
+    (folder / "a.txt").write_text("a document\n")
+    batchloom.prepare(folder / "a.txt", out=folder / "s", tokenizer="bytes", workers=1)
+
+
+def write_ids(folder):
+    write_store(folder / "s", [[1, 2], [3]], trained=[[1, 0], [1]])
+
+
+@pytest.mark.parametrize("make", [prepare_store, write_ids])
+def test_every_file_of_a_store_is_synced_in_full(tmp_path, monkeypatch, make):
+    """Without it a power cut leaves files that have their name and size, and hold zeros."""
+    synced = set()
+    sync = os.fsync
+
+    def record(descriptor):
+        sync(descriptor)
+        synced.add((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+
+    monkeypatch.setattr(os, "fsync", record)
+    make(tmp_path)
+    files = [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+    assert [str(p) for p in files if (p.stat().st_ino, p.stat().st_size) not in synced] == []

@@ -8,12 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchloom import Loader
-from batchloom.preparation.dedup_recipe import DedupRecipe
-from batchloom.preparation.recipe import Recipe
-from batchloom.preparation.run_settings import RunSettings
-from batchloom.sources.rules import Limits
-from batchloom.streams.stream import Order, Stream, StreamSettings
+from batchloom import Loader, Recipe
+from batchloom.preparation import DedupRecipe, RunSettings
+from batchloom.sources import Limits
+from batchloom.streams import Order, Stream, StreamSettings
 
 STEPS = 12
 LIMITS = Limits(

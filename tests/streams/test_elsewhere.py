@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from batchloom import Loader
-from batchloom.core.errors import InputError
+from batchloom import InputError, Loader
 from sources.hub_server import hub_serving
 from streams.streams import rows_of, small_stream, texts
 
@@ -29,18 +28,12 @@ def jsonl(count, seed=0):
 
 @pytest.fixture
 def bucket(s3):
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()
     for number in range(3):
         s3.put_object(Bucket="bucket", Key=f"stream/{number}.jsonl", Body=jsonl(150, number))
-    yield "s3://bucket/stream/"
-    for number in range(3):
-        s3.delete_object(Bucket="bucket", Key=f"stream/{number}.jsonl")
-    s3fs.S3FileSystem.clear_instance_cache()
+    return "s3://bucket/stream/"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_bucket_is_streamed_as_files_are(tmp_path, bucket, workers):
     for number in range(3):
         (tmp_path / f"{number}.jsonl").write_bytes(jsonl(150, number))

@@ -3,12 +3,11 @@ from threading import Thread
 
 import numpy as np
 
-from batchloom.core.errors import PlanError
-from batchloom.plan.spec import PlanSpec
-from batchloom.streams.feed import Feed, Share
+from batchloom import PlanError, PlanSpec
+from batchloom.streams import Feed, Share
 from batchloom.streams.lane import LanePool, Place
 
-STEPS = 4000
+STEPS = 1500
 
 
 class OneSequence:

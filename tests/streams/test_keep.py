@@ -11,19 +11,22 @@ import psutil
 import pytest
 
 import batchloom
-from batchloom import Edit, Loader, open_store
-from batchloom.core.errors import OutputError, PlanError, SettingsError, StoreConflictError
-from batchloom.plan.lane_plan import LanePlan
-from batchloom.preparation.dedup_recipe import DedupRecipe
-from batchloom.preparation.job import run_recipe
-from batchloom.preparation.recipe import ChatRecipe, Recipe
-from batchloom.preparation.run_settings import RunSettings
-from batchloom.preparation.stretched import STRETCHES
-from batchloom.questions.explain import explain
-from batchloom.questions.when import when
-from batchloom.store.remove import remove_documents
-from batchloom.store.stretches import read_stretches
-from batchloom.streams.state import merge_states
+from batchloom import (
+    Edit,
+    Loader,
+    OutputError,
+    PlanError,
+    Recipe,
+    SettingsError,
+    explain,
+    open_store,
+    when,
+)
+from batchloom.core import StoreConflictError
+from batchloom.plan import LanePlan
+from batchloom.preparation import STRETCHES, ChatRecipe, DedupRecipe, RunSettings, run_recipe
+from batchloom.store import read_stretches, remove_documents
+from batchloom.streams import merge_states
 from streams.streams import LIMITS, rows_of, small_stream, table, texts, write_lines, write_texts
 
 LONG = {"steps": 120, "seq_len": 128}
@@ -185,15 +188,18 @@ def test_a_stream_that_goes_on_without_keeping_says_what_it_leaves(tmp_path, cap
 def test_a_worker_that_is_killed_changes_nothing(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
     whole = rows_of(small_stream(inputs, lanes=2, **LONG))
+    # The server of warm processes, which other tests use, is no worker.
+    others = set(psutil.Process().children())
     stream = small_stream(inputs, keep=out, lanes=2, workers=2, **LONG)
     found, killed = {}, 0
     for batch in Loader(stream, output="numpy", prefetch=0):
         for row in range(8):
             found[batch.step, row] = tuple(batch[key][row].tolist() for key in sorted(batch))
         if batch.step in (10, 50):
-            # Python's own helper, which serves the tests that follow, is no worker.
-            for child in psutil.Process().children():
-                if "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
+            for child in set(psutil.Process().children()) - others:
+                # Python's own helper serves the tests that follow; a zombie has been killed.
+                ended = child.status() == psutil.STATUS_ZOMBIE
+                if not ended and "multiprocessing.resource_tracker" not in child.cmdline()[-1]:
                     os.kill(child.pid, signal.SIGKILL)
                     killed += 1
             time.sleep(0.1)

@@ -10,30 +10,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import batchloom
-from batchloom import Loader
-from batchloom.core.errors import (
+from batchloom import (
     InputError,
-    InputMissingError,
+    Loader,
     PlanError,
+    Recipe,
     SettingsError,
     StateError,
-    TooManyBadRecordsError,
+    explain,
+    when,
 )
-from batchloom.core.fingerprint import fingerprint
-from batchloom.plan.lanes import lane_stretches
-from batchloom.preparation.dedup_recipe import DedupRecipe
-from batchloom.preparation.recipe import ChatRecipe, Recipe
-from batchloom.questions.explain import explain
-from batchloom.questions.when import when
-from batchloom.streams.state import merge_states
+from batchloom.core import InputMissingError, TooManyBadRecordsError, fingerprint
+from batchloom.plan import lane_stretches
+from batchloom.preparation import ChatRecipe, DedupRecipe
+from batchloom.streams import merge_states
 from streams.streams import STEPS, rows_of, small_stream, table, texts, write_lines, write_texts
+from tiers import examples
 
 SLOW = settings(
-    max_examples=12,
+    max_examples=examples(12),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -381,7 +379,7 @@ def test_stretches_hold_every_byte_once(tmp_path):
 
 
 def test_a_terabyte_is_not_read_before_the_first_batch(tmp_path):
-    """4,096 files of 256 MiB with a real beginning and a hole, which only who reads on would meet."""
+    """4,096 files of 256 MiB: each has a beginning and a hole, which a reader of all of it meets."""
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts(150, words=60)).encode()
     for number in range(4096):
         with (tmp_path / f"{number:04d}.jsonl").open("wb") as file:

@@ -10,15 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import batchloom
-from batchloom.batches.augment import Augment
-from batchloom.core.errors import SettingsError
-from batchloom.plan.mixture import Mixture
-from batchloom.sources.cuts import RecordBounds
-from batchloom.sources.listing import list_sources
-from batchloom.sources.parts import PartReader, parts_of
-from batchloom.sources.rules import ReadRules
-from batchloom.testing.contracts import check_loader, check_source
-from batchloom.testing.stores import write_store
+from batchloom import Mixture, SettingsError
+from batchloom.batches import Augment
+from batchloom.sources import PartReader, ReadRules, RecordBounds, list_sources, parts_of
+from batchloom.testing import check_loader, check_source, write_store
 
 SIZES = {"seq_len": 32, "global_batch_size": 12, "output": "numpy"}
 

@@ -7,15 +7,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-from batchloom.core.errors import SettingsError  # noqa: E402
-from batchloom.testing.equivalence import assert_packed_equals_unpacked  # noqa: E402
-from batchloom.testing.stores import write_store  # noqa: E402
-from batchloom.train.model import GPT  # noqa: E402
-from batchloom.train.settings import ModelSettings  # noqa: E402
-from train.folders import CONFIGS  # noqa: E402
-from train.runs import long_conversations  # noqa: E402
+from batchloom import SettingsError
+from batchloom.testing import (
+    assert_packed_equals_unpacked,
+    write_store,
+)
+from batchloom.train import (
+    GPT,
+    ModelSettings,
+)
+from train.folders import CONFIGS
+from train.runs import long_conversations
 
 
 def random_documents(count=60, longest=40):

@@ -1,12 +1,9 @@
 """Texts for the quality rules: one just inside and one just outside each limit."""
 
-from batchloom.text.c4 import C4
+from batchloom.text import C4, FineWeb, Gopher, Repetition
 from batchloom.text.c4 import make as make_c4
-from batchloom.text.fineweb import FineWeb
 from batchloom.text.fineweb import make as make_fineweb
-from batchloom.text.gopher import Gopher
 from batchloom.text.gopher import make as make_gopher
-from batchloom.text.repetition import Repetition
 from batchloom.text.repetition import make as make_repetition
 
 STEPS = {

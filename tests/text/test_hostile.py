@@ -44,7 +44,7 @@ for name, text in texts.items():
         # The rules and evaluation sets have hostile texts of their own.
         *((name, {}) for name in MENDING),
         ("html", {"when": "anywhere"}),
-        ("mojibake", {"width": True}),
+        pytest.param("mojibake", {"width": True}, marks=pytest.mark.slow),
     ],
 )
 def test_time_is_linear_whatever_the_text(name, options):

@@ -13,18 +13,16 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from batchloom.core.errors import InputError, InputMissingError, RecordError, SettingsError
-from batchloom.core.spec import from_plain, to_plain
+from batchloom import InputError, SettingsError
+from batchloom.core import InputMissingError, RecordError, from_plain, to_plain
 from batchloom.preparation import evaluation_sets
 from batchloom.preparation.evaluation_sets import files_identity, index_of, records_of, with_index
-from batchloom.text import overlap
+from batchloom.text import CleanStep, Decontaminate, Drop, overlap
 from batchloom.text.ngrams import normal_words
-from batchloom.text.overlap import Decontaminate, against
+from batchloom.text.overlap import against
 from batchloom.text.overlap_index import build_index, load_index
-from batchloom.text.steps import CleanStep, Drop
 from text.quality_texts import names
 
 QUESTION = "A train leaves the station at noon and travels sixty miles an hour toward the old city"
@@ -75,13 +73,14 @@ def test_the_first_overlap_and_the_first_set_are_told():
     assert twice(f"{SHORT} {QUESTION}").detail.startswith("record 2 of b")
 
 
-def test_an_overlap_far_into_a_large_text():
+@pytest.mark.parametrize("stride", [29, pytest.param(9, marks=pytest.mark.slow)])
+def test_an_overlap_far_into_a_large_text(stride):
     clean = step(trains=[QUESTION])
     filler = " ".join(names(90_000))
     text = " ".join([filler] * 3)
     assert clean(text) == text
     # Wherever the text is cut to be read, an overlap across the cut is found.
-    for at in range((1 << 20) - 100, (1 << 20) + 20, 9):
+    for at in range((1 << 20) - 100, (1 << 20) + 20, stride):
         head = text[:at].rsplit(" ", 1)[0]
         found = clean(f"{head} {QUESTION} {filler}")
         assert found.detail == f"record 1 of trains: {' '.join(normal_words(QUESTION)[:13])!r}"

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from batchloom.text import c4
-from batchloom.text.c4 import C4
-from batchloom.text.steps import Drop
-from batchloom.text.words import english, words
+from batchloom.text import C4, Drop, c4, words
+from batchloom.text.words import english
 from oracles import datatrove
 from text.quality_texts import EDGES, STEPS
 from text.test_quality_rules import TEXTS
+from tiers import examples
 
 # Reasons by datatrove's names.
 REASONS = {
@@ -87,9 +86,10 @@ def documents() -> list[str]:
     return found + [text.replace("\n   ", " ") for text in found[:60]]
 
 
-@pytest.fixture(scope="module")
-def corpus():
-    return documents()
+@pytest.fixture(scope="module", params=[6, pytest.param(1, marks=pytest.mark.slow)])
+def corpus(request):
+    """Real documents: every sixth of them, or all."""
+    return documents()[:: request.param]
 
 
 @pytest.mark.parametrize("step", FILTERS)
@@ -135,7 +135,7 @@ def defined(step: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("step", ["c4", "repetition", "fineweb"])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(text=TEXTS.filter(lambda text: "\ud800" not in text))
 def test_any_text_has_datatroves_verdict(step, text):
     filters = {step: getattr(datatrove("pipeline.filters"), FILTERS[step])()}

@@ -4,17 +4,11 @@ import pickle
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from batchloom.core.errors import InputError, InputMissingError, SettingsError
-from batchloom.core.spec import from_plain, to_plain
-from batchloom.text import c4, fineweb, gopher, repetition
-from batchloom.text.c4 import C4
-from batchloom.text.fineweb import FineWeb
-from batchloom.text.gopher import Gopher
-from batchloom.text.repetition import Repetition
-from batchloom.text.steps import Drop
+from batchloom import InputError, SettingsError
+from batchloom.core import InputMissingError, from_plain, to_plain
+from batchloom.text import C4, Drop, FineWeb, Gopher, Repetition, c4, fineweb, gopher, repetition
 from text.quality_texts import EDGES, FIVE, SENTENCE, STEPS, gopher_text
 
 REASONS = {

@@ -1,18 +1,27 @@
 """Steps by their names: settings, what is wrong with them, what they need."""
 
+import importlib.util
 import json
 import pickle
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
-from batchloom.core.errors import MissingDependencyError, SettingsError
-from batchloom.core.spec import to_plain
-from batchloom.text import registry
-from batchloom.text.cleaner import Cleaner, StepCounts
-from batchloom.text.registry import STEPS, clean_problems, make_clean, parse_steps
-from batchloom.text.steps import CleanStep, Drop
+from batchloom import SettingsError
+from batchloom.core import MissingDependencyError
+from batchloom.preparation import ReadRecipe, Recipe, recipe_plain
+from batchloom.text import (
+    STEPS,
+    Cleaner,
+    CleanStep,
+    Drop,
+    StepCounts,
+    clean_problems,
+    make_clean,
+    parse_steps,
+)
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if name != "decontaminate"])
@@ -26,9 +35,14 @@ def test_every_step_has_a_line_of_help_and_works_with_its_defaults(name):
 
 @pytest.mark.parametrize("name", [name for name in STEPS if name != "decontaminate"])
 def test_settings_come_back_from_plain_values(name):
-    [full] = registry.filled([CleanStep(name)])
-    again = json.loads(json.dumps(dict(full.settings)))
-    assert to_plain(registry.settings_of(CleanStep(name, again))) == full.settings
+    def plain(step):
+        recipe = Recipe(inputs=("in.txt",), reading=ReadRecipe(clean=(step,)))
+        return recipe_plain(recipe)["reading"]["clean"]
+
+    [full] = plain(CleanStep(name))
+    assert set(full[name]) == {setting.name for setting in fields(STEPS[name].settings)}
+    again = json.loads(json.dumps(full))
+    assert plain(CleanStep(name, again[name])) == [full]
 
 
 def test_names_are_parsed_and_unknown_ones_get_the_nearest():
@@ -89,13 +103,9 @@ except ImportError as error:
 
 
 def test_a_missing_package_is_an_error_of_its_own(monkeypatch):
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"needs ftfy, not installed: pip install"):
         make_clean(CleanStep("mojibake"))
-
-
-def test_the_versions_of_packages_are_there_for_the_manifest():
-    assert set(registry.packages(parse_steps("html,control"))) == {"resiliparse"}
 
 
 TEXTS = ["one  two three", "zu kurz", "naïve  café au lait", "plain words stand here", "x y z  "]

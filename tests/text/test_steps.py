@@ -8,13 +8,12 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.text.language import LANGUAGES, language_of
+from batchloom.text import STEPS, CleanStep, Drop, language_of, make_clean
+from batchloom.text.language import LANGUAGES
 from batchloom.text.pii import PiiSettings, passes_luhn
-from batchloom.text.registry import STEPS, make_clean
-from batchloom.text.steps import CleanStep, Drop
+from tiers import examples
 
 # Steps that leave texts out by published rules, or by evaluation sets that somebody must name.
 RULES = ("c4", "gopher", "repetition", "fineweb", "decontaminate")
@@ -129,7 +128,7 @@ SOUND = st.text(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(SOUND)
 def test_what_is_left_alone_without_asking_ftfy_is_what_ftfy_leaves_alone(text):
     from ftfy import fix_encoding
@@ -137,7 +136,7 @@ def test_what_is_left_alone_without_asking_ftfy_is_what_ftfy_leaves_alone(text):
     assert "\n".join(map(fix_encoding, text.split("\n"))) == text
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.text(st.sampled_from("ÃÂâ€™©éèœ“”°Ðа \nab中")))
 def test_lines_are_mended_as_ftfy_mends_them(text):
     from ftfy import fix_encoding
@@ -258,7 +257,7 @@ def test_lines_of_ones_own_and_code_that_stays():
     assert step("boilerplate")("Back to top") == ""
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(
         st.sampled_from([*WEB.split("\n"), "", " ", "» Read more «", "İ", "  12 shares.", "x"])
@@ -384,7 +383,7 @@ DATATROVE = re.compile(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(st.text(st.sampled_from("ab1.-@_=é [] '+9")))
 def test_emails_are_found_where_datatrove_finds_them(text):
     only = step("pii", ips=False, phones=False, cards=False, email_masks=["<>"])
@@ -406,7 +405,7 @@ def test_a_second_time_changes_nothing(name):
     # What stands beside a stand-in is read together with it, as of datatrove's: "1@a@b.co" becomes "1@c.d@e.f".
     between = "\n" if name == "pii" else ""
 
-    @settings(max_examples=400)
+    @settings(max_examples=examples(400))
     @given(st.lists(PIECES).map(between.join) | st.text())
     def check(text):
         if name == "pii":  # datatrove's expression looks behind a word of other letters otherwise
@@ -427,7 +426,7 @@ def test_addresses_that_touch_are_masked_as_datatrove_masks_them():
 def test_the_same_text_gives_the_same_result(name):
     clean, again = step(name), step(name)
 
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     @given(st.text())
     def check(text):
         assert clean(text) == clean(text) == again(text)

@@ -1,11 +1,10 @@
 """Words and sentences; that they are spaCy's is shown beside datatrove's filters."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
+from batchloom.text import sentences, words
 from batchloom.text.measured import measured
-from batchloom.text.words import sentences, words
 from text.quality_texts import names
 
 

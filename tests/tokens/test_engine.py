@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 
-from batchloom.core.errors import TokenizerError
+from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer, tokenizer_from_state, verify_engine
 from batchloom.tokens.conformance import RARE, conformance_texts
 from batchloom.tokens.control import Hints

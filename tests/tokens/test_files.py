@@ -7,7 +7,7 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from batchloom.core.errors import BatchloomError, TokenizerError
+from batchloom import BatchloomError, TokenizerError
 from batchloom.tokens import resolve_tokenizer
 
 from .conftest import encoded, expected, reference, special, write_json

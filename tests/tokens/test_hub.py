@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from batchloom.core.errors import MissingDependencyError, TokenizerError
+from batchloom import TokenizerError
+from batchloom.core import MissingDependencyError
 from batchloom.tokens import resolve_tokenizer
 from tokens.model_hub import serving_models
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from batchloom.core.errors import TokenizerError
+from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer
 from batchloom.tokens.control import Hints
 from batchloom.tokens.local import from_parts
+from tiers import examples
 
 from .conftest import encoded, expected, reference
 
@@ -30,7 +31,7 @@ def pairs(gpt2, trained):
     return [(tokenizer, reference(tokenizer)) for tokenizer in (gpt2, trained)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(text=TEXT)
 @example(text="a" * 5000)
 @example(text=" " * 5000 + "\n" * 500)
@@ -44,7 +45,7 @@ def test_ids_are_the_reference_s(pairs, text):
         assert tokenizer.end_id not in ids
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(texts=st.lists(TEXT, max_size=8))
 def test_a_batch_is_its_texts(gpt2, trained, texts):
     for tokenizer in (gpt2, trained, resolve_tokenizer("bytes")):

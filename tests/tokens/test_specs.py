@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from batchloom.core.errors import BatchloomError, TokenizerError
+from batchloom import BatchloomError, TokenizerError
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
 
 from .conftest import encoded, write_json

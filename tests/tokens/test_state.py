@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from batchloom.core.errors import TokenizerError
+from batchloom import TokenizerError
 from batchloom.tokens import NoTokenizer, resolve_tokenizer, tokenizer_from_state
 
 from .conftest import TEXTS, encoded

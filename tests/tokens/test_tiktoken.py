@@ -9,7 +9,7 @@ import pytest
 import tiktoken
 import tiktoken_ext.openai_public as published
 
-from batchloom.core.errors import TokenizerError
+from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer, verify_engine
 from batchloom.tokens.conformance import conformance_texts
 from batchloom.tokens.control import Hints

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from batchloom.core.errors import TokenizerError
+from batchloom import TokenizerError
 from batchloom.tokens import tokenizer_from_state, train_tokenizer
 
 from .conftest import TEXTS, encoded

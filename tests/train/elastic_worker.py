@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
 
 SEQ_LEN = 32
 BASE = 200
@@ -75,7 +75,7 @@ def surviving(folder):
 
 
 if __name__ == "__main__":
-    from batchloom.cli.main import run
+    from batchloom.cli import run
 
     listen(sys.argv[1])
     sys.exit(run(sys.argv[2:]))

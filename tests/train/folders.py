@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from batchloom.testing.stores import write_store
+from batchloom.testing import write_store
 from train.runs import counting_documents
 
 # Of every family: small, with rows for the ids of the ``bytes`` tokenizer, and room to position.

@@ -6,12 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from batchloom.train.folder import RunFolder
-from batchloom.train.log import RunLog
-from batchloom.train.loop import learn
-from batchloom.train.ranks import joined_ranks
-from batchloom.train.run import set_up
-from batchloom.train.settings import settings_from
+from batchloom.train import RunFolder, RunLog, joined_ranks, learn, set_up, settings_from
 from train.runs import PLAIN
 
 

@@ -1,18 +1,19 @@
 """Small stores and settings for the trainer's tests, and what a run's log says."""
 
 import json
+import re
+import time
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 import batchloom
-from batchloom.testing.stores import write_store
-from batchloom.train.folder import RunFolder
-from batchloom.train.log import RunLog, read_log
-from batchloom.train.loop import train
-from batchloom.train.ranks import joined_ranks
-from batchloom.train.run import set_up
-from batchloom.train.settings import settings_from
+from batchloom.testing import write_store
+from batchloom.train import RunFolder, RunLog, joined_ranks, read_log, set_up, settings_from, train
 
+# Trains on a rank, and keeps its batches.
+WORKER = Path(__file__).with_name("worker.py")
 PLAIN = {
     "model": {"layers": 2, "heads": 2, "width": 32},
     "optim": {"lr": 0.01, "warmup_steps": 5},
@@ -80,3 +81,14 @@ def steps_of(out):
         for entry in read_log(out / "log.jsonl")
         if entry["kind"] == "step"
     ]
+
+
+def wait_for_step(running, out, step):
+    """Wait until the log of a run in a process has a step; return the last it has."""
+    while running.process.is_alive():
+        logged = (out / "log.jsonl").read_bytes() if (out / "log.jsonl").exists() else b""
+        done = [int(number) for number in re.findall(rb'"kind": "step", "step": (\d+)', logged)]
+        if done and done[-1] >= step:
+            return done[-1]
+        time.sleep(0.02)
+    pytest.fail(f"the run ended before step {step}: {running.err.read_text()[-2000:]}")

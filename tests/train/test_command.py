@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.cli.main import run
-from batchloom.train.log import read_log
-from train.runs import PLAIN, small_store, steps_of
+from batchloom.cli import run
+from batchloom.train import read_log
+from processes import start_processes
+from train.runs import PLAIN, small_store, steps_of, wait_for_step
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +198,10 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["batchloom.train.start", "torch.nn", "torch.optim"])
+@pytest.mark.parametrize(
+    "module",
+    ["batchloom.train.start", "torch.nn", pytest.param("torch.optim", marks=pytest.mark.slow)],
+)
 def test_ctrl_c_while_torch_is_being_loaded_is_one_sentence(store, config, tmp_path, module):
     words = ["train", "--data", store.path, "--config-file", config, "--out", tmp_path / "run"]
     done = subprocess.run(
@@ -222,24 +226,14 @@ def test_ctrl_c_while_torch_is_being_loaded_is_one_sentence(store, config, tmp_p
 def test_ctrl_c_is_one_sentence_and_resuming_goes_on(store, config, tmp_path, interval, left):
     out = tmp_path / "run"
     words = ["train", "--data", store.path, "--config-file", config, "--out", out]
-    asked = [*map(str, words), "--max-iters", "100000", "--save-interval", interval]
-    program = "from batchloom.cli.main import main; main()"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", program, *asked],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        for line in process.stdout:
-            if line.startswith("step     20/"):
-                process.send_signal(signal.SIGINT)
-                break
-        _, said = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert said.strip().startswith(f"Stopped the run in {out}; {left}")
-    assert len(said.strip().splitlines()) == 1
+    asked = [*words, "--max-iters", 100_000, "--save-interval", interval]
+    with start_processes("-m", "batchloom", *asked) as (process,):
+        wait_for_step(process, out, 20)
+        process.send_signal(signal.SIGINT)
+        done = process.wait()
+    assert done.returncode == 130
+    assert done.stderr.strip().startswith(f"Stopped the run in {out}; {left}")
+    assert len(done.stderr.strip().splitlines()) == 1
     assert not list(out.rglob("*.partial"))
     done = len(steps_of(out))
     assert train("--data", store.path, "--out", out, "--resume", "--max-iters", done + 5) == 0

@@ -10,9 +10,8 @@ import xxhash
 from safetensors.torch import load_file, save_file
 
 from batchloom import StateError
-from batchloom.core.fingerprint import fingerprint
-from batchloom.train.folder import RunFolder
-from batchloom.train.log import read_log
+from batchloom.core import fingerprint
+from batchloom.train import RunFolder, read_log
 from train.runs import run_training, small_store, steps_of
 
 SHORT = {"steps": 4, "save_interval": 2}

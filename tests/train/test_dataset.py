@@ -5,7 +5,7 @@ import json
 import pytest
 
 from batchloom import open_store
-from batchloom.cli.main import run
+from batchloom.cli import run
 from train.folders import write_model
 from train.runs import PLAIN, steps_of
 

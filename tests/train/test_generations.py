@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.cli.main import run
-from batchloom.store.compact import compact_store
-from batchloom.store.remove import remove_documents
-from batchloom.testing.stores import append_documents
+from batchloom.cli import run
+from batchloom.store import compact_store, remove_documents
+from batchloom.testing import append_documents
 from train.runs import PLAIN, counting_documents, small_store, steps_of
 
 

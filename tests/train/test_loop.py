@@ -2,22 +2,26 @@
 
 import json
 import math
-import pickletools
 import shutil
 
 import pytest
 import torch
 
-from batchloom import Loader, OutputError, StateError
-from batchloom.core.errors import SettingsError, StoreError, TrainError
-from batchloom.testing.stores import write_store
-from batchloom.train.folder import RunFolder
-from batchloom.train.log import RunLog, read_log
-from batchloom.train.loop import learn, learning_rate, look_at_val
-from batchloom.train.memory import memory_explained
-from batchloom.train.ranks import joined_ranks
-from batchloom.train.run import set_up
-from batchloom.train.settings import OptimSettings, settings_from
+from batchloom import Loader, OutputError, SettingsError, StateError, StoreError
+from batchloom.core import TrainError
+from batchloom.testing import write_store
+from batchloom.train import (
+    OptimSettings,
+    RunFolder,
+    RunLog,
+    joined_ranks,
+    learn,
+    memory_explained,
+    read_log,
+    set_up,
+    settings_from,
+)
+from batchloom.train.loop import learning_rate, look_at_val
 from train.runs import PLAIN, counting_documents, run_training, small_store, steps_of
 
 
@@ -138,8 +142,6 @@ def test_no_file_of_a_run_is_a_pickle(whole):
         else:
             assert path.suffix in (".safetensors", ".png", ".lock")
             assert not path.read_bytes().startswith((b"\x80", b"PK"))
-            with pytest.raises(ValueError, match=r"."):
-                list(pickletools.genops(path.read_bytes()))
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):

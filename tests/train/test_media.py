@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import batchloom
-from batchloom.cli.main import run
-from batchloom.core.errors import TrainError
-from batchloom.train.folder import RunFolder
+from batchloom.cli import run
+from batchloom.core import TrainError
+from batchloom.train import RunFolder
 from media.made import talk
 from media.models import make
 from media.test_batches import saved
@@ -24,7 +24,9 @@ def families(tmp_path_factory):
     return Families(tmp_path_factory.mktemp("families"))
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "llava", "qwen2_audio"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_vl", "qwen2_audio", pytest.param("llava", marks=pytest.mark.slow)]
+)
 def test_a_handful_of_talks_is_learned(families, tmp_path, name):
     from transformers import AutoModelForMultimodalLM
 
@@ -108,7 +110,7 @@ def test_texts_are_trained_beside_talks_with_images(families, tmp_path):
     assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0] - 1
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_audio"])
+@pytest.mark.parametrize("name", ["qwen2_vl", pytest.param("qwen2_audio", marks=pytest.mark.slow)])
 def test_real_conversations_are_learned_by_the_commands_alone(real_data, tmp_path, capsys, name):
     settings = {"chunk_length": 6} if name == "qwen2_audio" else {}
     processor = saved(name, tmp_path / "processor", **settings)
@@ -143,7 +145,7 @@ def test_real_conversations_are_learned_by_the_commands_alone(real_data, tmp_pat
     assert found[-1] < found[0] / 2
 
 
-@pytest.mark.parametrize("way", ["--stream", "--input-file"])
+@pytest.mark.parametrize("way", ["--stream", pytest.param("--input-file", marks=pytest.mark.slow)])
 def test_raw_conversations_are_learned_as_they_are_read(families, tmp_path, way):
     """Without a store that anybody prepared, and a run that was stopped goes on exactly."""
     family = families["qwen2_vl"]

@@ -1,15 +1,14 @@
 """Two ranks, of which one has no images in a pass, train as one."""
 
 import json
-import subprocess
 
 import pytest
 import torch
 
 import batchloom
-from batchloom.cli.main import run
+from batchloom.cli import run
+from processes import run_two_ranks
 from train.families import Families, losses, weights
-from train.test_ranks import ENVIRONMENT, TORCHRUN
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -38,15 +37,8 @@ def test_two_ranks_of_which_one_has_no_media_train_as_one(families, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = ["train", "--data", family.store.path, "--init", family.folder, "--device", "cpu"]
     words += ["--config-file", tmp_path / "config.json", "--out"]
-    done = subprocess.run(
-        [*TORCHRUN, "-m", "batchloom", *map(str, words), tmp_path / "two"],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 ranks x 2 passes x 1 row" in done.stdout
+    printed = run_two_ranks("-m", "batchloom", *words, tmp_path / "two")
+    assert "2 ranks x 2 passes x 1 row" in printed
     assert run([*map(str, words), str(tmp_path / "one")]) == 0
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
     one, two = (weights(tmp_path / out / "model") for out in ("one", "two"))

@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 import batchloom
-from batchloom.core.errors import InputError, TrainError
+from batchloom import InputError
+from batchloom.core import TrainError
 from media.models import make
 from train.families import Families
 from train.folders import write_model

@@ -4,21 +4,24 @@ import json
 
 import pytest
 
-from batchloom import Edit, Mixture, open_store
-from batchloom.batches.mixture_file import mixture_from
-from batchloom.cli.main import run as command
-from batchloom.core.errors import PlanError, SettingsError, StateError, TrainError
-from batchloom.plan.mixture import SourceSpec
-from batchloom.testing.stores import append_documents, write_store
-from batchloom.train.edit import edit_run
-from batchloom.train.folder import RunFolder
-from batchloom.train.log import RunLog, read_log
-from batchloom.train.loop import train
-from batchloom.train.mixture import mixture_begun_on
-from batchloom.train.ranks import joined_ranks
-from batchloom.train.requests import hand_over
-from batchloom.train.run import set_up
-from batchloom.train.settings import settings_from
+from batchloom import Edit, Mixture, PlanError, SettingsError, StateError, open_store
+from batchloom.batches import mixture_from
+from batchloom.cli import run as command
+from batchloom.core import TrainError
+from batchloom.plan import SourceSpec
+from batchloom.testing import append_documents, write_store
+from batchloom.train import (
+    RunFolder,
+    RunLog,
+    edit_run,
+    hand_over,
+    joined_ranks,
+    mixture_begun_on,
+    read_log,
+    set_up,
+    settings_from,
+    train,
+)
 from train.runs import PLAIN, counting_documents, small_store, steps_of
 
 

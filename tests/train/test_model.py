@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from batchloom import Loader
-from batchloom.train.model import GPT, block_mask, flex_mask, parameter_groups
-from batchloom.train.settings import ModelSettings
+from batchloom.train import GPT, ModelSettings, block_mask, named_config, settings_from
+from batchloom.train.model import flex_mask, padded_vocabulary, parameter_count, parameter_groups
 from train.runs import small_store
 
 SEQ_LEN = 48
@@ -143,3 +143,18 @@ def test_first_weights_follow_from_the_seed_alone():
     )
     assert torch.equal(one, same)
     assert not any(torch.equal(one, other) for other in others)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("150M_1024", 150), ("250M_1024", 250)])
+def test_names_tell_the_size(name, millions):
+    settings = settings_from(named_config(name), {})
+    whole = parameter_count(settings.model, padded_vocabulary(50_257))
+    assert whole == pytest.approx(millions * 1e6, rel=0.05)
+    assert settings.seq_len == 1024
+
+
+@pytest.mark.parametrize("hidden", [None, 24])
+def test_parameters_are_counted_before_they_are_made(hidden):
+    shape = ModelSettings(layers=3, heads=2, width=32, hidden=hidden)
+    made = sum(weight.numel() for weight in GPT(shape, 64).parameters())
+    assert parameter_count(shape, 64) == made

@@ -61,14 +61,25 @@ def blocked(tmp_path_factory):
     return given | {"PYTHONPATH": path, "HF_HOME": str(folder / "cache")}
 
 
+RUN = """
+import json, sys
+from batchloom.cli import run
+
+for words in json.loads(sys.argv[1]):
+    if code := run(words):
+        sys.exit(code)
+"""
+
+
 @pytest.fixture
 def batchloom(blocked, tmp_path):
-    """Runs a command line there, and sees to it that no connection was asked for."""
+    """Runs command lines there, and sees to it that no connection was asked for."""
     attempts = tmp_path / "attempts"
     environment = {**blocked, "ATTEMPTS": str(attempts)}
 
-    def run(*words):
-        command = [sys.executable, "-W", "ignore", "-m", "batchloom", *map(str, words)]
+    def run(*lines):
+        words = json.dumps([list(map(str, line)) for line in lines])
+        command = [sys.executable, "-W", "ignore", "-c", RUN, words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr
         assert not attempts.exists(), attempts.read_text()
@@ -95,18 +106,17 @@ def test_the_block_blocks(tmp_path, blocked, code):
     assert (tmp_path / "attempts").read_text()
 
 
-def checked(batchloom, store):
-    assert "sound" in batchloom("check", store)
-    return store
-
-
-@pytest.mark.parametrize("tokenizer", ["gpt2", "train:300"])
+@pytest.mark.parametrize("tokenizer", ["gpt2", pytest.param("train:300", marks=pytest.mark.slow)])
 def test_texts_prepare_check_and_train(tmp_path, batchloom, tokenizer):
     jsonl(tmp_path / "in.jsonl", [{"text": f"{n} times {n} is {n * n}."} for n in range(400)])
-    words = ["--out", tmp_path / "store", "--tokenizer", tokenizer, "--val-fraction", 0.1]
-    batchloom("prepare", tmp_path / "in.jsonl", *words)
-    store = checked(batchloom, tmp_path / "store")
-    batchloom("train", "--data", store, "--out", tmp_path / "run", *TRAIN)
+    store = tmp_path / "store"
+    words = ["--out", store, "--tokenizer", tokenizer, "--val-fraction", 0.1]
+    said = batchloom(
+        ["prepare", tmp_path / "in.jsonl", *words],
+        ["check", store],
+        ["train", "--data", store, "--out", tmp_path / "run", *TRAIN],
+    )
+    assert "sound" in said
 
 
 def test_conversations_prepare_check_and_finetune_from_folders(tmp_path, batchloom):
@@ -114,10 +124,14 @@ def test_conversations_prepare_check_and_finetune_from_folders(tmp_path, batchlo
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHATML}))
     jsonl(tmp_path / "in.jsonl", ASKED)
-    words = ["--out", tmp_path / "store", "--tokenizer", folder, "--val-fraction", 0.1]
-    said = batchloom("prepare", tmp_path / "in.jsonl", *words)
-    assert "plain is used" not in said
-    store = checked(batchloom, tmp_path / "store")
     write_model(tmp_path / "model", vocab_size=600)
-    words = ["--data", store, "--init", tmp_path / "model", "--out", tmp_path / "run"]
-    batchloom("train", *words, *TRAIN)
+    store = tmp_path / "store"
+    words = ["--out", store, "--tokenizer", folder, "--val-fraction", 0.1]
+    finetuning = ["--data", store, "--init", tmp_path / "model", "--out", tmp_path / "run"]
+    said = batchloom(
+        ["prepare", tmp_path / "in.jsonl", *words],
+        ["check", store],
+        ["train", *finetuning, *TRAIN],
+    )
+    assert "plain is used" not in said
+    assert "sound" in said

@@ -3,26 +3,29 @@
 import json
 import shutil
 import socket
-import subprocess
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from batchloom import Loader, open_store
-from batchloom.cli.main import run
-from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
-from batchloom.testing.stores import write_store
-from batchloom.train import pretrained
-from batchloom.train.folder import RunFolder
-from batchloom.train.memory import memory_explained
+from batchloom import InputError, Loader, SettingsError, StateError, open_store
+from batchloom.cli import run
+from batchloom.core import TrainError
+from batchloom.testing import write_store
+from batchloom.train import (
+    PretrainedSettings,
+    RunFolder,
+    finetuning,
+    memory_explained,
+    pretrained,
+    settings_from,
+)
 from batchloom.train.pretrained import blueprint, load, summed_loss
-from batchloom.train.settings import PretrainedSettings, finetuning, settings_from
+from processes import run_two_ranks
 from train.folders import CONFIGS, chat_store, write_model
 from train.gradients import gradient_of_first_step
 from train.runs import run_training, steps_of
-from train.test_ranks import ENVIRONMENT, TORCHRUN
 
 SIZES = {"steps": 20, "seq_len": 32, "global_batch_size": 4, "batch_size": 2, "eval_interval": 10}
 
@@ -179,10 +182,7 @@ def test_layout_does_not_change_the_gradient(store, llama, tmp_path, model):
     found = [gradient_of_first_step(store.path, {**shape, **layout}) for layout in layouts[1:]]
     file = tmp_path / "ranks.safetensors"
     words = ["-m", "train.gradients", store.path, init, packed, file]
-    done = subprocess.run(
-        [*TORCHRUN, *map(str, words)], env=ENVIRONMENT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    run_two_ranks(*words)
     ranks = load_file(file)
     found.append((float(ranks.pop("loss")), int(ranks.pop("trained")), ranks))
     size = max(float(gradient.abs().max()) for gradient in wanted.values())

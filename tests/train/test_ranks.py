@@ -1,10 +1,9 @@
-"""Several ranks under torchrun do what one does."""
+"""Several ranks do what one does."""
 
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,27 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from batchloom import Loader
-from batchloom.core.errors import InputError, TrainError
-from batchloom.train.ranks import choose_device, joined_ranks
-from train.runs import PLAIN, run_training, small_store, steps_of
-
-WORKER = Path(__file__).with_name("worker.py")
-
+from batchloom import InputError, Loader
+from batchloom.core import TrainError
+from batchloom.train import choose_device, joined_ranks
+from processes import rank_environments, run_ranks, run_two_ranks, start_processes
+from train.runs import PLAIN, WORKER, run_training, small_store, steps_of, wait_for_step
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-
-
-def torchrun(*words):
-    return subprocess.run(
-        [*TORCHRUN, str(WORKER), *map(str, words)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +33,10 @@ def test_two_ranks_train_as_one(tmp_path, config):
     store = small_store(tmp_path / "s")
     out, alone = tmp_path / "two", tmp_path / "one"
     words = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
-    done = torchrun(tmp_path, store.path, *words, "--out", out, "--batch-size", 1, "--stop-at", 6)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("step  1/12") == 1
-    assert "2 ranks x 2 passes x 1 row" in done.stdout
+    words += ["--out", out, "--batch-size", 1, "--stop-at", 6]
+    printed = run_two_ranks(WORKER, tmp_path, store.path, *words)
+    assert printed.count("step  1/12") == 1
+    assert "2 ranks x 2 passes x 1 row" in printed
 
     run_training(store, alone, {"steps": 12})
     # The two ranks stopped at step 6; one rank goes on from their checkpoint.
@@ -75,10 +61,9 @@ def test_two_ranks_share_an_odd_batch_and_balance_it(tmp_path, config):
     out, alone = tmp_path / "two", tmp_path / "one"
     sizes = ["--global-batch-size", 5, "--batch-size", 2, "--uneven", "pad", "--balance"]
     words = ["train", "--data", store.path, "--config-file", config, "--device", "cpu", *sizes]
-    done = torchrun(tmp_path, store.path, *words, "--out", out, "--stop-at", 6)
-    assert done.returncode == 0, done.stderr
-    assert "2 ranks x 2 passes x 2 rows" in done.stdout
-    assert re.search(r"step  1/12 .* imbalance 1\.", done.stdout)
+    printed = run_two_ranks(WORKER, tmp_path, store.path, *words, "--out", out, "--stop-at", 6)
+    assert "2 ranks x 2 passes x 2 rows" in printed
+    assert re.search(r"step  1/12 .* imbalance 1\.", printed)
 
     run_training(store, alone, {"steps": 12, "global_batch_size": 5})
     # One rank alone, that neither fills up nor balances, goes on with what the two began.
@@ -99,10 +84,10 @@ def test_two_ranks_share_one_temporary_store(tmp_path, config):
     text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
     words = ["train", "--input-file", text, "--tokenizer", "bytes", "--config-file", config]
     store = small_store(tmp_path / "s")
-    done = torchrun(tmp_path, store.path, *words, "--out", tmp_path / "run", "--max-iters", 2)
-    assert done.returncode == 0, done.stderr
+    words += ["--out", tmp_path / "run", "--max-iters", 2]
+    printed = run_two_ranks(WORKER, tmp_path, store.path, *words)
     assert len(steps_of(tmp_path / "run")) == 2
-    said = [line for line in done.stdout.splitlines() if line.startswith("input")]
+    said = [line for line in printed.splitlines() if line.startswith("input")]
     assert len(said) == 1
     made = Path(said[0].split(" is prepared in ")[1].split(",")[0])
     assert not made.parent.exists()
@@ -116,30 +101,13 @@ def test_one_of_two_ranks_prepares_the_data_sets_of_a_file(tmp_path, config):
     words = ["train", "--dataset-config", listed, "--tokenizer", "bytes", "--config-file", config]
     words += ["--out", tmp_path / "run", "--max-iters", 2]
     store = small_store(tmp_path / "s")
-    done = torchrun(tmp_path, store.path, *words)
-    assert done.returncode != 0
-    assert "holds plain text, and data_type says jsonl" in done.stderr
+    done = run_ranks(WORKER, tmp_path, store.path, *words)
+    assert any(one.returncode for one in done)
+    assert any("holds plain text, and data_type says jsonl" in one.stderr for one in done)
     listed.write_text("datasets: [{path: words.txt}]")
-    done = torchrun(tmp_path, store.path, *words)
-    assert done.returncode == 0, done.stderr
+    printed = run_two_ranks(WORKER, tmp_path, store.path, *words)
     assert len(steps_of(tmp_path / "run")) == 2
-    assert done.stdout.count("all.yaml was prepared in") == 1
-
-
-def started(command, environment):
-    """A process of a run, in a group of its own."""
-    return subprocess.Popen(
-        command,
-        env={**ENVIRONMENT, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def at_step(process, step):
-    return any(line.split("/")[0].split() == ["step", str(step)] for line in process.stdout)
+    assert printed.count("all.yaml was prepared in") == 1
 
 
 @pytest.fixture
@@ -151,8 +119,15 @@ def endless(tmp_path, config):
 
 
 def test_ctrl_c_under_torchrun_is_one_sentence_of_one_rank(tmp_path, endless):
-    with started([*TORCHRUN, *endless], {}) as process:
-        assert at_step(process, 12)
+    with subprocess.Popen(
+        [*TORCHRUN, *endless],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert any(line.split("/")[0].split() == ["step", "12"] for line in process.stdout)
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=300)
     assert process.returncode != 0
@@ -165,22 +140,14 @@ def test_ctrl_c_under_torchrun_is_one_sentence_of_one_rank(tmp_path, endless):
     assert all(len(list(folder.iterdir())) == 3 for folder in kept)
 
 
-def test_a_rank_that_is_gone_ends_the_others_in_a_sentence(endless):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    command = [sys.executable, *endless]
-    with (
-        started(command, {**world, "RANK": "0", "LOCAL_RANK": "0"}) as first,
-        started(command, {**world, "RANK": "1", "LOCAL_RANK": "1"}) as second,
-    ):
-        assert at_step(first, 3)
-        second.kill()
-        _, said = first.communicate(timeout=300)
-    assert first.returncode == 1
-    assert "batchloom: Rank 0 waited for the others in vain" in said
-    assert "Traceback" not in said
+def test_a_rank_that_is_gone_ends_the_others_in_a_sentence(tmp_path, endless):
+    with start_processes(*endless, environments=rank_environments()) as (first, second):
+        wait_for_step(first, tmp_path / "run", 3)
+        second.send_signal(signal.SIGKILL)
+        done = first.wait()
+    assert done.returncode == 1
+    assert "batchloom: Rank 0 waited for the others in vain" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -203,9 +170,9 @@ def test_a_device_that_is_not_there():
 
 
 SLOW_FIRST = """
-import datetime, sys, time, torch, torch.distributed as dist
+import datetime, os, sys, time, torch, torch.distributed as dist
 from batchloom.train.ranks import Ranks
-rank, place, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+rank, place, seconds = int(os.environ["RANK"]), sys.argv[1], float(sys.argv[2])
 dist.init_process_group(
     "gloo", f"file://{place}", datetime.timedelta(seconds=2), world_size=2, rank=rank
 )
@@ -219,19 +186,16 @@ print("went on")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(4, "went on"), (0, "TrainError: Rank 1 waited for the others in vain")]
+    ("seconds", "said"), [(3, "went on"), (0, "TrainError: Rank 1 waited for the others in vain")]
 )
 def test_others_wait_for_the_first_rank_as_long_as_it_works(tmp_path, seconds, said):
-    words = [str(tmp_path / "meet"), str(seconds)]
-    first, other = (
-        subprocess.Popen(
-            [sys.executable, "-c", SLOW_FIRST, str(rank), *words],
-            env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for rank in (0, 1)
-    )  # fmt: skip
-    assert said in other.communicate(timeout=60)[0]
-    first.communicate(timeout=60)
+    script = tmp_path / "slow_first.py"
+    script.write_text(SLOW_FIRST)
+    with start_processes(
+        script, tmp_path / "meet", seconds, environments=rank_environments()
+    ) as processes:
+        first, other = (one.wait() for one in processes)
+    assert said in other.stdout + other.stderr
     assert first.returncode == (0 if seconds else 7)
 
 

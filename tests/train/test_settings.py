@@ -6,10 +6,8 @@ import os
 import pytest
 
 from batchloom import SettingsError
-from batchloom.core.spec import to_plain
-from batchloom.train.model import GPT, padded_vocabulary, parameter_count
-from batchloom.train.settings import (
-    ModelSettings,
+from batchloom.core import to_plain
+from batchloom.train import (
     accumulation,
     model_names,
     named_config,
@@ -25,21 +23,6 @@ def test_shipped_configurations_load():
         settings = settings_from(named_config(name), {})
         assert settings_from(to_plain(settings), {}) == settings
         assert accumulation(settings, 1) * (settings.batch_size or settings.global_batch_size)
-
-
-@pytest.mark.parametrize(("name", "millions"), [("150M_1024", 150), ("250M_1024", 250)])
-def test_names_tell_the_size(name, millions):
-    settings = settings_from(named_config(name), {})
-    whole = parameter_count(settings.model, padded_vocabulary(50_257))
-    assert whole == pytest.approx(millions * 1e6, rel=0.05)
-    assert settings.seq_len == 1024
-
-
-@pytest.mark.parametrize("hidden", [None, 24])
-def test_parameters_are_counted_before_they_are_made(hidden):
-    shape = ModelSettings(layers=3, heads=2, width=32, hidden=hidden)
-    made = sum(weight.numel() for weight in GPT(shape, 64).parameters())
-    assert parameter_count(shape, 64) == made
 
 
 def test_every_problem_is_told_with_its_path():

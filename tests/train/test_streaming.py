@@ -1,31 +1,28 @@
 """Training on raw inputs that nobody prepared."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import batchloom
-from batchloom.cli.commands import carry_out
-from batchloom.core.errors import SettingsError, StateError
-from batchloom.train.folder import RunFolder
-from batchloom.train.log import RunLog
-from batchloom.train.loop import train
-from batchloom.train.ranks import joined_ranks
-from batchloom.train.run import set_up
-from batchloom.train.settings import settings_from
-from batchloom.train.start import DataRequest
-from batchloom.train.streaming import StreamOptions, StreamRequest
+from batchloom import SettingsError, StateError
+from batchloom.cli import run
+from batchloom.train import (
+    DataRequest,
+    RunFolder,
+    RunLog,
+    StreamOptions,
+    StreamRequest,
+    joined_ranks,
+    set_up,
+    settings_from,
+    train,
+)
+from processes import run_two_ranks
 from train.folders import write_model
 from train.runs import PLAIN, steps_of
-
-COMMAND = [sys.executable, "-m", "batchloom", "train"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +75,18 @@ def test_a_run_keeps_the_store_of_what_it_read(tmp_path, lines):
 
 
 def test_a_run_that_stops_keeping_says_what_ends_the_store(tmp_path, lines):
-    kept, run = tmp_path / "k", tmp_path / "run"
-    run_stream(lines, run, stop_at=5, options={"keep": kept})
-    _, said = run_stream(lines, run, resume=True, stop_at=9)
+    kept, out = tmp_path / "k", tmp_path / "run"
+    run_stream(lines, out, stop_at=5, options={"keep": kept})
+    _, said = run_stream(lines, out, resume=True, stop_at=9)
     assert not any("is unfinished" in line for line in said)
-    _, said = run_stream(lines, run, resume=True)
+    _, said = run_stream(lines, out, resume=True)
     command = f"batchloom prepare {lines} --tokenizer bytes --dedup none --out {kept}"
     assert (
         f"keep   {kept} is unfinished, nothing was kept there since --resume: {command} ends it"
         in said
     )
-    assert carry_out(shlex.split(command)[1:]) == 0
-    _, said = run_stream(lines, run, {"steps": 22}, resume=True)
+    assert run(shlex.split(command)[1:]) == 0
+    _, said = run_stream(lines, out, {"steps": 22}, resume=True)
     assert not any("is unfinished" in line for line in said)
 
 
@@ -148,15 +145,7 @@ def test_two_ranks_gather_their_state(tmp_path, lines):
     config.write_text(json.dumps({**PLAIN, "steps": 10}))
     words = ["--stream", lines, "--tokenizer", "bytes", "--config-file", config, "--device", "cpu"]
     words += ["--stream-workers", "1", "--out", tmp_path / "two", "--stop-at", "5"]
-    done = subprocess.run(
-        [*TORCHRUN, "-m", "batchloom", "train", *map(str, words)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_two_ranks("-m", "batchloom", "train", *words)
     run_stream(lines, tmp_path / "two", {"steps": 10}, resume=True)
     run_stream(lines, tmp_path / "one", {"steps": 10})
     both, alone = (steps_of(tmp_path / name) for name in ("two", "one"))

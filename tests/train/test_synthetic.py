@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.cli.main import run
-from batchloom.train.log import read_log
-from train.runs import PLAIN, run_training, small_store, steps_of
-from train.test_ranks import torchrun
+from batchloom.cli import run
+from batchloom.train import read_log
+from processes import run_ranks, run_two_ranks
+from train.runs import PLAIN, WORKER, run_training, small_store, steps_of
 
 TEXT = "dummy:documents=2000,vocab=64,lengths=8-120,kind=text"
 
@@ -34,6 +34,7 @@ def frequencies_alone(store):
     return float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
 
 
+@pytest.mark.slow
 def test_text_is_learned_and_noise_is_not(tmp_path):
     changes = {"steps": 120, "global_batch_size": 8, "seq_len": 64}
     losses = {}
@@ -218,12 +219,11 @@ def test_other_words_for_what_stands_in_are_refused(capsys, how):
 
 
 @pytest.mark.parametrize("name", ["dummy", "distributed_dummy"])
-def test_two_ranks_under_torchrun(tmp_path, config, name):
+def test_two_ranks_of_synthetic_data(tmp_path, config, name):
     data = f"{name}:documents=500,vocab=64,lengths=8-60"
     out = tmp_path / "run"
     words = ["train", "--data", data, "--config-file", config, "--device", "cpu", "--out", out]
-    done = torchrun(tmp_path, data, *words)
-    assert done.returncode == 0, done.stderr
+    run_two_ranks(WORKER, tmp_path, data, *words)
     one, two = (np.load(tmp_path / f"rank{rank}.npy") for rank in (0, 1))
     assert one.shape == (12, 2, 32)
     store = batchloom.open_store(data)
@@ -244,7 +244,8 @@ def test_ranks_of_which_some_have_the_data_are_refused(tmp_path, config):
     small_store(tmp_path / "0")
     words = ["train", "--data", tmp_path / "RANK", "--config-file", config, "--device", "cpu"]
     more = ["--out", tmp_path / "run", "--if-missing", "synthetic"]
-    done = torchrun(tmp_path, tmp_path / "RANK", *words, *more)
-    assert done.returncode != 0
-    assert "is absent for 1 of 2 ranks and there for the others" in done.stderr
-    assert "Falling back" not in done.stdout + done.stderr
+    done = run_ranks(WORKER, tmp_path, tmp_path / "RANK", *words, *more)
+    assert any(one.returncode for one in done)
+    said = "".join(one.stdout + one.stderr for one in done)
+    assert "is absent for 1 of 2 ranks and there for the others" in said
+    assert "Falling back" not in said

@@ -13,17 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchloom import Loader
-from batchloom.cli.main import run as command
-from batchloom.core.errors import SettingsError
-from batchloom.train.checkpoint import read_state
-from batchloom.train.folder import RunFolder
-from batchloom.train.log import read_log
-from batchloom.train.worker_config import WorkerConfig
+from batchloom import Loader, SettingsError
+from batchloom.cli import run as command
+from batchloom.train import RunFolder, WorkerConfig, read_log, read_state
+from processes import rank_environments, run_ranks, start_processes
 from sources.hub_server import hub_serving
 from train.elastic_worker import SEQ_LEN, heard, numbers, surviving, write_numbered
-from train.runs import long_conversations, small_store
-from train.test_ranks import ENVIRONMENT, TORCHRUN
+from train.runs import long_conversations, small_store, wait_for_step
+from train.test_ranks import ENVIRONMENT
 
 WORKER = Path(__file__).with_name("elastic_worker.py")
 DOCUMENTS = 60_000
@@ -53,7 +50,7 @@ def words(store, folder, steps, *more):
 
 
 def check_once(store, folder, steps):
-    """Every sequence of the run's steps is in what its weights have seen, once, and no other."""
+    """Require every sequence of the run's steps once in what its weights have seen, and no other."""
     newest = RunFolder(folder / "run").newest()
     done, state, _ = read_state(newest)
     assert done == steps
@@ -69,7 +66,7 @@ def check_once(store, folder, steps):
         assert rows == numbers(loader.batch(step - 1)["input_ids"])
         assert len(rows) == 2 * lines[0]["world"]
         seen += rows
-    assert state["position"] == len(seen) == len(set(seen)) < DOCUMENTS
+    assert state["position"] == len(seen) == len(set(seen)) < len(store)
     logged = [
         one["step"] for one in read_log(folder / "run" / "log.jsonl") if one["kind"] == "step"
     ]
@@ -128,6 +125,32 @@ def agent(port, host, command, said):
             made.kill()
 
 
+def worlds_of(history):
+    """The numbers of workers, one after the other, that made the steps."""
+    worlds = [history[step][0]["world"] for step in sorted(history)]
+    return [a for a, b in zip(worlds, [0, *worlds], strict=False) if a != b]
+
+
+def test_a_run_goes_on_with_other_workers_and_after_a_kill(tmp_path):
+    (tmp_path / "heard").mkdir()
+    store = write_numbered(tmp_path / "s", 5000)
+    (alone,) = run_ranks(*words(store, tmp_path, 6, "--save-interval", 4), ranks=1)
+    assert alone.returncode == 0, alone.stderr
+    command = words(store, tmp_path, 10**6, "--save-interval", 4)
+    with start_processes(*command, environments=rank_environments()) as (first, second):
+        wait_for_step(first, tmp_path / "run", 15)
+        # Both: the first may wait in native code for the second, until torchrun kills it.
+        for rank in (second, first):
+            rank.send_signal(signal.SIGKILL)
+            rank.wait()
+    done = read_state(RunFolder(tmp_path / "run").newest())[0]
+    assert done >= 12
+    (alone,) = run_ranks(*words(store, tmp_path, done + 5, "--save-interval", 3), ranks=1)
+    assert alone.returncode == 0, alone.stderr
+    assert worlds_of(check_once(store, tmp_path, done + 5)) == [1, 2, 1]
+
+
+@pytest.mark.slow
 def test_workers_join_are_killed_and_leave(numbered, tmp_path):
     (tmp_path / "heard").mkdir()
     command = words(numbered, tmp_path, 10**6, "--save-interval", BETWEEN)
@@ -182,8 +205,7 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
     )
     assert last.returncode == 0, last.stderr
     history = check_once(numbered, tmp_path, done + 5)
-    worlds = [history[step][0]["world"] for step in sorted(history)]
-    assert [a for a, b in zip(worlds, [0, *worlds], strict=False) if a != b] == [1, 2, 1]
+    assert worlds_of(history) == [1, 2, 1]
     # What was killed had made steps that were made again.
     assert len([one for one in heard(tmp_path / "heard") if one["rank"] == 0]) > len(history)
     assert "waited for the others in vain" in (tmp_path / "first.log").read_text()
@@ -238,24 +260,16 @@ def test_a_worker_whose_peers_never_come_is_ended(tmp_path, number):
         port = str(free.getsockname()[1])
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     words = ["worker", "--dataset-type", "dummy", "--device", "cpu", "--out", str(tmp_path / "run")]
-    alone = subprocess.Popen(
-        [sys.executable, "-m", "batchloom", *words],
-        env={**ENVIRONMENT, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with alone:
-        try:
-            line = alone.stdout.readline()
-            assert line == f"rank 0 of 2 waits for the others at 127.0.0.1:{port}\n"
-            # It listens once it waits in native code.
-            ends = time.monotonic() + PATIENCE
-            while not listens(int(port)) and time.monotonic() < ends:
-                time.sleep(0.05)
-            alone.send_signal(number)
-            assert alone.wait(PATIENCE) == -number
-        finally:
-            alone.kill()
+    environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with start_processes("-m", "batchloom", *words, environments=[environment]) as (alone,):
+        # It listens once it waits in native code.
+        ends = time.monotonic() + PATIENCE
+        while not listens(int(port)) and time.monotonic() < ends:
+            time.sleep(0.02)
+        line = alone.out.read_text()
+        assert line == f"rank 0 of 2 waits for the others at 127.0.0.1:{port}\n"
+        alone.send_signal(number)
+        assert alone.wait().returncode == -number
 
 
 def listens(port):
@@ -301,23 +315,28 @@ def test_conversations_longer_than_a_sequence(tmp_path, capsys):
     assert "order.overlong was 'split' and is 'truncate'" in capsys.readouterr().err
 
 
-def test_a_data_set_of_the_hub_is_prepared_once(tmp_path):
+@pytest.mark.slow
+def test_a_data_set_of_the_hub_is_prepared_once(tmp_path, monkeypatch, capsys):
     text = b"".join(b'{"text": "document %d of them"}\n' % number for number in range(300))
-    words = [sys.executable, "-m", "batchloom", "worker", "--dataset-type", "huggingface"]
-    words += ["--dataset-name", "team/set", "--tokenizer", "bytes", "--device", "cpu"]
-    words += ["--out", str(tmp_path / "run"), "--num-steps"]
-    environment = {**ENVIRONMENT, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
-    run = {"env": environment, "capture_output": True, "text": True, "timeout": PATIENCE}
+    words = ["worker", "--dataset-type", "huggingface", "--dataset-name", "team/set"]
+    words += ["--tokenizer", "bytes", "--device", "cpu", "--out", str(tmp_path / "run")]
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     with hub_serving({"team/set": {"train.jsonl": text}}) as hub:
-        environment["HF_ENDPOINT"] = hub.url
-        first = subprocess.run([*words, "2"], **run)
+        # The Hub's library reads its address when it is imported.
+        first = subprocess.run(
+            [sys.executable, "-m", "batchloom", *words, "--num-steps", "2"],
+            env={**ENVIRONMENT, **os.environ, "HF_HUB_DISABLE_XET": "1", "HF_ENDPOINT": hub.url},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
     assert first.returncode == 0, first.stderr
     assert "team/set is prepared in" in first.stdout
     # What goes on needs no network.
-    after = subprocess.run([*words, "3"], **run)
-    assert after.returncode == 0, after.stderr
-    assert "is prepared in" not in after.stdout
-    assert "1 step, " in after.stdout
+    assert command([*words, "--num-steps", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "is prepared in" not in printed
+    assert "1 step, " in printed
 
 
 @pytest.mark.parametrize(
@@ -330,24 +349,19 @@ def test_a_data_set_of_the_hub_is_prepared_once(tmp_path):
         (["--num-steps", "1RANK"], "num_steps is 10 on rank 0 and 11 on rank 1. Start all of them"),
     ],
 )
-def test_workers_that_differ_are_stopped_before_a_step(tmp_path, unlike, problem):
+def test_workers_that_differ_are_stopped_before_a_step(tmp_path, monkeypatch, unlike, problem):
     small_store(tmp_path / "s0")
     small_store(tmp_path / "s1", longest=50)
+    monkeypatch.chdir(tmp_path)
     script = tmp_path / "worker.py"
     script.write_text(
-        "import os, sys\nfrom batchloom.cli.main import run\n"
+        "import os, sys\nfrom batchloom.cli import run\n"
         "sys.exit(run([word.replace('RANK', os.environ['RANK']) for word in sys.argv[1:]]))\n"
     )
     asked = {"--dataset-name": "s0", "--num-steps": "5", **dict([unlike])}
     words = ["worker", "--dataset-type", "store", "--device", "cpu", "--out", "run"]
-    done = subprocess.run(
-        [*TORCHRUN, str(script), *words, *(word for pair in asked.items() for word in pair)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        cwd=tmp_path,
-    )
-    assert done.returncode
-    assert re.search(problem, done.stderr), done.stderr
+    done = run_ranks(script, *words, *(word for pair in asked.items() for word in pair))
+    assert any(one.returncode for one in done)
+    said = "".join(one.stderr for one in done)
+    assert re.search(problem, said), said
     assert not (tmp_path / "run" / "run.json").exists()

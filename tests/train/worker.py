@@ -1,4 +1,4 @@
-"""What torchrun starts: trains, then keeps this rank's batches for comparison."""
+"""One of several ranks: trains, then keeps this rank's batches for comparison."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from batchloom import Loader, open_store
-from batchloom.cli.main import run
+from batchloom.cli import run
 
 if __name__ == "__main__":
     # A place of its own for each rank, where a test asks for one.

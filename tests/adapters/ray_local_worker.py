@@ -1,0 +1,77 @@
+"""Two workers of Ray Train in its local mode: each is the process that it is started in.
+
+``ray_local_worker.py FOLDER``
+"""
+
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import ray.train
+import torch
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from adapters.test_ray_train import be_a_worker, worker_settings
+from batchloom import StateError
+from batchloom.adapters import ray_train
+from batchloom.core import TrainError
+
+
+def keep_checkpoints(folder):
+    """Have checkpoints copied to a folder, as Ray's workers do; its local mode notes their path alone."""
+    report = ray.train.report
+
+    def copy(metrics, checkpoint=None):
+        if checkpoint is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            checkpoint = ray.train.Checkpoint(str(shutil.copytree(checkpoint.path, folder)))
+        report(metrics, checkpoint=checkpoint)
+
+    ray.train.report = copy
+
+
+def keep_a_state(folder):
+    """Report a state, read it again, and damage it in every way."""
+    rank, world = ray_train.place()
+    assert world == 2
+    keep_checkpoints(folder)
+    assert ray_train.restored() is None
+    ray_train.report({"loss": 2.0})
+    assert ray_train.restored() is None
+    ray_train.report({"loss": 1.0}, {"model": torch.full((99,), 7.0), "step": 3})
+    if rank:
+        # Of the first worker alone.
+        assert ray_train.restored() is None
+        return
+    state = ray_train.restored()
+    assert state["step"] == 3
+    assert torch.equal(state["model"], torch.full((99,), 7.0))
+    file = folder / "batchloom.pt"
+    whole = file.read_bytes()
+    for share in (0.0, 0.01, 0.5, 0.99):
+        file.write_bytes(whole[: int(len(whole) * share)])
+        with pytest.raises(StateError, match=f"of the checkpoint {folder} cannot be read .*damag"):
+            ray_train.restored()
+    torch.save(3, file)
+    with pytest.raises(StateError, match=f"{folder} holds 3, no state by name"):
+        ray_train.restored()
+    file.unlink()
+    with pytest.raises(StateError, match=f"{folder} holds no batchloom.pt: it was not made by"):
+        ray_train.restored()
+
+
+def work(folder):
+    keep_a_state(folder / "checkpoint")
+    be_a_worker(worker_settings(folder))
+
+
+if __name__ == "__main__":
+    for call in (ray_train.place, ray_train.restored, partial(ray_train.report, {})):
+        with pytest.raises(TrainError, match="no worker of Ray Train. Call this in the function"):
+            call()
+    # Without workers Ray trains in the process it is called in.
+    scaling = ScalingConfig(num_workers=0)
+    TorchTrainer(work, train_loop_config=Path(sys.argv[1]), scaling_config=scaling).fit()

@@ -1,0 +1,11 @@
+"""One process of an example: ``example_process.py NAME RECORD JOB``, as ``batchloom.comparison.process`` takes them."""
+
+import runpy
+import sys
+
+from adapters.deepspeed_operators import leave_out_operators
+
+if __name__ == "__main__":
+    if sys.argv[1] == "deepspeed":
+        leave_out_operators()
+    runpy.run_module("batchloom.comparison.process", run_name="__main__", alter_sys=True)

@@ -1,0 +1,44 @@
+"""The two tiers of the suite: which tests run, and how many examples a property gets.
+
+The fast tier is what people run before a commit. The slow tier holds tests marked ``slow``, and
+every property again with a larger budget; ``--slice K/N`` runs one of N equal parts of it.
+"""
+
+import zlib
+
+TIERS = ("fast", "slow", "all")
+_FAST_SHARE = 4
+
+# Set by conftest.py from ``--tier`` before test modules are imported.
+tier = "fast"
+
+
+def examples(count: int) -> int:
+    """Return how many examples a property test tries in this tier, of ``count`` in the slow one."""
+    return max(5, count // _FAST_SHARE) if tier == "fast" else count
+
+
+def parse_slice(text: str) -> tuple[int, int]:
+    """Parse ``K/N`` as slice K of N, counted from 1."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"--slice {text!r} is not K/N with 1 <= K <= N, such as 3/8.")
+    return int(number), int(count)
+
+
+def is_in_tier(name: str, *, slow: bool, is_property: bool) -> bool:
+    """Return whether a test belongs to the tier that runs.
+
+    Args:
+        name: one of ``TIERS``.
+        slow: the test is marked ``slow``.
+        is_property: the test draws examples, more of them in the slow tier.
+    """
+    if name == "fast":
+        return not slow
+    return name == "all" or slow or is_property
+
+
+def is_in_slice(node_id: str, number: int, count: int) -> bool:
+    """Return whether a test belongs to slice ``number`` of ``count``, by its name alone."""
+    return zlib.crc32(node_id.encode()) % count == number - 1

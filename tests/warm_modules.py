@@ -1,0 +1,18 @@
+"""Modules that a warm interpreter has imported; see ``processes.py``."""
+
+import importlib
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    for name in (
+        "accelerate",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "transformers.models.llama.modeling_llama",
+        "transformers.trainer",
+        "batchloom.batches.loader",
+        "batchloom.preparation.job",
+        "batchloom.train.start",
+    ):
+        importlib.import_module(name)
