@@ -3,14 +3,36 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3 python3.13; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+# make test PYTEST_ARGS="-p randomly" runs the tests in a random order, as CI does.
+# One process more than two cores: most tests wait for processes and servers that they start.
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+# Processes that tests start read compiled modules instead of compiling them again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test test-all test-slow golden mutants lint bench clean
 
 demo: .venv/.demo
 	$(BIN)/batchloom demo
 
-# Files side by side: most tests wait for processes that they start.
+# The fast tier. Files run side by side: most tests wait for processes that they start.
 test: .venv/.test lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# Everything: long kill series, every framework on two processes, properties with all their examples.
+test-all: .venv/.test lint
+	$(PYTEST) --tier all
+
+# The slow tier, or one part of it: make test-slow SLICE=3/8.
+test-slow: .venv/.test
+	$(PYTEST) --tier slow $(if $(SLICE),--slice $(SLICE))
+
+# Bytes of stores, plans, batches, states and outputs against what earlier versions gave.
+golden: .venv/.test
+	$(BIN)/python -m pytest -q tests/golden
+
+# Plant faults one by one, and see that a test fails for each: make mutants ARGS="--list".
+mutants: .venv/.test
+	$(BIN)/python tests/mutation/run.py $(ARGS)
 
 lint: .venv/.test
 	$(BIN)/ruff format --check .
