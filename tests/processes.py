@@ -5,6 +5,7 @@ needed. ``run_module``, ``run_ranks`` and ``start_processes`` fork from a server
 nothing else, so that a process starts in milliseconds with an interpreter no test has used.
 """
 
+import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
@@ -26,6 +27,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["warm_modules"])
 _HERE = str(Path(__file__).parent)
 _TIMEOUT_S = 300.0
+_STACKS_AFTER_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,12 @@ class RunningProcess:
     def wait(self) -> ProcessResult:
         """Wait for its end."""
         self.process.join(_TIMEOUT_S)
-        assert not self.process.is_alive(), f"a process did not end within {_TIMEOUT_S:.0f} s"
+        assert not self.process.is_alive(), self.describe_hang()
         return ProcessResult(self.process.exitcode, self.out.read_text(), self.err.read_text())
+
+    def describe_hang(self) -> str:
+        """Say that it did not end, and where its threads are."""
+        return f"a process did not end within {_TIMEOUT_S:.0f} s:\n{self.err.read_text()[-8000:]}"
 
 
 def run_module(module: str, *words: object, env: dict[str, str] | None = None) -> ProcessResult:
@@ -71,7 +77,7 @@ def run_ranks(*command: object, ranks: int = 2) -> list[ProcessResult]:
         ranks: number of processes.
     """
     with start_processes(*command, environments=rank_environments(ranks)) as processes:
-        _join([one.process for one in processes])
+        _join(processes)
         return [one.wait() for one in processes]
 
 
@@ -126,12 +132,13 @@ def start_processes(
                     one.process.join()
 
 
-def _join(processes: list[ForkServerProcess]) -> None:
+def _join(running: list[RunningProcess]) -> None:
     """Wait for all ranks; when one fails the others are ended, as torchrun does."""
+    processes = [one.process for one in running]
     waiting = list(processes)
     while waiting:
         ready = multiprocessing.connection.wait([one.sentinel for one in waiting], _TIMEOUT_S)
-        assert ready, f"a process did not end within {_TIMEOUT_S:.0f} s"
+        assert ready, "\n".join(one.describe_hang() for one in running if one.process.is_alive())
         waiting = [one for one in waiting if one.sentinel not in ready]
         if any(one.exitcode for one in processes):
             for one in waiting:
@@ -152,6 +159,7 @@ def _main(
     sys.path[:] = path
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    faulthandler.dump_traceback_later(_STACKS_AFTER_S)
     sys.argv = words[1:] if words[0] == "-m" else words
     if words[0] == "-m":
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
