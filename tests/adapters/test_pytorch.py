@@ -1,3 +1,5 @@
+import copy
+import pickle
 import warnings
 
 import numpy as np
@@ -29,7 +31,7 @@ def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("store"), documents, documents_per_shard=100)
 
 
-def make(store, augment=None):
+def make(store, **options):
     return batchloom.Loader(
         store,
         seq_len=32,
@@ -37,7 +39,7 @@ def make(store, augment=None):
         steps=STEPS,
         rank=0,
         world_size=1,
-        augment=augment,
+        **options,
     )
 
 
@@ -126,24 +128,111 @@ def test_a_loaded_loader_state_carries_into_any_number_of_workers(store, expecte
         assert all(torch.equal(a, b) for a, b in zip(expected[4:], got, strict=True))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("stop", [1, 4, 7])
-def test_stateful_dataloader(store, expected, workers, stop):
+def stateful(data, workers, persistent):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-    first = StatefulDataLoader(LoaderIterable(make(store)), batch_size=None, num_workers=workers)
-    iterator = iter(first)
-    for _ in range(stop):
-        next(iterator)
-    state = first.state_dict()
-    del iterator
-    second = StatefulDataLoader(LoaderIterable(make(store)), batch_size=None, num_workers=workers)
-    second.load_state_dict(state)
-    got = [batch["input_ids"] for batch in second]
-    assert len(got) == STEPS - stop
-    assert all(torch.equal(a, b) for a, b in zip(expected[stop:], got, strict=True))
+    return StatefulDataLoader(
+        data, batch_size=None, num_workers=workers, persistent_workers=persistent
+    )
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, True), (3, False)])
+def test_stateful_dataloader_goes_on_after_any_step(store, expected, workers, persistent):
+    first = stateful(LoaderIterable(make(store)), workers, persistent)
+    states = [first.state_dict() for _ in first]
+    assert len(states) == STEPS
+    for step, state in enumerate(states[:-1]):
+        second = stateful(LoaderIterable(make(store)), workers, persistent)
+        second.load_state_dict(state)
+        iterator = iter(second)
+        assert torch.equal(next(iterator)["input_ids"], expected[step + 1])
+        if step in (0, 6):
+            got = [batch["input_ids"] for batch in iterator]
+            assert len(got) == STEPS - step - 2
+            assert all(torch.equal(a, b) for a, b in zip(expected[step + 2 :], got, strict=True))
+
+
+PATHS = {
+    "loader": lambda loader: loader,
+    "iterable": lambda loader: DataLoader(LoaderIterable(loader), batch_size=None),
+    "stateful": lambda loader: stateful(LoaderIterable(loader), 0, persistent=False),
+}
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+@pytest.mark.parametrize("path", PATHS)
+def test_the_state_is_that_of_the_batch_received_last(store, expected, path, prefetch):
+    loader = make(store, prefetch=prefetch)
+    data = PATHS[path](loader)
+    assert loader.state_dict()["position"] == 0
+    for _ in range(2):  # the second time after an iterator that was abandoned
+        iterator = iter(data)
+        for step in range(7):
+            assert next(iterator).step == step
+            state = loader.state_dict()
+            assert state["position"] == 8 * (step + 1)
+            rest = make(store)
+            rest.load_state_dict(state)
+            assert torch.equal(next(iter(rest))["input_ids"], expected[step + 1])
+        del iterator
+        assert loader.state_dict()["position"] == 8 * 7
+    assert [batch.step for batch in data] == list(range(STEPS))
+    assert loader.state_dict()["position"] == 8 * STEPS
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
+def test_a_state_that_workers_hide_is_refused(store, expected, face, workers, persistent):
+    loader = make(store)
+    data = DataLoader(
+        face(loader),
+        batch_size=None,
+        num_workers=workers,
+        persistent_workers=persistent,
+        prefetch_factor=3,
+    )
+    assert loader.state_dict()["position"] == 0
+    next(iter(data))  # an iterator that is abandoned
+    for batch in data:
+        next(iter(loader))  # a look beside it changes nothing
+        with pytest.raises(StateError, match=r"Take loader.state_at\(batch.step \+ 1\)"):
+            loader.state_dict()
+        state = loader.state_at(batch.step + 1)
+        if batch.step + 1 < STEPS:
+            rest = make(store)
+            rest.load_state_dict(state)
+            assert torch.equal(next(iter(rest))["input_ids"], expected[batch.step + 1])
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+
+
+def test_items_taken_by_number_hide_the_state(store):
+    loader = make(store)
+    assert LoaderDataset(loader)[3].step == 3
+    with pytest.raises(StateError, match="from a LoaderDataset"):
+        loader.state_dict()
+    assert [batch.step for batch in loader] == list(range(STEPS))
+    assert loader.state_dict()["position"] == 8 * STEPS
+
+
+@pytest.mark.parametrize("taken", [0, 4])
+@pytest.mark.parametrize(
+    "make_copy", [lambda loader: pickle.loads(pickle.dumps(loader)), copy.copy, copy.deepcopy]
+)
+def test_a_loader_is_pickled_and_copied_with_its_place(store, expected, make_copy, taken):
+    loader = make(store, augment=Augment(noise_prob=0.3))
+    for _ in zip(range(taken), loader, strict=False):
+        pass
+    twin = make_copy(loader)
+    assert twin.state_dict() == loader.state_dict()
+    assert twin.spec == loader.spec
+    got = [batch["input_ids"] for batch in twin]
+    want = [loader[step]["input_ids"] for step in range(taken, STEPS)]
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+    assert loader.state_dict()["position"] == 8 * taken
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])

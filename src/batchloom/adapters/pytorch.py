@@ -13,23 +13,30 @@ require(TORCH)
 
 import os
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from typing import Any, final
+from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from batchloom.batches.assemble import Batch
 from batchloom.batches.augment import with_augment, without_augment
 from batchloom.batches.loader import Loader
-from batchloom.batches.spec import BatchSpec
 from batchloom.core.errors import InputError, StateError
 from batchloom.plan.lane_plan import refuse_lanes
-from batchloom.plan.plan import Plan
+
+# Loaders of this process whose batches worker processes make, by the token those batches carry.
+_LOADERS: WeakValueDictionary[str, Loader] = WeakValueDictionary()
 
 
 @final
-class _Twin:
-    """A loader that each process makes its own of, since locks and maps do not cross a fork."""
+class _WorkerLoader:
+    """A loader that each process makes its own copy of, since locks and maps do not cross a fork.
+
+    Attributes:
+        original: the loader it copies, in the process of that loader; None in others.
+        first: the step at which iterations begin.
+    """
 
     def __init__(self, loader: Loader) -> None:
         if loader.streamed:
@@ -43,46 +50,72 @@ class _Twin:
                 f"device={loader.spec.device!r} goes through no DataLoader, whose workers hand batches on in memory: "
                 "iterate the Loader, which copies ahead by itself, or leave device out and move each batch."
             )
-        plan = loader.plan
-        refuse_lanes(plan, "goes through no DataLoader")
-        self._plan = (plan.data, plan.spec, plan.edits)
-        self._batch_spec = loader.spec
-        self._state = plan.state(plan.positions_of(loader.next_step)[0])
-        self._augment = loader.augmentation.settings if loader.augmentation else None
-        self._made: tuple[int, Loader] | None = None
+        refuse_lanes(loader.plan, "goes through no DataLoader")
+        self.original: Loader | None = loader
+        self.first = loader.next_step
+        self._plan, self._options = loader.plan.twin(), {**loader.batch_options(), "prefetch": 0}
+        self._state = loader.state_at(self.first)
+        self._token = uuid4().hex
+        self._copy: tuple[int, Loader] | None = None
+        _LOADERS[self._token] = loader
         # Here, since each worker would tell it again.
         loader.announce()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": None}
+        return {**self.__dict__, "original": None, "_copy": None}
 
     def loader(self) -> Loader:
-        """This process's loader, made when first asked for; it knows where the run goes on."""
-        if self._made is None or self._made[0] != os.getpid():
-            plan = Plan(*self._plan)
-            plan.resume(self._state)
-            options = {**_options(self._batch_spec), "augment": self._augment}
-            self._made = (os.getpid(), Loader(plan, **options))
-        return self._made[1]
+        """Return this process's copy, made when first asked for."""
+        if self._copy is None or self._copy[0] != os.getpid():
+            copy = Loader(self._plan.twin(), **self._options)
+            copy.load_state_dict(self._state)
+            self._copy = (os.getpid(), copy)
+        return self._copy[1]
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step; from a worker it tells the loader that it was received."""
+        batch = self.loader().batch(step)
+        return batch if get_worker_info() is None else _WorkerBatch(batch, self._token)
 
 
-def _options(spec: BatchSpec) -> dict[str, Any]:
-    """The settings of batches as ``Loader`` takes them, without a thread of its own."""
-    options = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    # What stands in a list of lost media is in the plan's journal.
-    return {**options, "prefetch": 0, "media": replace(spec.media, replace=())}
+class _WorkerBatch(Batch):
+    """A batch on its way from a worker, which becomes a plain one where it arrives."""
+
+    def __init__(self, batch: Batch, token: str) -> None:
+        super().__init__(batch, batch.step, batch.origin, batch.cuts)
+        self._token = token
+
+    def __copy__(self) -> "_WorkerBatch":
+        # A DataLoader copies an item before it sends it; by __reduce__ that would count as its arrival.
+        return _WorkerBatch(self, self._token)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (self._token, dict(self), self.step, self.origin, self.cuts)
+
+
+def _receive(token: str, *parts: Any) -> Batch:
+    """Rebuild a worker's batch.
+
+    A DataLoader receives batches ahead of the training loop and out of order, so the loader cannot
+    tell which one the loop was given last.
+    """
+    if (loader := _LOADERS.get(token)) is not None:
+        loader.lose_track()
+    return Batch(*parts)
 
 
 @final
 class LoaderDataset(Dataset[Batch]):
     """Map-style face: item s is the batch of step s. Its length waits for the table of a large store.
 
-    It has the plan as it is when it is made: after an edit of the loader make it anew.
+    It has the plan as it is when it is made: after an edit of the loader make it anew. Once items were
+    taken, ``loader.state_dict()`` raises, since a number says nothing of order: take
+    ``loader.state_at(batch.step + 1)``.
     """
 
     def __init__(self, loader: Loader) -> None:
         self._length = len(loader)
-        self._twin = _Twin(loader)
+        self._source = _WorkerLoader(loader)
 
     def __len__(self) -> int:
         return self._length
@@ -90,7 +123,9 @@ class LoaderDataset(Dataset[Batch]):
     def __getitem__(self, step: int) -> Batch:
         if not 0 <= step < self._length:
             raise IndexError(f"step {step} of a run of {self._length} steps")
-        return self._twin.loader().batch(step)
+        if self._source.original is not None:
+            self._source.original.lose_track()
+        return self._source.batch(step)
 
 
 @final
@@ -98,33 +133,42 @@ class LoaderIterable(IterableDataset[Batch]):
     """Iterable face: worker w of n gives steps w, w + n, ...; a DataLoader puts them in order.
 
     It has the plan as it is when it is made: after an edit of the loader make it anew. Every iteration
-    begins where the loader it was made of would have: at step 0, or at a loaded state's step. Its own
-    ``state_dict`` is what torchdata's StatefulDataLoader keeps for each worker; after
-    ``load_state_dict`` the next iteration, and only that, goes on there.
+    begins where the loader it was made of would have: at step 0, or at a loaded state's step.
+
+    Without workers ``loader.state_dict()`` is that of the batch given last. With workers it raises: take
+    ``loader.state_at(batch.step + 1)``. Its own ``state_dict`` is what torchdata's StatefulDataLoader
+    keeps for each worker; after ``load_state_dict`` the next iteration, and only that, goes on there.
     """
 
     def __init__(self, loader: Loader) -> None:
-        self._twin = _Twin(loader)
-        self._first = loader.next_step
+        self._source = _WorkerLoader(loader)
         self._loaded: int | None = None
         self._next: int | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         number, workers = _worker()
-        step = self._first + number if self._loaded is None else self._loaded
+        first = self._source.first + number if self._loaded is None else self._loaded
         self._loaded = None
-        loader = self._twin.loader()
-        while loader.plan.has_step(step):
+        for step in self._steps(first, workers):
             self._next = step + workers
-            yield loader.batch(step)
+            yield self._source.batch(step)
+
+    def _steps(self, first: int, workers: int) -> Iterator[int]:
+        """Give the numbers of this process's steps; without workers the loader notes them."""
+        original = self._source.original
+        if original is not None and get_worker_info() is None:
+            yield from original.step_numbers(first)
+            return
+        loader, step = self._source.loader(), first
+        while loader.plan.has_step(step):
+            yield step
             step += workers
-        self._next = step
 
     def state_dict(self) -> dict[str, Any]:
         """The next step of this worker as a plan's state, and the number of workers."""
         number, workers = _worker()
-        loader = self._twin.loader()
-        step = self._first + number if self._next is None else self._next
+        loader = self._source.loader()
+        step = self._source.first + number if self._next is None else self._next
         state = loader.plan.state(loader.plan.positions_of(step)[0])
         return {"workers": workers, "state": with_augment(state, loader.augmentation)}
 
@@ -139,12 +183,12 @@ class LoaderIterable(IterableDataset[Batch]):
         _, workers = _worker()
         if not isinstance(state, dict) or not {"workers", "state"} <= set(state):
             raise StateError("This is not a worker's state. Give what state_dict() returned.")
-        loader = self._twin.loader()
+        loader = self._source.loader()
         position = loader.plan.resume(without_augment(state["state"], loader.augmentation))
         if state["workers"] != workers:
             raise StateError(
                 f"The state was taken with {state['workers']} workers, here are {workers}. Keep "
-                "loader.state_dict() instead: it goes on with any number of workers."
+                "loader.state_at(batch.step + 1) instead: it goes on with any number of workers."
             )
         self._loaded = self._next = loader.plan.course.step_at(position)[0]
 

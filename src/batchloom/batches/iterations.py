@@ -28,12 +28,13 @@ class Iterations:
 
     Attributes:
         resumed: whether the next one begins at the step of a loaded state.
+        untracked: whether somebody else gave the last batches, so that the position is unknown.
     """
 
     def __init__(self) -> None:
         # Of the next iteration the first step, and the one after the last that any has given.
         self._start = self._given = 0
-        self.resumed = False
+        self.resumed = self.untracked = False
         self._running: list[Iteration] = []
         self._latest: Iteration | None = None
 
@@ -59,6 +60,7 @@ class Iterations:
     def load(self, step: int) -> None:
         """Begin the next iteration, and only that, at a step."""
         self._start, self.resumed, self._latest, self._given = step, True, None, step
+        self.untracked = False
 
     def begin(self, first: int, steps: Steps | None = None) -> Iteration:
         """Note that an iteration begins."""
@@ -74,6 +76,7 @@ class Iterations:
         self._latest = run
         # Whoever only looks at the first batch of a resumed loader has not resumed it.
         self.resumed = self.resumed and run.taken == 1
+        self.untracked = self.untracked and run.taken == 1
 
     def walk(self, first: int, has_step: Callable[[int], bool]) -> Iterator[int]:
         """Give the numbers of the steps from one on, noted as if their batches were given."""

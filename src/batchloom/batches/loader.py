@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from typing import Any, final
 
@@ -219,15 +219,19 @@ class Loader:
             return self._iterate_stream(self._stream, self.next_step)
         return self._iterate(self.next_step)
 
-    def step_numbers(self) -> Iterator[int]:
-        """The numbers of the steps an iteration would give, for a process that does not read: its place moves alike."""
+    def step_numbers(self, first: int | None = None) -> Iterator[int]:
+        """The numbers of the steps an iteration would give, for a process that does not read: its place moves alike.
+
+        Args:
+            first: where to begin, if not where the next iteration would.
+        """
         if self._stream is not None:
             raise no_step("0")
 
         def has_step(step: int) -> bool:
             return self.plan.has_step(step)  # of the plan as edits leave it
 
-        return self._iterations.walk(self.next_step, has_step)
+        return self._iterations.walk(self.next_step if first is None else first, has_step)
 
     def _iterate_stream(self, stream: Streaming, first: int) -> Iterator[Batch]:
         steps = stream.open(resumed=self._iterations.resumed)
@@ -490,6 +494,24 @@ class Loader:
             refuse_cut_by_edit(plan)
         return plan
 
+    def lose_track(self) -> None:
+        """Note that batches are given by something that does not tell which the training loop received."""
+        self._iterations.untracked = True
+
+    def batch_options(self) -> dict[str, Any]:
+        """Return the settings of batches, as keywords that make this loader again from its plan."""
+        options = {field.name: getattr(self.spec, field.name) for field in fields(self.spec)}
+        augment = self.augmentation.settings if self.augmentation else None
+        # The documents whose media are replaced are in the plan's journal.
+        return {**options, "media": replace(self.spec.media, replace=()), "augment": augment}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._stream is not None:
+            raise TypeError(
+                "The loader of a stream cannot be pickled or copied; open the stream anew where it is needed."
+            )
+        return _make_copy, (self.plan, self.batch_options(), self.state_dict())
+
     def renew(self) -> None:
         """Have locks of its own, after a fork: what another thread held is held for ever."""
         self._turn = threading.RLock()
@@ -529,7 +551,16 @@ class Loader:
         Of a stream it knows of the lanes of this rank alone; ``streams.state.merge_states`` makes one
         of those of all ranks. The position is that after the batch given last. A look at a first batch
         (``next(iter(loader))``) beside a running iteration does not move it.
+
+        Raises:
+            StateError: workers of a ``DataLoader``, or a ``LoaderDataset``, gave the last batches.
         """
+        if self._iterations.untracked:
+            raise StateError(
+                "The last batches came through workers of a DataLoader or from a LoaderDataset, and the loader does "
+                "not know which of them the training loop received. Take loader.state_at(batch.step + 1) of the last "
+                "batch, or iterate the Loader itself."
+            )
         step = self._iterations.position
         if self._stream is not None:
             resumed = self._iterations.resumed
@@ -585,6 +616,13 @@ class Loader:
         if self._cuts_all:
             announce_cut(self.plan)
         return announce_left_out(self.plan, self.replaced)
+
+
+def _make_copy(plan: Plan, options: dict[str, Any], state: dict[str, Any]) -> Loader:
+    """Make a pickled or copied loader, which goes on where the first one stood."""
+    loader = Loader(plan.twin(), **options)
+    loader.load_state_dict(state)
+    return loader
 
 
 # A producer thread does not live on in a forked child, but the lock it held would.
