@@ -124,6 +124,9 @@ def s3(s3_server, s3_client, monkeypatch):
 
 
 def _forget_s3_clients():
-    # An instance keeps its address, its credentials (or that there were none) and what it listed.
+    # An instance keeps its address, its credentials and what it listed; batchloom, that there were none.
     if s3fs := sys.modules.get("s3fs"):
         s3fs.S3FileSystem.clear_instance_cache()
+    if reach := sys.modules.get("batchloom.core.reach"):
+        # A test may have put another function in its place.
+        getattr(reach._options, "cache_clear", lambda: None)()

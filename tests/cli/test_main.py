@@ -283,11 +283,14 @@ def test_a_stop_in_the_middle_of_the_work(tmp_path, number, code):
     with (tmp_path / "a.txt").open("w") as file:
         file.writelines(f"line {number}\n" for number in range(1_000_000))
     words = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
+    # Under nohup this process ignores SIGHUP, and so would one that it starts.
+    ignored = signal.signal(number, signal.SIG_DFL)
     job = subprocess.Popen(
         [sys.executable, "-m", "batchloom", *words, "--tokenizer", "bytes", "--split-on", "line"],
         stderr=subprocess.PIPE,
         text=True,
     )
+    signal.signal(number, ignored)
     while not (tmp_path / "out" / ".work" / "units").exists():
         assert job.poll() is None
         time.sleep(0.01)

@@ -284,6 +284,7 @@ def test_what_cannot_be_had_is_one_sentence_without_secrets(web, impatient, stat
 def test_what_cannot_be_reached_is_told_at_once(url, kind, words, monkeypatch):
     import s3fs
 
+    s3fs.S3FileSystem.clear_instance_cache()
     monkeypatch.setattr(reach, "_options", reach._options.__wrapped__)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "other")
