@@ -163,8 +163,8 @@ def test_sizes_and_signatures():
     for path in MODULES:
         text = path.read_text()
         name = path.relative_to(SOURCE)
-        if text.count("\n") > 600:
-            problems.append(f"{name}: over 600 lines")
+        if text.count("\n") > 800:
+            problems.append(f"{name}: over 800 lines")
         if path.stem in ("utils", "helpers", "common", "manager"):
             problems.append(f"{name}: a name that says nothing")
         for node in nodes(path):

@@ -13,8 +13,8 @@ require(TORCH)
 
 import os
 from collections.abc import Iterator
+from itertools import count
 from typing import Any, final
-from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -27,6 +27,7 @@ from batchloom.plan.lane_plan import refuse_lanes
 
 # Loaders of this process whose batches worker processes make, by the token those batches carry.
 _LOADERS: WeakValueDictionary[str, Loader] = WeakValueDictionary()
+_NUMBERS = count()
 
 
 @final
@@ -55,7 +56,7 @@ class _WorkerLoader:
         self.first = loader.next_step
         self._plan, self._options = loader.plan.twin(), {**loader.batch_options(), "prefetch": 0}
         self._state = loader.state_at(self.first)
-        self._token = uuid4().hex
+        self._token = f"{os.getpid()}-{next(_NUMBERS)}"
         self._copy: tuple[int, Loader] | None = None
         _LOADERS[self._token] = loader
         # Here, since each worker would tell it again.
