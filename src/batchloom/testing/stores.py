@@ -11,6 +11,7 @@ import xxhash
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import canonical
 from batchloom.store.format import (
     FORMAT_VERSION,
@@ -61,6 +62,9 @@ def write_store(
         documents_per_shard: where shards are cut.
         trained: in the form of ``documents``, 1 for each token that is trained and 0 for others;
             None where all are.
+
+    Raises:
+        InputError: an id that the store's dtype does not hold.
     """
     place = Path(folder)
     chosen = resolve_tokenizer(tokenizer)
@@ -134,6 +138,7 @@ def _write_subset(
     where: _Where, documents: Documents, trained: Documents | None, first: int
 ) -> SubsetEntry:
     folder, per_shard = where.folder, where.per_shard
+    _refuse_unstorable(documents, where.dtype)
     make_folder(folder)
     lengths = LengthsWriter(folder, where.generation)
     shards: list[ShardEntry] = []
@@ -153,6 +158,23 @@ def _write_subset(
     tokens = sum(shard.tokens for shard in shards)
     checksum, sums = lengths.finish()
     return SubsetEntry(len(documents), tokens, checksum, tuple(shards), sums=sums)
+
+
+def _refuse_unstorable(documents: Documents, dtype: str) -> None:
+    """Refuse ids that would wrap around in the files.
+
+    Raises:
+        InputError: names the first of them.
+    """
+    largest = np.iinfo(dtype).max
+    for document in documents:
+        ids = np.array(document, np.int64)
+        unstorable = ids[(ids < 0) | (ids > largest)]
+        if len(unstorable):
+            raise InputError(
+                f"The id {unstorable[0]} does not fit into {dtype}, which holds 0 to {largest:,}. Give "
+                "write_store(dtype='int32'), or a tokenizer with a larger vocabulary."
+            )
 
 
 def _origins(documents: list[NDArray[np.int64]], first: int, part: int) -> Origins:
