@@ -22,10 +22,9 @@ trl = pytest.importorskip("trl")
 
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
-from batchloom.adapters import TokenLoss, row_losses, token_loss
+from batchloom.adapters import TokenLoss, refuse_leak, row_losses, token_loss
 from batchloom.adapters.hugging_face import trainer_parts
 from batchloom.adapters.hugging_face_dealing import Dealing
-from batchloom.adapters.hugging_face_parts import refuse_leak
 
 pytestmark = [
     # transformers and trl: what they deprecate of their own; torch counts this machine's cores.

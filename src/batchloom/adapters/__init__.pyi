@@ -8,3 +8,4 @@ from .hugging_face_parts import (
     row_losses as row_losses,
     token_loss as token_loss,
 )
+from .isolation_check import refuse_leak as refuse_leak

@@ -13,7 +13,9 @@ from weakref import WeakKeyDictionary, proxy
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import go_on, newest, step_of, unusable, written_aside
+from batchloom.adapters.isolation_check import refuse_leak
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
+from batchloom.batches.assemble import Batch
 from batchloom.batches.loader import Loader
 from batchloom.batches.share import share_of_run
 from batchloom.core.errors import BatchloomError, TrainError
@@ -67,6 +69,22 @@ def attach(accelerator: Any, loader: Loader) -> None:
     require_agreement(loader)
     _PLACES[accelerator] = kept
     accelerator.register_for_checkpointing(kept)
+
+
+def require_isolation(accelerator: Any, model: Any, loader: Loader) -> None:
+    """Refuse a model that lets the packed documents of a loader see each other.
+
+    Every process calls it before the first step, with what ``accelerator.prepare`` gave.
+
+    Raises:
+        TrainError: the model ignores ``position_ids``, or does not take what batches hold; with what to change.
+    """
+    half = accelerator.mixed_precision in ("fp16", "bf16", "fp8")
+    refuse_leak(model, loader, _as_given, loader.spec.micro_batch_size or 1, half=half)
+
+
+def _as_given(parts: list[Batch]) -> dict[str, Any]:
+    return {**parts[0], "use_cache": False}
 
 
 def _refuse_dealt_anew(accelerator: Any) -> None:

@@ -28,6 +28,7 @@ from batchloom.adapters.fsdp2_arguments import FSDP2Arguments, arguments_of, ask
 from batchloom.adapters.fsdp2_data import loader_of
 from batchloom.adapters.fsdp2_media import MediaPasses, divided_loss
 from batchloom.adapters.fsdp2_optimizer import adamw, share_of_rate
+from batchloom.adapters.isolation_check import refuse_leak
 from batchloom.batches.assemble import IGNORE, Batch
 from batchloom.batches.isolation import takes, unknown_id
 from batchloom.batches.loader import Loader
@@ -120,18 +121,22 @@ class FSDP2SFTTrainer:
         Raises:
             StateError: there is no checkpoint, it is of another plan or model, or a line of the log is damaged.
             TrainError: ``output_dir`` holds checkpoints and none is to be resumed from, ranks do not read the same, the
-                model has no row for an id, or a loss is not finite, nor are the weights a checkpoint or the end is of.
+                model has no row for an id or lets packed documents see each other, or a loss is not finite, nor are
+                the weights a checkpoint or the end is of.
         """
         began, asked = time.monotonic(), resume_from_checkpoint
         done = self._resume(self.args.resume_from_checkpoint if asked is None else asked)
         require_agreement(self.loader)
         self._begin_log(done)
         self.model.train()
-        losses, window, meter = [], _Window(), Meter(self.loader)
+        losses: list[float] = []
+        window, meter = _Window(), Meter(self.loader)
         for batch in meter.over(self.loader):
             if batch.step >= self.steps:
                 break
             done = batch.step + 1
+            if not losses:
+                self._refuse_leak(batch)
             loss, norm, count = self._step(batch)
             losses.append(loss)
             window.add(loss, count)
@@ -239,6 +244,22 @@ class FSDP2SFTTrainer:
             return self.model(**part, use_cache=False, num_items_in_batch=count).loss
         given = {name: value for name, value in part.items() if name != "labels"}
         return divided_loss(self.model(**given, use_cache=False).logits, part["labels"], count)
+
+    def _refuse_leak(self, batch: Batch) -> None:
+        """Refuse a model that lets packed documents see each other; a collator may keep them apart by itself."""
+        if self.data_collator is not None:
+            return
+        _check_ids(self.model, batch)
+
+        def collate(parts: list[Batch]) -> dict[str, Any]:
+            return {**self._given(parts[0]), "use_cache": False}
+
+        rows, half = self.args.per_device_train_batch_size, self.args.bf16
+        with self._precision():
+            refuse_leak(self.model, self.loader, collate, rows, half=half)
+        if isinstance(self.model, FSDPModule):
+            # Without a backward pass the root keeps its weights whole.
+            self.model.reshard()
 
     def _given(self, part: Batch) -> dict[str, Any]:
         """What the model is called with in a pass."""

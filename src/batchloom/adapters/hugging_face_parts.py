@@ -4,8 +4,7 @@ from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFO
 
 require(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn, cast, final
 
 import datasets
@@ -20,12 +19,9 @@ from transformers.trainer_callback import ExportableState
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.hugging_face_dealing import Collator, Dealing, dealing_of, problems_of
 from batchloom.adapters.hugging_face_weights import refuse_other_weights, weights_kept
+from batchloom.adapters.isolation_check import refuse_leak, scores_of
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches.assemble import IGNORE, Batch
-from batchloom.batches.chosen import Chosen
-from batchloom.batches.data import first_store
-from batchloom.batches.forms import flattened
-from batchloom.batches.isolation import leakage, leakage_of_rows, leaks, probes, takes
 from batchloom.batches.loader import Loader
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.core.spec import shown, whole
@@ -224,102 +220,6 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         refuse_other_weights(model, kept.get("weights"), self.first)
 
 
-def refuse_leak(
-    model: Any, loader: Loader, collator: Collator, rows: int, *, half: bool = False
-) -> None:
-    """Refuse a model that lets packed documents see each other, shown on documents of the store.
-
-    Every rank calls it: a model that is sharded needs all of them for a pass.
-
-    Args:
-        model: as the trainer calls it.
-        loader: of the documents.
-        collator: the trainer's; the documents are given in its form.
-        rows: of a pass.
-        half: whether it computes in half precision whatever its weights are.
-
-    Raises:
-        TrainError: it does, or does not take what the collator gives; with what to change.
-    """
-    chosen = Chosen(loader) if loader.holds_media else None
-    if chosen is not None and (misfit := chosen.misfit(model, loader.plan.spec.seq_len)):
-        raise TrainError(f"The trainer's model is {misfit}.")
-    if loader.plan.spec.packing == "none":
-        return
-    weight, training = next(model.parameters()), model.training
-    model.eval()
-    try:
-        distances = _distances(model, loader, chosen, collator, rows)
-    finally:
-        model.train(training)
-    if distances is None:
-        return
-    packed, mixed = distances
-    if not math.isfinite(packed):
-        raise TrainError(
-            f"{type(model).__name__} has losses that are no numbers before its first step: its weights are damaged, or "
-            "the form= that it is given leaves tokens without anything to see."
-        )
-    if leaks(packed, mixed, half=half or weight.dtype != torch.float32):
-        raise TrainError(
-            f"{type(model).__name__} lets packed documents see each other: a token's loss is {packed:.2g} nats from "
-            f"that of the document alone, and {mixed:.2g} where nothing keeps them apart. Give a model that reads "
-            "position_ids, without a mask of ones and without cache, and attn_implementation='sdpa', 'eager' or "
-            "'flex_attention'; or trainer_parts(form=dense_mask) to one that reads a mask ('eager': "
-            "partial(dense_mask, additive='float32')); or Loader(packing='none')."
-        )
-
-
-def _distances(
-    model: Any, loader: Loader, chosen: Chosen | None, collator: Collator, rows: int
-) -> tuple[float, float] | None:
-    """How far packed documents of the loader's store are from single ones; None where there are none to try.
-
-    ``chosen`` gives those with media, None where it holds none.
-
-    See :func:`batchloom.batches.isolation.leakage`.
-    """
-    device = next(model.parameters()).device
-
-    def logits(batch: Batch) -> Tensor:
-        given = collator([batch])
-        given.pop("labels", None)
-        _refuse_unknown(model, given)
-        moved = {k: v.to(device) if hasattr(v, "to") else v for k, v in given.items()}
-        return scores_of(model(**moved))
-
-    if chosen is not None:
-        numbers = chosen.few(loader.plan.spec.seq_len)
-        orders = [numbers, numbers[::-1]][: min(rows, 2)]
-        alone = [chosen.batch([[number]]) for order in orders for number in order]
-        return leakage_of_rows(lambda batch: _part_of(logits(batch)), chosen.batch(orders), alone)
-    documents = probes(first_store(loader.plan.stores), loader.plan.spec.seq_len)
-    varlen = loader.spec.form == "varlen"
-    if not documents:
-        return None
-    return leakage(lambda one: logits(flattened(one) if varlen else one), documents, rows)
-
-
-def _part_of(scores: Tensor) -> Callable[[int, slice], Tensor]:
-    return lambda row, part: scores[row, part]
-
-
-def _refuse_unknown(model: Any, given: dict[str, Any]) -> None:
-    """Refuse a model that cannot be called with what it will be given.
-
-    Raises:
-        TrainError: names what it does not take.
-    """
-    unknown = [name for name in given if not takes(model, name)]
-    if unknown:
-        raise TrainError(
-            f"{type(model).__name__} takes no {', '.join(unknown)}, and the collator gives it so: give a model that "
-            "takes position_ids, by which packed documents are kept apart; or trainer_parts(form=) a function that "
-            "gives what this one takes, such as the mask of batchloom.batches.masks.dense_mask; or "
-            "Loader(packing='none')."
-        )
-
-
 @final
 class TokenLoss:
     """Cross-entropy summed over the trained tokens, divided by their number in the step on all ranks.
@@ -350,12 +250,6 @@ class TokenLoss:
         )
         count = (targets != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
         return total / torch.as_tensor(count, device=total.device).clamp(min=1)
-
-
-def scores_of(outputs: Any) -> Tensor:
-    """The scores [R, S, vocabulary] of what a model returned: with ``logits``, or first."""
-    scores: Tensor = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-    return scores
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 torch is imported late: flex_attention's mask is a type of it.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,28 @@ _ROWS_AND_TOKENS = 2
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
-def dense_mask(batch: Batch, *, additive: str | None = None) -> Batch:
+class SlidingWindow(NamedTuple):
+    """The sliding window of a model's attention.
+
+    Attributes:
+        size: tokens that a token sees, itself among them.
+        some_layers: whether other layers see the whole document, and each kind takes a mask of its own.
+    """
+
+    size: int
+    some_layers: bool
+
+
+def sliding_window_of(config: Any) -> SlidingWindow | None:
+    """Return the sliding window of a transformers config; None where every layer sees whole documents."""
+    text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
+    size, layers = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
+    if not size or (layers is not None and "sliding_attention" not in layers):
+        return None
+    return SlidingWindow(int(size), some_layers=layers is not None)
+
+
+def dense_mask(batch: Batch, *, additive: str | None = None, config: Any = None) -> Batch:
     """The batch with a mask of who attends to whom: causal, inside each span (padding is one more).
 
     It takes R x S x S places: 2,048 x 2,048 x 32 are 128 MiB as bool. flex_attention and the varlen form need none.
@@ -24,18 +45,27 @@ def dense_mask(batch: Batch, *, additive: str | None = None) -> Batch:
         batch: of the rows form, R rows of S tokens, numpy arrays or tensors on any device.
         additive: None for bool; or the float type of scores the mask is added to, as eager attention of transformers
             takes it: ``float32``, ``bfloat16`` (tensors alone), ``float16`` or ``float64``.
+        config: ``model.config``, for a model with a sliding window (Mistral, Gemma 2 and 3, Qwen with
+            ``use_sliding_window``): tokens outside the window are not seen.
 
     Returns:
         The same arrays, and ``attention_mask`` [R, 1, S, S]: True where a token is seen; or 0 there and the type's
-        smallest number elsewhere.
+        smallest number elsewhere. For a config with ``layer_types`` a dict of two such masks, ``full_attention`` and
+        ``sliding_attention``, as transformers takes them; ``split`` comes before it.
 
     Raises:
         SettingsError: no such type.
         PlanError: the batch is the slice of a context-parallel rank, or a plain dict of its arrays.
     """
-    mask = seen_by(_positions(batch, "dense_mask"))
-    if additive is not None:
-        mask = _added(mask, additive)
+    positions, window = _positions(batch, "dense_mask"), sliding_window_of(config)
+    mask: Any = _mask(positions, additive)
+    if window is not None:
+        sliding = _mask(positions, additive, window.size)
+        mask = (
+            {"full_attention": mask, "sliding_attention": sliding}
+            if window.some_layers
+            else sliding
+        )
     return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
 
 
@@ -123,12 +153,25 @@ def own_masks(batch: Batch, sliding_window: int | None) -> Batch:
     return image_masks(batch, sliding_window or batch["input_ids"].shape[1])
 
 
-def seen_by(positions: Any) -> Any:
-    """Which tokens of whole rows each token sees, bool [R, 1, S, S], by positions that restart with each span."""
+def seen_by(positions: Any, window: int | None = None) -> Any:
+    """Return which tokens of whole rows each token sees, bool [R, 1, S, S].
+
+    Args:
+        positions: they restart with each span.
+        window: tokens that a token sees at most, itself among them; None for all before it.
+    """
     spans = (positions == 0).cumsum(1)
     places = (spans[:1] >= 0).cumsum(1)
-    seen = (spans[:, :, None] == spans[:, None, :]) & (places[:, :, None] >= places[:, None, :])
+    apart = places[:, :, None] - places[:, None, :]
+    seen = (spans[:, :, None] == spans[:, None, :]) & (apart >= 0)
+    if window is not None:
+        seen = seen & (apart < window)
     return seen[:, None]
+
+
+def _mask(positions: Any, additive: str | None, window: int | None = None) -> Any:
+    seen = seen_by(positions, window)
+    return seen if additive is None else _added(seen, additive)
 
 
 def _positions(batch: Batch, form: str) -> Any:

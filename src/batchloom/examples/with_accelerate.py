@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from batchloom import Loader, open_store
-from batchloom.adapters.accelerate import attach, load_newest, save, scale
+from batchloom.adapters.accelerate import attach, load_newest, require_isolation, save, scale
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -29,6 +29,7 @@ def train(model: Any, job: Job) -> None:
     # Not the loader: it reads this process's share by itself, and prepare would deal its batches anew.
     learner, optimizer = accelerator.prepare(model, adamw(model.parameters(), job.lr))
     attach(accelerator, loader)
+    require_isolation(accelerator, learner, loader)
     if job.resume:
         load_newest(accelerator, Path(job.out))
     for batch in loader:

@@ -1,0 +1,111 @@
+"""Models that ignore position_ids, or would lose their sliding window, are refused by every adapter."""
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+
+from adapters.small import small_store
+from batchloom import Loader
+from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer, refuse_leak
+from batchloom.adapters.accelerate import require_isolation
+from batchloom.batches import dense_mask
+from batchloom.core import BatchloomError, TrainError
+from batchloom.examples.job import tiny_model
+from batchloom.testing import write_store
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 320}
+GROUPED = {**SIZE, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 64}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("data") / "store")
+
+
+def build(name, **settings):
+    """A small model of a family of transformers."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**settings, use_cache=False)
+    return getattr(transformers, f"{name}ForCausalLM")(config)
+
+
+def build_deaf(name):
+    sizes = {"OPT": {"ffn_dim": 64, "word_embed_proj_dim": 32}, "Mamba": {"state_size": 4}}
+    return build(name, **SIZE, **sizes.get(name, {}))
+
+
+@pytest.mark.parametrize("name", ["OPT", "Bloom", "Falcon", "Mamba"])
+def test_fsdp2_refuses_a_model_that_ignores_positions(store, tmp_path, name):
+    args = FSDP2Arguments(output_dir=str(tmp_path), max_steps=2, max_length=64, use_cpu=True)
+    with pytest.raises(BatchloomError, match="see each other"):
+        FSDP2SFTTrainer(model=build_deaf(name), args=args, train_dataset=store).train()
+
+
+def test_accelerate_users_have_the_same_check(store):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    loader = Loader(store, seq_len=64, global_batch_size=8, rank=0, world_size=1)
+    require_isolation(accelerator, accelerator.prepare(tiny_model(store)), loader)
+    with pytest.raises(TrainError, match="BloomForCausalLM lets packed documents see each other"):
+        require_isolation(accelerator, build_deaf("Bloom"), loader)
+
+
+MODELS = {
+    "Mistral": GROUPED,
+    "Gemma2": {**GROUPED, "query_pre_attn_scalar": 16},
+    "Qwen2": {**GROUPED, "use_sliding_window": True, "max_window_layers": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "additive"),
+    # Gemma 2 has no SDPA.
+    [("Mistral", None), ("Qwen2", None), *((name, "float32") for name in MODELS)],
+)
+def test_a_dense_mask_has_the_window_of_the_model(tmp_path, name, additive):
+    model = build(name, **MODELS[name], sliding_window=9)
+    # Bool for SDPA, numbers for eager attention.
+    model.set_attn_implementation("sdpa" if additive is None else "eager")
+    model.eval()
+    documents = [
+        [(7 * n + k) % 256 for n in range(length)] for k, length in enumerate((30, 20, 14))
+    ]
+    loader = Loader(write_store(tmp_path / "s", documents), seq_len=64, global_batch_size=1)
+    batch = loader[0]
+    with torch.no_grad():
+        masked = model(**dense_mask(batch, additive=additive, config=model.config)).logits[0]
+        unwindowed = model(**dense_mask(batch, additive=additive)).logits[0]
+        bounds = [*torch.nonzero(batch["position_ids"][0] == 0).flatten().tolist(), 64]
+        for start, stop in pairwise(bounds):
+            alone = model(batch["input_ids"][:, start:stop]).logits[0]
+            torch.testing.assert_close(masked[start:stop], alone, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(masked, unwindowed, atol=1e-4)
+
+
+def build_eager(name, sliding_window):
+    model = build(name, **MODELS[name], sliding_window=sliding_window)
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mask_without_the_window_of_the_model_is_refused(store, name):
+    model = build_eager(name, sliding_window=9)
+    loader = Loader(store, seq_len=64, global_batch_size=8, rank=0, world_size=1)
+
+    def check(form, model=model):
+        refuse_leak(model, loader, lambda parts: {**form(parts[0]), "use_cache": False}, 2)
+
+    masked = partial(dense_mask, additive="float32")
+    check(partial(masked, config=model.config))
+    check(lambda batch: batch)
+    with pytest.raises(
+        TrainError, match="sliding window of 9 tokens, which is missing from the mask"
+    ):
+        check(masked)
+    check(masked, build_eager(name, sliding_window=64))
