@@ -62,6 +62,10 @@ class Batch(dict[str, Any]):
         super().__init__(arrays)
         self.step, self.origin, self.cuts = step, origin, cuts
 
+    def __repr__(self) -> str:
+        arrays = ", ".join(f"{name}: {_describe_array(value)}" for name, value in self.items())
+        return f"Batch(step {self.step}: {arrays})"
+
     def split(self, micro_batch_size: int) -> list["Batch"]:
         """The batch in parts of so many rows each, in order, as views of the same memory.
 
@@ -97,6 +101,13 @@ class Batch(dict[str, Any]):
         firsts = _firsts(len(cuts.pointers) - 1, micro_batch_size)
         parts = [_varlen_part(self, cuts, first, first + micro_batch_size) for first in firsts]
         return [Batch(part, self.step, self.origin) for part in parts]
+
+
+def _describe_array(value: Any) -> str:
+    """Return the dtype and shape of an array; anything else as it is."""
+    if not hasattr(value, "shape"):
+        return repr(value)
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 @dataclass(frozen=True, slots=True)

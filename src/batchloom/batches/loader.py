@@ -322,6 +322,10 @@ class Loader:
         rows = rows_of(plan, self._share, self._balance)
         return Fetching(self._stores(), blocks_of(plan), rows, first, sizes_of(plan, self._share))
 
+    def __repr__(self) -> str:
+        place = self.share_at(self.next_step).place
+        return f"Loader({self.origin}: {self.plan!r}, rank {place.rank} of {place.world_size})"
+
     def __len__(self) -> int:
         if self._stream is None:
             self._wait()

@@ -106,6 +106,15 @@ class Plan:
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
         return Plan, (self.data, self.spec, self.edits)
 
+    def __repr__(self) -> str:
+        spec = self.spec
+        steps = "" if spec.steps is None else f"{spec.steps:,} steps of "
+        edits = f", {len(self.edits)} edits" if self.edits else ""
+        return (
+            f"Plan({', '.join(self.names)}: {steps}{spec.global_batch_size:,} sequences of {spec.seq_len:,} tokens, "
+            f"packing {spec.packing}, seed {spec.seed}{edits})"
+        )
+
     def twin(self) -> "Plan":
         """The same plan with what is known of it so far and a lock of its own, for after a fork."""
         return self.with_edits(self.edits)
