@@ -51,8 +51,8 @@ def test_explain_names_line_file_and_text(prepared, capsys):
     assert spans
     for span in spans:
         document = store[span["document"]]
-        assert span["origin"]["line"] == document.origin.line
-        assert span["origin"]["source"] == document.origin.source
+        assert span["origin"]["line"] == document.provenance.line
+        assert span["origin"]["source"] == document.provenance.source
         assert (
             span["text"] == store.tokenizer.decode(document.ids[span["start"] : span["stop"]])[:12]
         )

@@ -179,7 +179,7 @@ def test_a_split_conversation_stays_together(tmp_path):
         for number in range(len(store)):
             document = store[number]
             assert len(document.ids) <= 64
-            subset, pieces = found.setdefault(document.origin.line, (name, []))
+            subset, pieces = found.setdefault(document.provenance.line, (name, []))
             assert subset == name
             pieces.append(document.ids.tolist())
             assert trained_text(store, number)

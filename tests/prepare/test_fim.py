@@ -111,7 +111,7 @@ def test_the_parts_are_the_text_again(folder, tmp_path, rate):
         after, new = documents(moved, subset)
         assert len(old) == len(new)
         for number, (one, two) in enumerate(zip(old, new, strict=True)):
-            assert before[number].origin == after[number].origin
+            assert before[number].provenance == after[number].provenance
             order, text = parts_of(two, after.tokenizer)
             assert text == before.tokenizer.decode(one[:-1])
             orders.append(order)
@@ -256,7 +256,7 @@ def test_duplicates_are_found_as_without(folder, tmp_path, dedup):
     plain, moved = (
         documents(make(tmp_path, tmp_path / f"s{fim}", fim=fim, **options))[0] for fim in (0, 1)
     )
-    origins = [[store[n].origin for n in range(len(store))] for store in (plain, moved)]
+    origins = [[store[n].provenance for n in range(len(store))] for store in (plain, moved)]
     assert origins[0] == origins[1]
     assert len(plain) < (107 if dedup == "near" else 111)
 

@@ -28,7 +28,7 @@ def test_the_documents_are_those_of_the_name(tmp_path):
         assert store.synthetic
         assert not store.replicated
         for number in range(len(store)):
-            found[store[number].origin.record] = store[number].ids.tolist()
+            found[store[number].provenance.record] = store[number].ids.tolist()
     assert found == {number: made[number].ids.tolist() for number in range(400)}
     verdict = batchloom.check(tmp_path / "s")
     assert (verdict.faults, verdict.data) == ([], "synthetic")

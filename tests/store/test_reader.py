@@ -289,3 +289,15 @@ def test_check_reads_every_id_of_a_prefix(tmp_path):
     assert batchloom.check(prefix, vocab_size=300).faults == [
         f"{prefix}.bin: holds token id 300; the vocabulary has ids 0 to 299."
     ]
+
+
+def test_a_document_says_what_of_it_is_trained(tmp_path):
+    documents = [list(b"question answer"), list(b"plain")]
+    trained = [[0] * 9 + [1] * 6, [1] * 5]
+    store = write_store(tmp_path / "masked", documents, trained=trained)
+    assert store[0].mask.tolist() == [flag == 1 for flag in trained[0]]
+    assert store[0].trained_text == "answer"
+    assert store[1].trained_text == store[1].text == "plain"
+    assert store[1].provenance.record == 1
+    unmasked = write_store(tmp_path / "unmasked", documents)
+    assert unmasked[0].mask.tolist() == [True] * 15

@@ -116,7 +116,7 @@ def test_it_reads_like_any_store():
     assert store[-1].ids.tolist() == store[199].ids.tolist()
     assert (store.dtype, store.synthetic, store.masked) == (np.dtype("<u2"), True, False)
     assert store[3].text == " ".join(map(str, ids(store, 3)))
-    origin = store[3].origin
+    origin = store[3].provenance
     assert (origin.source, origin.record) == (f"{SMALL},kind=random", 3)
     spans = (np.array([3, 4]), np.array([1, 0]), np.array([2, 3]))
     assert [span.tolist() for span in store.read(*spans)] == [ids(store, 3)[1:3], ids(store, 4)[:3]]

@@ -49,8 +49,8 @@ def test_it_shows_every_stage_and_is_too_short_to_learn(demo):
     assert "is not below the unigram entropy" in complaints
     assert "Traceback" not in complaints
     store = open_store(folder / "store")
-    topics = sum(store[n].origin.source.endswith(".txt") for n in range(len(store)))
-    modules = sum(store[n].origin.source.endswith(".py") for n in range(len(store)))
+    topics = sum(store[n].provenance.source.endswith(".txt") for n in range(len(store)))
+    modules = sum(store[n].provenance.source.endswith(".py") for n in range(len(store)))
     assert min(topics, modules) > 50
     assert topics + modules == len(store)
 

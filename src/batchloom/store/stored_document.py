@@ -26,6 +26,19 @@ class StoredDocument:
         return self._store.tokenizer.decode(self.ids)
 
     @property
-    def origin(self) -> Origin:
+    def mask(self) -> NDArray[np.bool_]:
+        """Whether each token is trained, bool [tokens]."""
+        if not self._store.masked:
+            return np.ones(len(self.ids), bool)
+        whole = (np.array([self.number]), np.zeros(1, np.int64), np.array([len(self.ids)]))
+        return self._store.mask(*whole)[0]
+
+    @property
+    def trained_text(self) -> str:
+        """The decoded text of the trained tokens, control tokens spelled out."""
+        return self._store.tokenizer.decode(self.ids[self.mask])
+
+    @property
+    def provenance(self) -> Origin:
         """Where the document came from."""
         return self._store.origin(self.number)
