@@ -1,4 +1,4 @@
-"""Whether a model keeps the packed documents of a loader apart, for the adapters."""
+"""Check that a model keeps packed documents apart, for the adapters."""
 
 from batchloom.adapters.requirements import TORCH, require
 

@@ -28,7 +28,7 @@ class Iterations:
 
     Attributes:
         resumed: whether the next one begins at the step of a loaded state.
-        untracked: whether somebody else gave the last batches, so that the position is unknown.
+        untracked: True after workers of a DataLoader gave batches; the position is then unknown.
     """
 
     def __init__(self) -> None:

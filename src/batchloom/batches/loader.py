@@ -499,7 +499,7 @@ class Loader:
         return plan
 
     def lose_track(self) -> None:
-        """Note that batches are given by something that does not tell which the training loop received."""
+        """Mark the position as unknown, until a state is loaded or this loader is iterated again."""
         self._iterations.untracked = True
 
     def batch_options(self) -> dict[str, Any]:

@@ -49,9 +49,9 @@ def dense_mask(batch: Batch, *, additive: str | None = None, config: Any = None)
             ``use_sliding_window``): tokens outside the window are not seen.
 
     Returns:
-        The same arrays, and ``attention_mask`` [R, 1, S, S]: True where a token is seen; or 0 there and the type's
-        smallest number elsewhere. For a config with ``layer_types`` a dict of two such masks, ``full_attention`` and
-        ``sliding_attention``, as transformers takes them; ``split`` comes before it.
+        The same arrays, and ``attention_mask`` [R, 1, S, S]: True where a token is seen. With ``additive`` it is
+        0 there and the smallest number of the type elsewhere. A config with ``layer_types`` gives a dict of two masks,
+        ``full_attention`` and ``sliding_attention``. Such a batch cannot be split: call ``split`` first.
 
     Raises:
         SettingsError: no such type.
