@@ -117,7 +117,7 @@ def test_conversations(record, description, messages):
 @pytest.mark.parametrize(
     ("columns", "read_from"),
     [
-        ("messages conversations chosen rejected prompt completion text", "messages"),
+        ("messages conversations prompt completion text", "messages"),
         ("conversations prompt completion text input_ids", "messages"),
         ("chosen rejected prompt completion response text", "pair"),
         ("prompt completion question answer output text", "prompt-completion"),

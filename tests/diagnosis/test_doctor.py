@@ -428,7 +428,7 @@ def test_a_url_is_sampled_where_it_lies_and_its_secrets_are_kept(tmp_path):
 SOURCE_KEYS = {
     *("name", "path", "files", "format", "compression", "bytes", "way", "detected", "mapping"),
     *("fault", "suggestion", "records", "documents", "empty", "bad", "dropped", "total_tokens"),
-    *("trained_tokens", "characters", "tokens", "preview", "media"),
+    *("trained_tokens", "characters", "tokens", "preview", "media", "unused"),
 }
 KEYS = {
     *("sound", "inputs", "exact", "files", "bytes", "read_bytes", "sources", "prepared"),

@@ -470,7 +470,8 @@ def test_every_setting_has_its_key():
     groups = {"reading", "chat", "inputs", "sources"}
     every = [field.name for part in (Recipe, ReadRecipe, ChatRecipe) for field in fields(part)]
     assert sorted(SETTINGS) == sorted(set(every) - groups)
-    printed = recipe_text(Recipe(inputs=("a",))).splitlines()
+    recipe = Recipe(inputs=("a",), reading=ReadRecipe(ignore=("lang",)))
+    printed = recipe_text(recipe).splitlines()
     assert [line.split(":")[0] for line in printed if line[0].isalpha()] == list(KEYS)
 
 
@@ -518,21 +519,23 @@ COLUMNS = st.one_of(
     st.fixed_dictionaries({"mapping": st.fixed_dictionaries({"prompt": WORD, "response": WORD})}),
 )
 SOURCES = st.builds(
-    lambda columns, form, name, weight: SourceRecipe(
-        **columns, form=form, name=name, weight=weight
+    lambda columns, ignore, form, name, weight: SourceRecipe(
+        **columns, ignore=ignore, form=form, name=name, weight=weight
     ),
     COLUMNS,
+    st.lists(WORD, max_size=2).map(tuple),
     st.sampled_from([None, "jsonl", "csv"]),
     st.none() | NAMED,
     st.none() | st.floats(1e-9, 1e300),
 )
 RECIPES = st.builds(
-    lambda columns, split_on, normalize, chat, **said: Recipe(
-        reading=ReadRecipe(**columns, split_on=split_on, normalize=normalize),
+    lambda columns, ignore, split_on, normalize, chat, **said: Recipe(
+        reading=ReadRecipe(**columns, ignore=ignore, split_on=split_on, normalize=normalize),
         chat=ChatRecipe(**chat),
         **said,
     ),
     columns=COLUMNS,
+    ignore=st.lists(WORD, max_size=2).map(tuple),
     split_on=WORD.filter(
         lambda word: word.lower().rstrip("s") not in ("auto", "file", "line", "paragraph")
     )

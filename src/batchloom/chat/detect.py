@@ -1,12 +1,14 @@
 """Which schema the records of a source have, told from the first of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from batchloom.chat.columns import Row, label_of, listed, says_something, value_at
 from batchloom.chat.guess import unrecognised
 from batchloom.chat.mapping import as_found, mapping_problems
 from batchloom.chat.media import is_part_of_medium
+from batchloom.chat.record_keys import check_first_records, drop_keys
 from batchloom.chat.schema import FORMS, INTERLEAVED, PROMPT, TURNS, Form, FormRule, Schema
 from batchloom.chat.turns import is_turns
 from batchloom.core.errors import SchemaError
@@ -19,32 +21,46 @@ Shape = tuple[tuple[str, str | None], ...]
 
 
 def detect_schema(
-    records: Sequence[Row], mapping: Mapping[str, str] | None = None, *, media: bool = False
+    records: Sequence[Row],
+    mapping: Mapping[str, str] | None = None,
+    *,
+    media: bool = False,
+    ignore: Iterable[str] = (),
 ) -> Schema:
     """The schema of a source, from its first records.
 
     Forms are tried in the order of ``FORMS``, and the first whose columns at least half of the
-    records have is taken, else the one that most have. So ``messages`` wins over everything beside
-    it, and a rendered ``text`` beside instruction and output (as in Alpaca) is not read: the
-    conversation is rendered anew with the template at hand. ``--map text=text`` asks for the
-    text itself.
+    records have is taken, else the one that most have. So a rendered ``text`` beside instruction
+    and output (as in Alpaca) is not read: the conversation is rendered anew with the template at
+    hand. ``--map text=text`` asks for the text itself.
 
     Args:
         records: the first records of the source, as dicts.
         mapping: role to column; the column may be a path (``answers.text[0]``), and an empty one
             leaves the role out. Roles it names are read from there, the others are still detected.
         media: whether images and audio are read; then texts may hold some, too.
+        ignore: columns and message keys that are treated as absent.
 
     Raises:
         SettingsError: roles that are unknown or do not go together.
-        SchemaError: no form fits, or a column of the mapping is in no record.
+        SchemaError: no form fits, a column of the mapping is in no record, or a column has a meaning
+            in another library that is not supported.
     """
-    mapping = dict(mapping or {})
+    mapping, ignored = dict(mapping or {}), frozenset(ignore)
     raise_problems(mapping_problems(mapping))
     if not records:
         raise SchemaError("no schema fits: there are no records; give an input that has some")
+    if ignored:
+        records = [drop_keys(row, ignored) for row in records]
     mapping = as_found(mapping, (name for row in records for name in row))
     _refuse_absent(records, mapping)
+    schema = replace(_best(records, mapping, media=media), ignored=ignored)
+    check_first_records(records, schema)
+    return schema
+
+
+def _best(records: Sequence[Row], mapping: Mapping[str, str], *, media: bool) -> Schema:
+    """Return the first schema that fits at least half of the records, else the one that fits most."""
     named = {role for role, column in mapping.items() if column}
     best: tuple[int, Schema] | None = None
     for rule in (*FORMS[:-1], INTERLEAVED, FORMS[-1]) if media else FORMS:
@@ -130,7 +146,8 @@ def _fit(
     if not fitting:
         return 0, None
     late = _late(rule, columns, records, mapping)
-    return fitting, Schema(rule.form, columns, _description(rule, columns, records), late)
+    mapped = any(mapping.get(role) for role in rule.required)
+    return fitting, Schema(rule.form, columns, _description(rule, columns, records), late, mapped)
 
 
 def _any_media(schema: Schema, records: Sequence[Row]) -> bool:
@@ -258,6 +275,8 @@ def _holds(form: Form, role: str, row: Row, column: str, mapping: Mapping[str, s
         return False
     if form == "interleaved":
         return _pieces(value)
+    if column in TURNS:
+        return is_turns(value)
     return _LOOKS.get(role, _speech)(value)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from batchloom.chat.columns import Row, listed, value_at
 from batchloom.chat.mapping import as_found
+from batchloom.chat.record_keys import describe_unreadable
 from batchloom.chat.schema import FORMS, PROMPT, RESPONSE
 from batchloom.chat.turns import is_turns
 from batchloom.core.errors import SchemaError
@@ -41,6 +42,8 @@ def unrecognised(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError
         else _with_kinds(columns)
     )
     parts = [f"no schema fits: the records have {shown}"]
+    if foreign := describe_unreadable(rows):
+        return SchemaError(f"{parts[0]}; {foreign}", list(columns))
     raw = [name for name, value in columns.items() if isinstance(value, bytes)]
     if any(name in _KNOWN for name in raw):
         parts.append(f"if {listed(raw)} is text, {BYTES_REMEDY}")

@@ -14,6 +14,7 @@ from typing import Any, cast, final
 import orjson
 
 from batchloom.chat.columns import Row, says_something
+from batchloom.chat.record_keys import PART_KEYS, check_keys
 from batchloom.chat.schema import Schema
 from batchloom.core.conversation import Conversation
 from batchloom.core.errors import UnusableRecordError
@@ -241,6 +242,7 @@ class Taker:
     def _part(self, part: Any, where: str) -> Iterator[Any]:
         kind = _kind_of(part)
         if kind is not None:
+            check_keys(part, PART_KEYS, where)
             yield self._typed(part, kind, where)
         elif (
             isinstance(part, dict)

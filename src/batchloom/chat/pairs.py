@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from batchloom.chat.columns import Row
-from batchloom.chat.schema import Schema
+from batchloom.chat.schema import TURNS, Schema
 from batchloom.chat.speech import Column, Frame, asked_reader, demand_answer, full_text, spoken
-from batchloom.chat.turns import Turns
+from batchloom.chat.turns import Turns, read_turns
 from batchloom.core.conversation import Pair
 from batchloom.core.errors import UnusableRecordError
 
@@ -23,22 +23,31 @@ def pair_reader(schema: Schema) -> Callable[[Row], Pair]:
     asked = asked_reader(schema) if "prompt" in schema.columns else None
     frame = Frame.of(schema)
 
+    # A column of turns may hold them as JSON text.
+    turns_only = chosen.names[0] in TURNS
+
     def read(row: Row) -> Pair:
         good, bad = chosen.get(row), rejected.get(row)
         if good == bad and good is not None:
             raise UnusableRecordError(
                 f"columns {chosen.names[0]!r} and {rejected.names[0]!r} hold the same: there is no preference"
             )
-        if asked is None and isinstance(good, str) and isinstance(bad, str):
-            texts = full_text(row, chosen, good), full_text(row, rejected, bad)
+        texts = isinstance(good, str) and isinstance(bad, str) and not turns_only
+        if asked is None and texts:
+            pair = full_text(row, chosen, good), full_text(row, rejected, bad)
             if good.lstrip()[0] != bad.lstrip()[0]:
                 raise _no_prompt(chosen.names[0], rejected.names[0])
-            return Pair(*texts)
+            return Pair(*pair)
         prompt = asked(row) if asked is not None else None
-        turns = (
-            spoken(row, chosen, good, "assistant"),
-            spoken(row, rejected, bad, "assistant"),
-        )
+        if turns_only and good is not None:
+            best = read_turns(good, chosen.names[0])
+        else:
+            best = spoken(row, chosen, good, "assistant")
+        turns = best, spoken(row, rejected, bad, "assistant")
+        if prompt is None and isinstance(bad, str) and len(best[0]) > 1:
+            # A text beside a conversation is the other answer to its last turn, as in ms-swift.
+            prompt, answer = _split_last(best)
+            turns = answer, turns[1]
         if prompt is None:
             prompt, turns = _common_prompt(turns, chosen.names[0], rejected.names[0])
         ends = [
@@ -48,6 +57,12 @@ def pair_reader(schema: Schema) -> Callable[[Row], Pair]:
         return Pair(*(frame.conversation(row, *end, completion=True) for end in ends))
 
     return read
+
+
+def _split_last(turns: Turns) -> tuple[Turns, Turns]:
+    """Split a conversation into its prompt and its last turn."""
+    messages, flags = turns
+    return (messages[:-1], flags[:-1]), (messages[-1:], flags[-1:])
 
 
 def _common_prompt(

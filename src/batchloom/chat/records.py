@@ -7,6 +7,13 @@ from batchloom.chat.columns import Row, absent, label_of, says_something
 from batchloom.chat.interleaved import interleaved_reader
 from batchloom.chat.media import with_media
 from batchloom.chat.pairs import pair_reader
+from batchloom.chat.record_keys import (
+    TURN_ROLES,
+    UnsupportedKey,
+    check_columns,
+    drop_keys,
+    unsupported_columns,
+)
 from batchloom.chat.schema import Schema
 from batchloom.chat.speech import Column, Frame, asked_reader, demand_answer, not_text, spoken
 from batchloom.chat.token_rows import TokenRow, read_token_row
@@ -31,13 +38,17 @@ def record_reader(schema: Schema, *, media: bool = False) -> Read:
     prompt or answer, with values of other types than text, with roles nobody knows, or with
     media that are not asked for, do not stand where they belong or are none.
     """
-    if schema.form == "text":
-        return _text_reader(Column.of(schema, "text"))
     read = _reader(schema, media=media)
-    return _refusing_late(read, schema.late) if schema.late else read
+    if schema.late:
+        read = _refusing_late(read, schema.late)
+    if unsupported := unsupported_columns(schema):
+        read = _refusing_unsupported(read, unsupported)
+    return _dropping_ignored(read, schema) if schema.ignored else read
 
 
 def _reader(schema: Schema, *, media: bool) -> Read:
+    if schema.form == "text":
+        return _text_reader(Column.of(schema, "text"))
     if schema.form == "interleaved":
         return interleaved_reader(schema)
     if schema.form == "tokens":
@@ -70,6 +81,22 @@ def _refusing_late(read: Read, late: Mapping[str, tuple[str, ...]]) -> Read:
         return read(row)
 
     return unless_late
+
+
+def _refusing_unsupported(read: Read, unsupported: Mapping[str, UnsupportedKey]) -> Read:
+    names = frozenset(unsupported)
+
+    def unless_unsupported(row: Row) -> Record:
+        if not names.isdisjoint(row):
+            check_columns(row, unsupported)
+        return read(row)
+
+    return unless_unsupported
+
+
+def _dropping_ignored(read: Read, schema: Schema) -> Read:
+    columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
+    return lambda row: read(drop_keys(row, schema.ignored, columns))
 
 
 def _text_reader(column: Column) -> Read:

@@ -133,6 +133,7 @@ class Renderer:
             template = Template(f"{chosen.name} (tool_use)", chosen.tools_text, tokens, date)
             self._tools = _Learned(template, pattern, around, media)
         self._note, self._date = chosen.note, date
+        self._source = f"{chosen.text}\n{chosen.tools_text or ''}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -155,6 +156,10 @@ class Renderer:
                     f"template {self.name} knows no {kind}: {alone!r} stands in the text for one"
                 )
         return tuple(notes)
+
+    def mentions(self, key: str) -> bool:
+        """Return whether the template may read this key of a message."""
+        return re.search(rf"\b{re.escape(key)}\b", self._source) is not None
 
     def render(self, conversation: Conversation) -> Rendered:
         """The text of a conversation and where its turns stand.

@@ -19,7 +19,8 @@ TURNS = ("messages", "conversations")
 _CONTEXT = ("input", "context")
 _SYSTEM = ("system", "system_prompt")
 _TOOLS = ("tools",)
-_LABEL = ("label",)
+_LABEL = ("label", "kto_tag")
+_SWIFT_REJECTED = ("rejected_response", "rejected_messages")
 _MEDIA: dict[str, tuple[str, ...]] = {
     "images": ("images", "image"),
     "audios": ("audios", "audio"),
@@ -40,8 +41,25 @@ class FormRule:
         """Every role a record of this form can have."""
         return {*self.required, *self.optional}
 
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of records that it can become."""
+        if self.form in ("text", "interleaved", "tokens"):
+            return frozenset((self.form,))
+        if self.form == "pair":
+            return frozenset(("preference",))
+        return frozenset(("conversation", "preference"))
 
+
+_AROUND_PAIR = {"prompt": PROMPT, "context": _CONTEXT, "system": _SYSTEM, "tools": _TOOLS}
 FORMS = (
+    # ms-swift's pairs: a conversation, or a prompt and its response, beside the answer that is worse.
+    FormRule("pair", {"chosen": TURNS, "rejected": _SWIFT_REJECTED}, _AROUND_PAIR),
+    FormRule(
+        "pair",
+        {"prompt": PROMPT, "chosen": RESPONSE, "rejected": _SWIFT_REJECTED},
+        {"context": _CONTEXT, "history": ("history",), "system": _SYSTEM, "tools": _TOOLS},
+    ),
     FormRule(
         "messages",
         {"messages": TURNS},
@@ -50,7 +68,7 @@ FORMS = (
     FormRule(
         "pair",
         {"chosen": ("chosen",), "rejected": ("rejected",)},
-        {"prompt": PROMPT, "context": _CONTEXT, "system": _SYSTEM, "tools": _TOOLS},
+        _AROUND_PAIR,
     ),
     FormRule(
         "prompt-completion",
@@ -98,12 +116,16 @@ class Schema:
         description: one line for people, such as ``instruction/output -> 2 turns``.
         late: columns that would make something else of a record (a label, a mask), by role, where the
             first records have none of that role: one that has such a column is refused.
+        mapped: whether a mapping names a role that the form must have, and so decides the form.
+        ignored: columns and message keys that are left out of records before they are read.
     """
 
     form: Form
     columns: dict[str, tuple[str, ...]]
     description: str
     late: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    mapped: bool = False
+    ignored: frozenset[str] = frozenset()
 
     @property
     def kind(self) -> Kind:

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from batchloom.chat.media import is_medium
+from batchloom.chat.record_keys import MESSAGE_KEYS, PART_KEYS, TRAIN_FLAGS, check_keys
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.spec import nearest
 from batchloom.core.values import kind_of
@@ -39,6 +40,8 @@ _MEANT = {
     "ipython": "tool",
     "tools": "tool",
 }
+_SWITCHES = frozenset(("train", "training", "loss"))
+_ASSISTANT_FLAGS = frozenset(("weight", "loss"))
 _DEEPEST = 100
 # White space, and characters of no width: zero-width spaces and joiners, soft hyphens, byte order marks.
 _UNSEEN = (
@@ -144,6 +147,7 @@ def _checked(message: object, place: str) -> Message:
             f"{place} holds {kind_of(message)}, not a message with role and content"
         )
     _refuse_depth(message, place)
+    check_keys(message, MESSAGE_KEYS, place)
     if message.get("role") is None and message.get("from") is not None:
         message = _from_sharegpt(message, place)
     role = message.get("role")
@@ -215,9 +219,10 @@ def _check_parts(parts: list[Any], place: str) -> bool:
         if is_medium(part):
             continue
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            continue
         where = f"{place}[{number}]"
+        if kind == "text" and isinstance(part.get("text"), str):
+            check_keys(part, PART_KEYS, where)
+            continue
         if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PARTS):
             raise UnusableRecordError(
                 f"{where} is of type {kind!r}: images and audio are read with --processor alone"
@@ -249,22 +254,28 @@ def _check_calls(calls: object, place: str) -> None:
 
 
 def _flag(message: Message, place: str) -> bool | None:
-    """What the message says of its own training (``train``, OpenAI's ``weight``)."""
-    train, weight = message.get("train"), message.get("weight")
-    if train is None and weight is None:
-        return None
-    if not isinstance(train, bool | None):
-        raise UnusableRecordError(f"{place}.train is {train!r}; it can be true or false")
-    if weight is None:
-        return train
-    if not isinstance(weight, int | float) or weight not in (0, 1):
-        raise UnusableRecordError(
-            f"{place}.weight is {weight!r}; it can be 0 (not trained) or 1, there are no shares of a turn"
-        )
-    if train is not None and train is not bool(weight):
-        raise UnusableRecordError(f"{place} says train {train} and weight {weight}; leave one out")
-    # 1 is the default of OpenAI's flag, which is for assistant turns: it makes no other turn trained.
-    return train if weight and message["role"] != "assistant" else bool(weight)
+    """Return what the flags of a message say of its training; None where it has none."""
+    flags: dict[str, bool] = {}
+    for name in TRAIN_FLAGS:
+        value = message.get(name)
+        if value is None:
+            continue
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise UnusableRecordError(f"{place}.{name} is {value!r}; it can be true or false")
+        if not isinstance(value, int | float) or value not in (0, 1):
+            raise UnusableRecordError(
+                f"{place}.{name} is {value!r}; it can be 0 (not trained) or 1, there are no shares of a turn"
+            )
+        flags[name] = bool(value)
+    if len(set(flags.values())) > 1:
+        stated = " and ".join(f"{name} {message[name]}" for name in flags)
+        raise UnusableRecordError(f"{place} says {stated}; leave one out")
+    if message["role"] != "assistant":
+        # These are flags of assistant turns; true is their default and makes no other turn trained.
+        flags = {
+            name: flag for name, flag in flags.items() if not flag or name not in _ASSISTANT_FLAGS
+        }
+    return next(iter(flags.values()), None)
 
 
 def _from_sharegpt(message: Message, place: str) -> Message:

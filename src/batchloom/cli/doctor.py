@@ -44,6 +44,12 @@ def doctor(
         str | None,
         typer.Option("--map", help="Columns by role, over what is detected: prompt=q,response=a."),
     ] = None,
+    ignore: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns and message keys to treat as absent, separated by commas: lang,score."
+        ),
+    ] = None,
     text_field: Annotated[
         str | None, typer.Option(help="Field of a record that holds the text.")
     ] = None,
@@ -95,6 +101,7 @@ def doctor(
                 end_token=end_token,
                 text_field=text_field,
                 mapping=parse_mapping(map_) if map_ is not None else None,
+                ignore=ignore,
                 split_on=marker(split_on),
                 normalize=normalize,
                 media=media_given(processor, data_folder),
@@ -167,6 +174,8 @@ def _print_source(console: Console, source: SourceFacts, *, exact: bool) -> None
     if source.detected:
         columns = ", ".join(f"{role}={'|'.join(names)}" for role, names in source.mapping.items())
         _row(console, "detected", source.detected + (f" ({columns})" if columns else ""))
+    if source.unused:
+        _row(console, "unused", ", ".join(source.unused))
     if not source.records:
         return
     dropped = "".join(f", {count:,} left out: {rule}" for rule, count in source.dropped.items())

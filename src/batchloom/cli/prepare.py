@@ -127,6 +127,12 @@ def prepare(
         str | None,
         typer.Option("--map", help="Columns by role, over what is detected: prompt=q,response=a."),
     ] = None,
+    ignore: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns and message keys to treat as absent, separated by commas: lang,score."
+        ),
+    ] = None,
     split_on: Annotated[
         str | None,
         typer.Option(
@@ -365,6 +371,7 @@ def prepare(
         "end_token": end_token,
         "text_field": text_field,
         "mapping": parse_mapping(map_) if map_ is not None else None,
+        "ignore": ignore,
         "split_on": marker(split_on) if split_on is not None else None,
         "normalize": normalize,
         "clean": clean or None,

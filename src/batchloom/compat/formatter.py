@@ -50,10 +50,11 @@ class Formatted:
         if call is None:
             if source.kind in ("text", "code"):
                 return Reading(_RULES)
-            return reading_of(source, rows, _RULES, mapping, chat)
+            return reading_of(source, rows, _RULES, detect_schema(rows, mapping), chat)
         made = _sample(call, rows)
-        found = reading_of(source, made, _RULES, mapping, chat)
-        read = record_reader(detect_schema(made, mapping))
+        schema = detect_schema(made, mapping)
+        found = reading_of(source, made, _RULES, schema, chat)
+        read = record_reader(schema)
         return replace(found, rules=_RULES, read=lambda row: read(_made(call(as_row(row)))))
 
 

@@ -61,6 +61,8 @@ def _command(
     )
     if mapping:
         words += ["--map", mapping]
+    if recipe.reading.ignore:
+        words += ["--ignore", ",".join(recipe.reading.ignore)]
     if (media := recipe.reading.media) is not None:
         words += ["--processor", media.processor]
         words += ["--data-folder", media.data_folder] if media.data_folder is not None else []

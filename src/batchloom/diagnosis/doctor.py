@@ -27,6 +27,7 @@ from batchloom.preparation.reading import TEMPLATED
 from batchloom.preparation.reading_recipe import ReadRecipe, weights_note
 from batchloom.preparation.recipe import ChatRecipe, Recipe
 from batchloom.preparation.recipe_choice import usual_dedup
+from batchloom.preparation.recipe_values import parse_names
 from batchloom.preparation.tally import Note, Progress
 
 # What can be had everywhere, where prepare's default cannot.
@@ -102,6 +103,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     end_token: str | None = None,
     text_field: str | None = None,
     mapping: Mapping[str, str] | None = None,
+    ignore: str | Sequence[str] | None = None,
     split_on: str = "auto",
     normalize: bool = True,
     media: MediaRecipe | Mapping[str, Any] | None = None,
@@ -124,7 +126,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     Args:
         inputs: as for :func:`batchloom.prepare`; also stores and Megatron prefixes.
         tokenizer: as for ``prepare``; None: its default, or none where that cannot be had.
-        end_token, text_field, mapping, split_on, normalize, media, max_bad, template, train_on, max_tokens,
+        end_token, text_field, mapping, ignore, split_on, normalize, media, max_bad, template, train_on, max_tokens,
             overlong: as ``prepare`` takes them; see :class:`Recipe`, :class:`ReadRecipe` and :class:`ChatRecipe`.
         seq_len: tokens of a sequence, for packing.
         global_batch_size: sequences of a step, for the steps of an epoch.
@@ -144,6 +146,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     reading = ReadRecipe(
         text_field=text_field,
         mapping=dict(mapping or {}),
+        ignore=parse_names(ignore or ()),
         split_on=split_on,
         normalize=normalize,
         media=media_of(media),
@@ -165,17 +168,13 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     prepared = [prepared_facts(one, seq_len, preview, full=full) for one in done]
     if not raw:
         return _of_prepared(recipe.inputs, prepared)
-    found = examine(
-        recipe,
-        progress or (lambda _: None),
-        full=full,
-        preview=preview,
-        tokenizer_optional=tokenizer is None,
-    )
+    listener, optional = progress or (lambda _: None), tokenizer is None
+    found = examine(recipe, listener, full=full, preview=preview, tokenizer_optional=optional)
     packing = _packing(found, seq_len, global_batch_size)
     commands = _next(replace(recipe, reading=reading), [name_of(one) for one in raw], found)
-    notes = (*chosen.notes, *found.notes, *filter(None, [weights_note(recipe.sources)]))
-    return _diagnosis(replace(found, notes=notes), prepared, packing, commands)
+    weights = filter(None, [weights_note(recipe.sources)])
+    found = replace(found, notes=(*chosen.notes, *found.notes, *weights))
+    return _diagnosis(found, prepared, packing, commands)
 
 
 def _packing(found: Examination, seq_len: int, batch_size: int | None) -> PackingFacts | None:

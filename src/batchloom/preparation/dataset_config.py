@@ -184,6 +184,7 @@ class DatasetEntry(_Settings):
         weight: its share among the others, above 0; recorded, and not applied: weights are of stores.
         type: what it holds; None for the block's.
         mapping: roles and their columns, where detection is to be overruled.
+        ignore: columns and message keys that are treated as absent.
         text_field: the column that is the text.
         split, config, revision: of a data set of the Hub, or ``split`` of a saved one.
     """
@@ -195,6 +196,7 @@ class DatasetEntry(_Settings):
     weight: Annotated[StrictFloat, AfterValidator(_weight)] | None = None
     type: DatasetType | None = None
     mapping: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    ignore: tuple[Word, ...] | None = None
     text_field: Word | None = None
     split: Word | None = None
     config: Word | None = None

@@ -179,6 +179,7 @@ def _found(
         source = SourceRecipe(
             text_field="text" if plain else entry.text_field,
             mapping=entry.mapping,
+            ignore=entry.ignore or (),
             form=form,
             name=entry.name,
             weight=entry.weight,

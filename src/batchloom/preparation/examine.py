@@ -33,6 +33,7 @@ from batchloom.preparation.tokenizer_of import (
     job_template,
     job_tokenizer,
     media_encoder,
+    unused_names,
 )
 from batchloom.preparation.walk import walk
 from batchloom.sources.cuts import RecordBounds
@@ -139,7 +140,12 @@ def _examine(
     previews = _previews(case, preview)
     _judge_bad(case)
     _judge(case)
-    return _told(case, previews, compared, run.bad)
+    encoder = case.task.chat if case.task else None
+    unused = [
+        () if group.fault else unused_names(map(readings.of, group.sources), encoder)
+        for group in groups
+    ]
+    return _told(case, previews, unused, compared, run.bad)
 
 
 @dataclass(slots=True)
@@ -166,6 +172,7 @@ class _Case:
 def _told(
     case: _Case,
     previews: Sequence[tuple[Preview, ...]],
+    unused: Sequence[tuple[str, ...]],
     duplicates: DuplicateFacts,
     bad: Sequence[BadFacts],
 ) -> Examination:
@@ -179,8 +186,8 @@ def _told(
         bytes=case.listing.bytes,
         read_bytes=round(sum(group.read for group in groups)),
         sources=tuple(
-            group.facts(first, tokenized=task is not None)
-            for group, first in zip(groups, previews, strict=True)
+            group.facts(first, names, tokenized=task is not None)
+            for group, first, names in zip(groups, previews, unused, strict=True)
         ),
         tokenizer=_tokenizer_facts(case.recipe, task) if task else None,
         tokenizer_missing=case.tokenizer_missing,

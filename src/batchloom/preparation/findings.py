@@ -65,6 +65,7 @@ class SourceFacts:
         way: ``text``, ``conversation``, ``tokens`` ...; what a record becomes.
         detected: the schema in one line; empty for text files.
         mapping: for each role the columns that hold it.
+        unused: columns, and keys of messages as ``messages[].key``, that nothing reads.
         fault: why it cannot be read, or not to its end; else empty.
         suggestion: the ``--map`` that would make it work; None where there is no guess.
         records: records; with the next four estimated where not everything was read.
@@ -90,6 +91,7 @@ class SourceFacts:
     way: str
     detected: str
     mapping: dict[str, tuple[str, ...]]
+    unused: tuple[str, ...]
     fault: str
     suggestion: str | None
     records: int

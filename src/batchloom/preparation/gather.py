@@ -101,7 +101,9 @@ class Group:
             self.tokens * token_bytes + mask + self.documents * _INDEX_BYTES + named + self.held
         )
 
-    def facts(self, preview: tuple[Preview, ...], *, tokenized: bool) -> SourceFacts:
+    def facts(
+        self, preview: tuple[Preview, ...], unused: tuple[str, ...], *, tokenized: bool
+    ) -> SourceFacts:
         """The same for people."""
         first, reading = self.sources[0], self.reading
         return SourceFacts(
@@ -114,6 +116,7 @@ class Group:
             way=reading.way if reading else "",
             detected=reading.detected if reading else "",
             mapping=dict(reading.columns) if reading else {},
+            unused=unused,
             fault=self.fault,
             suggestion=self.suggestion,
             records=self.whole(self.records),

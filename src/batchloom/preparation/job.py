@@ -69,6 +69,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     end_token: str | None = None,
     text_field: str | None = None,
     mapping: Mapping[str, str] | None = None,
+    ignore: str | Sequence[str] | None = None,
     split_on: str | None = None,
     normalize: bool | None = None,
     clean: Sequence[CleanStep | str | Mapping[str, Any]] | None = None,
@@ -113,7 +114,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, max_bad: see
             :class:`Recipe`; without a tokenizer the one a manifest names, else the processor's own, else ``gpt2``.
         dedup: see :class:`DedupRecipe`; ``exact`` unless texts are cut into lines or paragraphs.
-        text_field, mapping, split_on, normalize, clean, fim: see :class:`ReadRecipe`; a number is the rate
+        text_field, mapping, ignore, split_on, normalize, clean, fim: see :class:`ReadRecipe`; a number is the rate
             of a :class:`Fim`.
         media: the settings of a :class:`MediaRecipe`, ``{"processor": FOLDER}`` at least: then conversations
             may hold images and audio.

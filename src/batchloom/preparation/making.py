@@ -33,7 +33,7 @@ from batchloom.preparation.stretched import STRETCHES, Adoption, adopt_unit
 from batchloom.preparation.subsets import Membership
 from batchloom.preparation.suspects import KeptAsideError, Losses
 from batchloom.preparation.tally import Listener, Progress, Tally
-from batchloom.preparation.tokenizer_of import dtype_name, job_template
+from batchloom.preparation.tokenizer_of import dtype_name, job_template, unused_names
 from batchloom.preparation.tokenizing import Tokenizing, tokenize_all
 from batchloom.preparation.unit_report import Flow, UnitReport
 from batchloom.preparation.units import plan_units, unit_identity
@@ -163,6 +163,9 @@ class Making:
         recipe = self._recipe
         dtype = dtype_name(recipe, tokenizer)
         chat = job_template(recipe, self._listing.sources, self._readings, tokenizer, self._note)
+        unused = unused_names(map(self._readings.of, self._listing.sources), chat)
+        if unused:
+            self._note(f"Unused columns: {', '.join(unused)}")
         while True:
             try:
                 return self._make(tokenizer, dtype, chat)

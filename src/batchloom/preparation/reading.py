@@ -10,6 +10,7 @@ import msgspec
 from batchloom.chat.columns import says_something, value_at
 from batchloom.chat.detect import Shape, detect_schema, shape_of
 from batchloom.chat.frames import with_frames
+from batchloom.chat.record_keys import unused_columns, unused_message_keys
 from batchloom.chat.records import Read, Record, record_reader
 from batchloom.chat.schema import Schema
 from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
@@ -68,6 +69,8 @@ class Reading:
         detected: one line for people, empty for text files.
         columns: for each role the columns that hold it in the first records.
         own_folder: whether paths of media begin at the source, also where a folder of data is named.
+        unused_columns: columns of the first records that are neither read nor known as metadata.
+        unused_keys: likewise the keys of messages, which the template may read.
     """
 
     rules: ReadRules
@@ -77,6 +80,8 @@ class Reading:
     detected: str = ""
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     own_folder: bool = False
+    unused_columns: tuple[str, ...] = field(default=(), compare=False)
+    unused_keys: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def preferences(self) -> Preferences:
@@ -172,7 +177,9 @@ class Readings:
         if key is not None and key in self._alike:
             return self._alike[key]
         try:
-            found = reading_of(source, rows, self.rules, mapping, self._recipe.chat, looker)
+            ignore = (*self._recipe.reading.ignore, *self._recipe.source(source.input).ignore)
+            schema = _schema_of(source, rows, mapping, ignore, looker)
+            found = reading_of(source, rows, self.rules, schema, self._recipe.chat, looker)
         except SchemaError as error:
             place = self._recipe.source(source.input).place
             if not place:
@@ -278,19 +285,45 @@ def refuse_mixed(sources: Sequence[Source], readings: Readings) -> None:
         )
 
 
+def _schema_of(
+    source: Source,
+    rows: Sequence[Mapping[str, Any]],
+    mapping: Mapping[str, str],
+    ignore: Sequence[str],
+    looker: Looker | None,
+) -> Schema:
+    """Detect the schema of a source from its first records."""
+    try:
+        return detect_schema(rows, mapping, media=looker is not None, ignore=ignore)
+    except SchemaError as error:
+        raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
+
+
 def reading_of(
     source: Source,
     rows: Sequence[Mapping[str, Any]],
     rules: ReadRules,
-    mapping: Mapping[str, str],
+    schema: Schema,
     chat: ChatRecipe,
     looker: Looker | None = None,
 ) -> Reading:
     """How a source with these first records is read; with a looker its documents may hold media."""
-    try:
-        schema = detect_schema(rows, mapping, media=looker is not None)
-    except SchemaError as error:
-        raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
+    reading = _reading_of(source, rows, rules, schema, chat, looker)
+    return replace(
+        reading,
+        unused_columns=unused_columns(rows, schema),
+        unused_keys=unused_message_keys(rows, schema),
+    )
+
+
+def _reading_of(
+    source: Source,
+    rows: Sequence[Mapping[str, Any]],
+    rules: ReadRules,
+    schema: Schema,
+    chat: ChatRecipe,
+    looker: Looker | None,
+) -> Reading:
     columns = _filled(schema, rows)
     if looker is not None and schema.kind == "interleaved":
         read, rules = _looking(record_reader(schema), looker), replace(rules, text_field=None)

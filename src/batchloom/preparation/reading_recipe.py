@@ -25,6 +25,7 @@ class ReadRecipe:
         text_field: field of a record, or column of a table, that holds the text; None where the
             schema is told from the records themselves.
         mapping: role to column, where detection is to be overruled (``{"prompt": "q"}``).
+        ignore: columns and message keys that are treated as absent.
         split_on: what a document of a text file is: ``auto`` (a file; a plain-text file above
             1 MiB is cut into documents of about 64 KiB), ``file``, ``line``, ``paragraph``, or
             a marker: any other string, at which texts are cut and which is removed.
@@ -36,6 +37,7 @@ class ReadRecipe:
 
     text_field: str | None = None
     mapping: Mapping[str, str] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
     split_on: str = "auto"
     normalize: bool = True
     clean: tuple[CleanStep, ...] = ()
@@ -49,6 +51,7 @@ class ReadRecipe:
     def problems(self) -> list[str]:
         """What is wrong with these values, by the names ``prepare`` takes them under."""
         problems = column_problems(self.text_field, self.mapping)
+        problems += _ignore_problems(self.ignore)
         if not is_text(self.split_on):
             problems.append(not_a_word("split_on", self.split_on))
         if not is_switch(self.normalize):
@@ -82,6 +85,7 @@ class SourceRecipe:
         text_field: as in :class:`ReadRecipe`; where neither this nor ``mapping`` is given, the
             recipe's count.
         mapping: as in :class:`ReadRecipe`.
+        ignore: as in :class:`ReadRecipe`, besides what the recipe ignores in all inputs.
         form: what its files are: ``json``, ``jsonl``, ``csv``, ``parquet``, ``arrow`` or
             ``hf_dataset``; None: told by their names and contents.
         name: what its documents are called together; recorded in the store.
@@ -91,6 +95,7 @@ class SourceRecipe:
 
     text_field: str | None = None
     mapping: Mapping[str, str] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
     form: Form | None = None
     name: str | None = None
     weight: float | None = None
@@ -104,6 +109,7 @@ class SourceRecipe:
     def problems(self) -> list[str]:
         """What is wrong with these values, by their names."""
         problems = column_problems(self.text_field, self.mapping)
+        problems += _ignore_problems(self.ignore)
         if self.form is not None and self.form not in FORMS:
             hint = nearest(str(self.form), FORMS)
             problems.append(f"form: {shown(self.form)} is none of {', '.join(FORMS)}{hint}")
@@ -133,7 +139,11 @@ def source_plain(source: SourceRecipe, *, beside: bool) -> dict[str, Any]:
         source: what is said.
         beside: with its name and weight, which decide no document.
     """
-    said: dict[str, Any] = {"text_field": source.text_field, "mapping": dict(source.mapping)}
+    said: dict[str, Any] = {
+        "text_field": source.text_field,
+        "mapping": dict(source.mapping),
+        "ignore": list(source.ignore),
+    }
     if beside:
         said |= {"name": source.name, "weight": source.weight and float(source.weight)}
     return {name: value for name, value in said.items() if value}
@@ -168,6 +178,12 @@ def column_problems(text_field: object, mapping: object) -> list[str]:
     if text_field is not None and not is_text(text_field):
         problems.append(not_a_word("text_field", text_field))
     return problems
+
+
+def _ignore_problems(ignore: object) -> list[str]:
+    if isinstance(ignore, tuple) and all(map(is_text, ignore)):
+        return []
+    return [f"ignore: {shown(ignore)} is no list of names; give columns or message keys"]
 
 
 def not_a_word(name: str, value: object) -> str:

@@ -167,6 +167,9 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     plain["reading"]["clean"] = steps_plain(clean_plain(recipe.reading.clean))
     if looked_into := files_identity(recipe.reading.clean):
         plain["reading"]["clean_files"] = looked_into
+    # Settings that came later are left out where they say nothing: older recipes stay the same.
+    if not recipe.reading.ignore:
+        plain["reading"].pop("ignore")
     plain["reading"].pop("fim")
     if recipe.reading.fim is not None:
         plain["reading"]["fim"] = fim_plain(recipe.reading.fim)

@@ -18,7 +18,7 @@ from batchloom.preparation.reading_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe, is_path
 from batchloom.preparation.recipe_file import Stated, read_recipe_file, state_recipe
 from batchloom.preparation.recipe_store import is_store, read_store_recipe
-from batchloom.preparation.recipe_values import dedup_of, steps_of, tokens_of
+from batchloom.preparation.recipe_values import dedup_of, parse_names, steps_of, tokens_of
 from batchloom.sources.labels import input_labels
 from batchloom.store.format import MANIFEST_NAME
 from batchloom.store.manifest import read_manifest
@@ -26,6 +26,7 @@ from batchloom.store.manifest import read_manifest
 RecipePlace = Recipe | str | os.PathLike[str]
 
 _SHORT = {
+    "ignore": parse_names,
     "clean": steps_of,
     "fim": fim_of,
     "media": media_of,

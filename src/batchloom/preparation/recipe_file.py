@@ -23,8 +23,8 @@ from batchloom.store.format import MANIFEST_NAME
 
 # In the order in which people read them.
 SETTINGS = (
-    *("tokenizer", "end_token", "text_field", "mapping", "split_on", "normalize", "clean", "fim"),
-    *("media", "dedup"),
+    *("tokenizer", "end_token", "text_field", "mapping", "ignore", "split_on", "normalize"),
+    *("clean", "fim", "media", "dedup"),
     *("tokens_per_shard", "dtype", "val_fraction", "test_fraction", "max_bad"),
     *("template", "train_on", "max_tokens", "overlong", "prove"),
 )
@@ -168,15 +168,20 @@ def _beside(name: str, value: str, written: Written) -> str:
 
 def recipe_settings(recipe: Recipe) -> dict[str, Any]:
     """The settings of a recipe as a file has them, defaults too."""
-    return {
+    settings = {
         **state_recipe(recipe).settings,
         "mapping": dict(recipe.reading.mapping),
+        "ignore": list(recipe.reading.ignore),
         "clean": steps_plain(recipe.reading.clean),
         "fim": fim_plain(recipe.reading.fim),
         "media": media_settings(recipe.reading.media),
         "dedup": dedup_plain(recipe.dedup),
         "tokens_per_shard": size_text(recipe.tokens_per_shard),
     }
+    if not recipe.reading.ignore:
+        # A setting that came later: files of recipes without it stay the same.
+        del settings["ignore"]
+    return settings
 
 
 def printable_settings(recipe: Recipe) -> dict[str, Any]:
@@ -222,6 +227,7 @@ def _input(place: str, said: SourceRecipe) -> Any:
         "weight": said.weight,
         "text_field": said.text_field,
         "mapping": dict(said.mapping) or None,
+        "ignore": list(said.ignore) or None,
     }
     found = {name: value for name, value in values.items() if value is not None}
     return {"path": place, **found} if found else place

@@ -300,7 +300,7 @@ def _sources(
     labels = [str(one) for one in recipe.get("inputs", ())]
     plain = recipe.get("sources") or [{}] * len(labels)
     forms = _forms(sources, labels)
-    known = ("text_field", "mapping", "name", "weight")
+    known = ("text_field", "mapping", "ignore", "name", "weight")
     raise_problems(
         [
             f"{where}: recipe.sources[{number}].{name}: unknown setting{nearest(name, known)}"
@@ -312,7 +312,11 @@ def _sources(
     if len(plain) != len(labels):
         raise StoreError(f"{where} is damaged: {len(plain)} sources for {len(labels)} inputs.")
     said = tuple(
-        SourceRecipe(**one, form=form, place=f"{where}, recipe.inputs[{number}]")
+        SourceRecipe(
+            **{**one, "ignore": tuple(one.get("ignore", ()))},
+            form=form,
+            place=f"{where}, recipe.inputs[{number}]",
+        )
         for number, (one, form) in enumerate(zip(plain, forms, strict=True))
     )
     return said if any(one != SourceRecipe() for one in said) else ()

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -49,6 +49,19 @@ def tokens_of(value: object) -> object:
     if size is None:
         raise SettingsError([f"tokens_per_shard: {shown(value)} is not {SIZE}"])
     return size
+
+
+def parse_names(value: object) -> tuple[Any, ...]:
+    """Return names as a tuple, from ``NAME,NAME`` or a list of them; the recipe checks each.
+
+    Raises:
+        SettingsError: neither a text nor a list.
+    """
+    if isinstance(value, str):
+        return tuple(filter(None, (name.strip() for name in value.split(","))))
+    if isinstance(value, Mapping) or not isinstance(value, Iterable):
+        raise SettingsError([f"ignore: {shown(value)} is no list of names; write a list"])
+    return tuple(value)
 
 
 def dedup_of(value: object) -> DedupRecipe:

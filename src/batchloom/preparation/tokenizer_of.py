@@ -1,13 +1,13 @@
 """The tokenizer and the chat template of a job, chosen by its recipe and its inputs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from batchloom.chat.choose import choose_template
 from batchloom.core.errors import InputError
 from batchloom.preparation.chat_encoder import ChatEncoder, TextEncoder
 from batchloom.preparation.media_processor import job_processor, processor_template
-from batchloom.preparation.reading import TEMPLATED, Readings
+from batchloom.preparation.reading import TEMPLATED, Reading, Readings
 from batchloom.preparation.recipe import Recipe
 from batchloom.preparation.sample import (
     TRAIN_BYTES,
@@ -118,6 +118,19 @@ def job_template(
     for note in encoder.notes:
         tell(f"{note[:1].upper()}{note[1:]}.")
     return encoder
+
+
+def unused_names(readings: Iterable[Reading], encoder: ChatEncoder | None) -> tuple[str, ...]:
+    """Return the columns, and the keys of messages, that neither batchloom nor the template reads."""
+    names: dict[str, None] = {}
+    for reading in readings:
+        names |= dict.fromkeys(reading.unused_columns)
+        names |= {
+            f"messages[].{key}": None
+            for key in reading.unused_keys
+            if encoder is None or not encoder.renderer.mentions(key)
+        }
+    return tuple(names)
 
 
 def chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:

@@ -89,6 +89,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
     end_token: str | None = None,
     text_field: str | None = None,
     mapping: Mapping[str, str] | None = None,
+    ignore: str | Sequence[str] | None = None,
     split_on: str | None = None,
     normalize: bool | None = None,
     clean: Sequence[CleanStep | str | Mapping[str, Any]] | None = None,
@@ -116,7 +117,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
     stay. Documents of the shares of ``val`` and ``test`` are left out, as ``prepare`` would lay them aside.
 
     Args:
-        inputs, recipe, tokenizer, end_token, text_field, mapping, split_on, normalize, clean, dtype,
+        inputs, recipe, tokenizer, end_token, text_field, mapping, ignore, split_on, normalize, clean, dtype,
         val_fraction, test_fraction, max_bad, template, train_on, max_tokens, media: as ``prepare`` takes them.
         seq_len, packing, seed, shuffle: see :class:`PlanSpec`.
         global_batch_size: sequences of a step over all ranks.
@@ -263,6 +264,13 @@ class Stream:
         self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
         self._stretches = cut_stretches(self._units, readings.rules, settings.run.unit_bytes)
         sources = self._listing.sources
+        # The first file of each input: a stream looks at the others when it comes to them.
+        first = {source.input: source for source in reversed(sources)}
+        unused = dict.fromkeys(
+            name for source in first.values() for name in readings.of(source).unused_columns
+        )
+        if unused:
+            _LOG.info("Unused columns: %s", ", ".join(unused))
         media = may_hold_media(sources, readings)
         if media:
             refuse_cuts(order.packing, order.overlong)

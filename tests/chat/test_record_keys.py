@@ -1,0 +1,331 @@
+"""Key tables: every column and message key is read, metadata, refused or announced as unused."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+import batchloom
+from batchloom.chat import (
+    COLUMNS,
+    FORMS,
+    MESSAGE_KEYS,
+    PART_KEYS,
+    detect_schema,
+    parse_mapping,
+    record_reader,
+)
+from batchloom.core import Conversation, Labelled, Pair, SchemaError, UnusableRecordError
+
+
+def user(text, **more):
+    return {"role": "user", "content": text, **more}
+
+
+def assistant(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+TALK = [user("q"), assistant("a")]
+# A record of each kind, in every form that can become it.
+RECORDS = {
+    "text": [{"text": "t"}],
+    "interleaved": [{"text": "t <image>", "images": ["i.png"]}],
+    "conversation": [
+        {"messages": TALK},
+        {"prompt": "p", "completion": "c"},
+        {"instruction": "i", "output": "o"},
+    ],
+    "preference": [
+        {"prompt": "p", "chosen": "c", "rejected": "r"},
+        {"messages": TALK, "label": True},
+    ],
+    "tokens": [{"input_ids": [5, 6, 7]}],
+}
+# A value of each unsupported key that changes training where the key is defined.
+EFFECTIVE = {
+    "chat_template_kwargs": {"enable_thinking": False},
+    "mask": "Assistant",
+    "weight": 0.5,
+    "loss_scale": 2,
+    "position_ids": [0, 1, 0],
+    "seq_lengths": [2, 1],
+    "masked": True,
+    "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}],
+    "function_call": {"name": "f", "arguments": "{}"},
+}
+NEUTRAL = {
+    "chat_template_kwargs": {},
+    "mask": "User",
+    "weight": 1.0,
+    "loss_scale": 1,
+    "position_ids": [0, 1, 2],
+    "seq_lengths": [3],
+}
+
+
+def read(record, mapping=None, ignore=()):
+    schema = detect_schema([record], mapping, ignore=ignore)
+    return record_reader(schema)(record)
+
+
+def unsupported_cases():
+    for kind, table in COLUMNS.items():
+        for name in table.unsupported:
+            for record in RECORDS[kind]:
+                if name not in record and not (name == "tools" and "instruction" not in record):
+                    yield pytest.param(kind, record, name, id=f"{kind}-{'-'.join(record)}-{name}")
+
+
+@pytest.mark.parametrize(("kind", "record", "name"), list(unsupported_cases()))
+def test_an_unsupported_column_is_an_error_that_names_its_library(kind, record, name):
+    changed = {**record, name: EFFECTIVE.get(name, "x")}
+    if name == "kto_tag" or name.startswith("rejected_"):
+        # Honoured where they hold what they should: see the tests of each below.
+        changed[name] = 5
+    schema = detect_schema([record], media=kind == "interleaved")
+    assert schema.kind == kind
+    library = COLUMNS[kind].unsupported[name].library
+    with pytest.raises(SchemaError) as caught:
+        detect_schema([changed])
+    assert f"{name!r} is not supported ({library}: " in str(caught.value)
+    assert f"--ignore {name}" in str(caught.value)
+    # One that comes late is a bad record.
+    with pytest.raises(UnusableRecordError, match=f"'{name}' is not supported"):
+        record_reader(schema)(changed)
+    # Whoever says so trains without it, and gets what the record without it gives.
+    ignored = record_reader(detect_schema([changed], ignore=[name]))(changed)
+    assert repr(ignored) == repr(record_reader(schema)(record))
+    for empty in (None, "", []):
+        assert repr(record_reader(schema)({**record, name: empty})) == repr(ignored)
+    if name in NEUTRAL:
+        assert repr(read({**record, name: NEUTRAL[name]})) == repr(ignored)
+
+
+@pytest.mark.parametrize("name", MESSAGE_KEYS.unsupported)
+def test_an_unsupported_key_of_a_message_is_an_error(name):
+    entry = MESSAGE_KEYS.unsupported[name]
+    record = {"messages": [user("q"), assistant("a", **{name: EFFECTIVE[name]})]}
+    with pytest.raises(UnusableRecordError) as caught:
+        read(record)
+    assert f"messages[1].{name} is not supported ({entry.library}: " in str(caught.value)
+    assert read(record, ignore=[name]) == Conversation(TALK)
+    as_text = {"messages": json.dumps(record["messages"])}
+    assert read(as_text, ignore=[name]) == Conversation(TALK)
+    with pytest.raises(UnusableRecordError, match=f"answer.{name} is not supported|{name}"):
+        read({"prompt": "q", "completion": record["messages"][1:]})
+
+
+@pytest.mark.parametrize("name", PART_KEYS.unsupported)
+def test_an_unsupported_key_of_a_part_is_an_error(name):
+    part = {"type": "text", "text": "a", name: 0}
+    record = {"messages": [user("q"), assistant([part])]}
+    with pytest.raises(UnusableRecordError, match=rf"messages\[1\].content\[0\].{name} is not"):
+        read(record)
+    plain = [user("q"), assistant([{"type": "text", "text": "a"}])]
+    assert read(record, ignore=[name]) == Conversation(plain)
+
+
+def test_all_unsupported_columns_are_named_at_once():
+    record = {"messages": TALK, "loss_scale": 2, "weight": 3, "chat_template_kwargs": {"a": 1}}
+    with pytest.raises(SchemaError) as caught:
+        detect_schema([record])
+    assert [name in str(caught.value) for name in record] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("flags", "trained"),
+    [
+        ([{"loss": True}, {"loss": False}], [None, False]),
+        ([{}, {"loss": True}], [None, True]),
+        ([{"training": True}, {"training": False}], [True, False]),
+        ([{"loss_weight": 0.0}, {"loss_weight": 1.0}], [False, True]),
+        ([{"loss_weight": 1}, {"loss_weight": 0}], [True, False]),
+        ([{"weight": 1}, {"weight": 0}], [None, False]),
+        ([{"train": True}, {"train": False}], [True, False]),
+        ([{}, {"loss": False, "weight": 0, "train": False}], [None, False]),
+        ([{}, {"loss": None}], []),
+    ],
+)
+def test_flags_of_messages_say_what_is_trained(flags, trained):
+    messages = [{**message, **more} for message, more in zip(TALK, flags, strict=True)]
+    found = read({"messages": messages}).trained
+    assert found == trained or (found == [] and not any(t is not None for t in trained))
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ({"loss_weight": 0.5}, "loss_weight is 0.5; it can be 0 .not trained. or 1"),
+        ({"loss": "yes"}, "loss is 'yes'; it can be true or false"),
+        ({"training": 1}, "training is 1; it can be true or false"),
+        ({"loss": True, "weight": 0}, "says loss True and weight 0; leave one out"),
+    ],
+)
+def test_flags_that_cannot_be_honoured_are_errors(flag, reason):
+    with pytest.raises(UnusableRecordError, match=reason):
+        read({"messages": [user("q"), assistant("a", **flag)]})
+
+
+@pytest.mark.parametrize("value", [True, False, 1, 0, "true"])
+def test_a_kto_tag_is_a_label(value):
+    good = value in (True, "true")
+    expected = Labelled(Conversation(TALK, completion=1), label=good)
+    assert read({"instruction": "q", "output": "a", "kto_tag": value}) == expected
+    assert read({"messages": TALK, "kto_tag": value}) == expected
+    # A column of classes beside it is no label.
+    assert read({"messages": TALK, "label": "math", "kto_tag": value}) == expected
+    with pytest.raises(SchemaError, match="'kto_tag' is not supported .LLaMA-Factory"):
+        read({"messages": TALK, "label": True, "kto_tag": value})
+
+
+def test_a_rejected_response_makes_a_pair():
+    """ms-swift: ``rejected_response`` replaces the last answer of the conversation."""
+    talk = [user("p"), assistant("x"), *TALK]
+    expected = Pair(
+        Conversation(talk, completion=3),
+        Conversation([*talk[:-1], assistant("bad")], completion=3),
+    )
+    assert read({"messages": talk, "rejected_response": "bad"}) == expected
+    assert read({"messages": json.dumps(talk), "rejected_response": "bad"}) == expected
+    rejected = [*talk[:-1], assistant("bad")]
+    assert read({"messages": talk, "rejected_messages": rejected}) == expected
+    schema = detect_schema([{"messages": talk, "rejected_response": "bad"}])
+    assert (
+        schema.description == "messages/rejected_response -> preference pairs, the prompt in both"
+    )
+    single = Pair(
+        Conversation(TALK, completion=1), Conversation([user("q"), assistant("bad")], completion=1)
+    )
+    for prompt, response in (("prompt", "response"), ("instruction", "output")):
+        assert read({prompt: "q", response: "a", "rejected_response": "bad"}) == single
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    pair = read({"system": "s", "messages": TALK, "rejected_response": "bad", "tools": tools})
+    assert pair.rejected.messages[0] == {"role": "system", "content": "s"}
+    assert pair.chosen.tools == pair.rejected.tools == tools
+
+
+def test_a_conversation_with_a_pair_in_it_is_decided_by_the_user():
+    good, bad = TALK, [user("q"), assistant("bad")]
+    record = {"prompt": "q", "messages": good, "chosen": good, "rejected": bad, "score_chosen": 4.0}
+    with pytest.raises(SchemaError, match="'chosen', 'rejected' are not supported") as caught:
+        read(record)
+    assert caught.value.suggestion == "chosen=chosen,rejected=rejected"
+    assert isinstance(read(record, parse_mapping(caught.value.suggestion)), Pair)
+    for mapping, ignore in (({"messages": "messages"}, ()), (None, ("chosen", "rejected"))):
+        assert read(record, mapping, ignore) == Conversation(good)
+    texts = {"prompt": "q", "chosen": "a", "rejected": "bad"}
+    chosen_alone = read(texts, parse_mapping("prompt=prompt,completion=chosen"))
+    assert chosen_alone == Conversation(good, completion=1)
+
+
+def test_segments_of_axolotl_are_named():
+    with pytest.raises(SchemaError, match="'segments' is not supported .axolotl") as caught:
+        read({"segments": [{"label": True, "text": "a"}]})
+    assert caught.value.suggestion is None
+
+
+NAMES = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=8)
+
+
+@given(record=st.dictionaries(NAMES, st.text(max_size=3) | st.integers() | st.none(), max_size=6))
+def test_each_column_is_read_known_refused_or_announced(record, tmp_path_factory):
+    record = {**record, "messages": TALK}
+    try:
+        schema = detect_schema([record])
+    except SchemaError as error:
+        assert "not supported" in str(error)
+        return
+    used = {name for names in schema.columns.values() for name in names}
+    unused = batchloom.chat.unused_columns([record], schema)
+    for name, value in record.items():
+        announced = name in unused
+        silent = name in used or name in COLUMNS[schema.kind].metadata or value in (None, "")
+        neutral = name in COLUMNS[schema.kind].unsupported
+        assert announced != silent or neutral
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def prepare(path, **options):
+    return batchloom.prepare(path, out=path.with_suffix(""), tokenizer="bytes", **options)
+
+
+def test_unused_columns_are_announced_once(tmp_path):
+    rows = [
+        {"id": n, "messages": [user(f"q{n}", mood="x"), assistant("a")], "lang": "en", "score": 1}
+        for n in range(20)
+    ]
+    for name in ("one", "two", "three"):
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    notes = prepare(tmp_path / "one.jsonl").notes
+    assert [note for note in notes if "nused" in note] == [
+        "Unused columns: lang, score, messages[].mood"
+    ]
+    notes = prepare(tmp_path / "two.jsonl", ignore="lang,score,mood").notes
+    assert not [note for note in notes if "nused" in note]
+    found = batchloom.doctor(tmp_path / "one.jsonl", tokenizer="bytes")
+    assert found.sources[0].unused == ("lang", "score", "messages[].mood")
+    found = batchloom.doctor(tmp_path / "one.jsonl", tokenizer="bytes", ignore=["score"])
+    assert found.sources[0].unused == ("lang", "messages[].mood")
+    assert "--ignore score" in found.commands[0]
+    # A key that the template reads is used.
+    template = tmp_path / "moods.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m.role }} {{ m.mood }}: {{ m.content }}\n{% endfor %}"
+    )
+    notes = prepare(tmp_path / "three.jsonl", template=str(template)).notes
+    assert "Unused columns: lang, score" in notes
+
+
+def test_an_ignored_key_is_part_of_the_recipe(tmp_path):
+    rows = [{"messages": [user(f"q{n}"), assistant("a", loss_scale=3)]} for n in range(20)]
+    write_rows(tmp_path / "in.jsonl", rows)
+    with pytest.raises(batchloom.BatchloomError, match="loss_scale is not supported .ms-swift"):
+        prepare(tmp_path / "in.jsonl")
+    made = prepare(tmp_path / "in.jsonl", ignore=["loss_scale"], restart=True)
+    assert made.counts.documents == 20
+    again = batchloom.prepare(recipe=made.path, out=tmp_path / "again")
+    assert f"{tmp_path / 'again'} is the same as {made.path}, to the byte." in again.notes
+    manifest = tmp_path / "sets.yaml"
+    manifest.write_text("datasets:\n- path: in.jsonl\n  ignore: [loss_scale]\n")
+    assert (
+        batchloom.prepare(manifest, out=tmp_path / "sets", tokenizer="bytes").counts.documents == 20
+    )
+
+
+def test_pairs_and_labels_of_other_libraries_become_stores(tmp_path):
+    talks = [[user(f"q{n}"), assistant("good")] for n in range(20)]
+    swift = [{"messages": talk, "rejected_response": "bad"} for talk in talks]
+    factory = [{"instruction": f"q{n}", "output": "o", "kto_tag": n % 2 == 0} for n in range(20)]
+    write_rows(tmp_path / "swift.jsonl", swift)
+    write_rows(tmp_path / "factory.jsonl", factory)
+    pairs = batchloom.store.Pairs(batchloom.open_store(prepare(tmp_path / "swift.jsonl").path))
+    assert bytes(pairs[0]["rejected_ids"][:3]) == b"bad"
+    labels = batchloom.store.Labels(batchloom.open_store(prepare(tmp_path / "factory.jsonl").path))
+    assert sorted({bool(good) for good in labels.good}) == [False, True]
+
+
+def test_the_page_lists_every_unsupported_key():
+    page = (Path(__file__).parents[2] / "docs" / "schemas.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)` \| (?:column|message|part)", page, re.MULTILINE))
+    tables = [*COLUMNS.values(), MESSAGE_KEYS, PART_KEYS]
+    assert rows == {name for table in tables for name in table.unsupported}
+
+
+def test_used_names_are_those_of_the_forms():
+    names = {
+        name
+        for rule in FORMS
+        for some in (*rule.required.values(), *rule.optional.values())
+        for name in some
+    }
+    assert names == frozenset().union(
+        *(table.used for kind, table in COLUMNS.items() if kind != "interleaved")
+    )
+    for table in (*COLUMNS.values(), MESSAGE_KEYS, PART_KEYS):
+        assert not table.metadata & table.unsupported.keys()
