@@ -18,7 +18,7 @@ from batchloom.core.errors import SchemaError, UnusableRecordError
 
 
 def _equals(*values: object) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str | int | float | dict) and value in values
+    return lambda value: isinstance(value, str | int | float) and value in values
 
 
 def _counts_up(value: Any) -> bool:
@@ -71,13 +71,12 @@ _TEMPLATE_ARGUMENTS = UnsupportedKey(
     "TRL",
     "gives the chat template arguments",
     "write a template file (--template) that has the values you want as defaults",
-    is_neutral=_equals({}),
 )
 _LOSS_SCALE = UnsupportedKey(
     "ms-swift",
     "weights the loss",
     'mark whole turns with "loss": true or false',
-    is_neutral=_equals(1),
+    is_neutral=_equals(1, "1"),
 )
 _PAIR_REMEDY = "prepare the pairs with --map chosen=...,rejected=..., or the conversations with --map messages=..."
 _OF_PAIR = UnsupportedKey(
@@ -122,7 +121,7 @@ _SAMPLE_WEIGHT = UnsupportedKey(
     "Fireworks",
     "weights the record",
     "remove records of weight 0 and drop the column",
-    is_neutral=_equals(1),
+    is_neutral=_equals(1, "1"),
 )
 
 _ANY_CONVERSATION = {
@@ -223,7 +222,6 @@ MESSAGE_KEYS = KeyTable(
             "axolotl",
             "says which characters of a message are trained",
             'split the message, or mark whole turns with "train": true or false',
-            is_neutral=_equals({}),
         ),
         "masked": UnsupportedKey(
             "torchtune",
@@ -273,7 +271,10 @@ def check_keys(keys: Mapping[str, Any], table: KeyTable, place: str = "") -> Non
 
 def has_effect(value: object, entry: UnsupportedKey) -> bool:
     """Return whether a value of an unsupported key would change training."""
-    return says_something(value) and not entry.is_neutral(value)
+    if isinstance(value, dict):
+        # Tables give every record all fields of an object, null where the record has none.
+        value = {key: one for key, one in value.items() if one is not None}
+    return says_something(value) and value != {} and not entry.is_neutral(value)
 
 
 def describe_unsupported(place: str, entry: UnsupportedKey, names: Sequence[str]) -> str:
