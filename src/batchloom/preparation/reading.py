@@ -187,6 +187,11 @@ class Readings:
             # A manifest says with mapping: and text_field: what options say.
             told = f"{place}: {error} (mapping: there)"
             raise SchemaError(told, error.columns, error.suggestion) from None
+        found = replace(
+            found,
+            unused_columns=unused_columns(rows, schema),
+            unused_keys=unused_message_keys(rows, schema),
+        )
         if files and found.read is not None:
             found = replace(found, read=_naming_files(found.read))
         if tar:
@@ -308,22 +313,6 @@ def reading_of(
     looker: Looker | None = None,
 ) -> Reading:
     """How a source with these first records is read; with a looker its documents may hold media."""
-    reading = _reading_of(source, rows, rules, schema, chat, looker)
-    return replace(
-        reading,
-        unused_columns=unused_columns(rows, schema),
-        unused_keys=unused_message_keys(rows, schema),
-    )
-
-
-def _reading_of(
-    source: Source,
-    rows: Sequence[Mapping[str, Any]],
-    rules: ReadRules,
-    schema: Schema,
-    chat: ChatRecipe,
-    looker: Looker | None,
-) -> Reading:
     columns = _filled(schema, rows)
     if looker is not None and schema.kind == "interleaved":
         read, rules = _looking(record_reader(schema), looker), replace(rules, text_field=None)
