@@ -40,11 +40,11 @@ def main() -> None:
             f"best_fit {seq_len:6}: filled {pool.sum() / (count * seq_len):.4%}, "
             f"count {POOL / counting / 1e6:5.1f} M documents/s, spans {POOL / packing / 1e6:5.1f} M documents/s"
         )
-    for strategy in ("wrap", "first_fit", "window_1000", "none"):
+    for strategy in ("wrap", "first_fit", "window_16", "window_1000", "window_1000@1", "none"):
         packed = pack(pool, 2048, strategy)
         packing = best(lambda: pack(pool, 2048, strategy), 5)  # noqa: B023
         print(
-            f"{strategy:12} 2048: filled {pool.sum() / (packed.count * 2048):.4%}, {POOL / packing / 1e6:5.1f} M documents/s"
+            f"{strategy:13} 2048: filled {pool.sum() / (packed.count * 2048):.4%}, {POOL / packing / 1e6:5.1f} M documents/s"
         )
     permutation = Permutation(10_000_000, (1, 2))
     positions = np.arange(POOL)

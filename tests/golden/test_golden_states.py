@@ -9,6 +9,7 @@ import pytest
 
 import batchloom
 from batchloom import Edit, Loader, StateError
+from batchloom.cli import run
 from golden.arrays import describe_batches
 from golden.conftest import Workspace
 from golden.expectations import Expectations
@@ -51,6 +52,7 @@ def _staged(workspace: Workspace, **settings: Any) -> Loader:
 RUNS: dict[str, Callable[..., Loader]] = {
     "store": _store,
     "store, wrapped": lambda space, **more: _store(space, packing="wrap", **more),
+    "store, first windows": lambda space, **more: _store(space, packing="window_16@1", **more),
     "store, lanes": lambda space, **more: _store(space, lanes=4, pool_size=8, **more),
     "store, grouped": lambda space, **more: _store(
         space, packing="none", group_by_length=10, **more
@@ -84,6 +86,25 @@ def test_a_run_goes_on(workspace: Workspace, name: str) -> None:
         assert batches[0].step == _DONE
         section = f"{name}: after the state, rank {ranks[0]} of {ranks[1]}"
         EXPECTED.check(section, describe_batches(batches)["steps"])
+
+
+def test_a_state_of_the_first_windows_goes_on_with_them(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``window_16`` had another rule at first, under this name; a run that began with it keeps it."""
+    again = _store(workspace, packing="window_16")
+    assert again.plan.identity["spec"]["packing"] == "window_16@2"
+    saved = EXPECTED.read("store, first windows: state")
+    with pytest.raises(StateError, match=r"\(packing='window_16@1' gives the first version\)"):
+        again.plan.resume(saved)
+    again.load_state_dict(saved)
+    section = "store, first windows: after the state, rank 0 of 1"
+    EXPECTED.check(section, describe_batches(_take(again, _AFTER))["steps"])
+    assert again.plan.spec.packing == "window_16@1"
+    (workspace.root / "first.json").write_text(json.dumps(saved), "utf-8")
+    with workspace.entered():
+        assert run(["plan", "stores/jsonl-mapped", "--checkpoint", "first.json"]) == 0
+    assert saved["fingerprint"] in capsys.readouterr().out
 
 
 def _state_after(loader: Loader, steps: int) -> dict[str, Any]:

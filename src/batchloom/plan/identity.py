@@ -18,7 +18,7 @@ def origin_identity(plan: "Plan") -> dict[str, Any]:
 
     A plan of one store has the fields it always had; lanes, alignment and mixture are named where there are some.
     """
-    spec = {k: v for k, v in to_plain(plan.spec).items() if k not in _NOT_ORDER}
+    spec = {k: v for k, v in plan.spec.identity_fields().items() if k not in _NOT_ORDER}
     # Orders from before these could be asked for keep their fingerprint.
     for name, default in (("lanes", 1), ("align", 1), ("group_by_length", 0)):
         if spec[name] == default:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.spec import to_plain
 from batchloom.plan.edits import Edit
 from batchloom.plan.lanes import (
     LANE_POOL_SIZE,
@@ -209,7 +208,7 @@ class LanePlan:
         """Every field that decides the order."""
         plain = {
             k: v
-            for k, v in to_plain(self.spec).items()
+            for k, v in self.spec.identity_fields().items()
             if k not in ("epochs", "steps", "last", "block", "group_by_length")
         }
         return {

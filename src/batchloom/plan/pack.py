@@ -5,6 +5,10 @@ Performance Bounds for Simple One-Dimensional Packing Algorithms, SIAM J. Comput
 in bulk on the histogram of lengths: each capacity that has open sequences is marked, the smallest
 that fits a length is the first mark at or above it, and as many documents of that length as fit go
 into all sequences of that capacity in one move.
+
+``window_N`` looks ahead over the next N documents, as the packer of that name in lmms-engine does, but takes
+the longest that fits where that one takes the first. Its first version, ``window_N@1``, packs each N documents
+by themselves.
 """
 
 import re
@@ -170,7 +174,49 @@ def _first_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
     return max(sequences, default=-1) + 1, np.array(sequences, np.int64)
 
 
-def _window(size: int) -> Callable[[Lengths, int], tuple[int, NDArray[np.int64]]]:
+def _sliding_window(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
+    """Fill one sequence after the other from a window that slides over the items.
+
+    The window holds the first ``size`` items that are in no sequence yet. A sequence takes the first of
+    them, so that none waits for more than ``size`` sequences, and then the longest that fits (of equal
+    ones the first) until none does. The next item enters as soon as one is taken.
+    """
+    by_length = np.argsort(lengths, kind="stable")
+    places = np.empty(len(lengths), np.int64)
+    places[by_length] = np.arange(len(lengths))
+    counts = np.bincount(lengths, minlength=seq_len + 1)
+    # Equal lengths are taken in order, so the first place not taken yet tells which item a length stands for.
+    heads = (np.cumsum(counts) - counts).tolist()
+    waiting = np.bincount(lengths[:size], minlength=seq_len + 1)
+    waits, waiting = bytearray((waiting > 0).tobytes()), waiting.tolist()
+    longest, entering = waits.rfind, iter(lengths[size:].tolist())
+    taken: list[int] = []
+    ends: list[int] = []
+    take = taken.append
+    for place, first in zip(places.tolist(), lengths.tolist(), strict=True):
+        if place < heads[first]:
+            continue
+        length, room = first, seq_len
+        while length > 0:
+            take(heads[length])
+            heads[length] += 1
+            waiting[length] -= 1
+            if not waiting[length]:
+                waits[length] = 0
+            # Where no item is left, a length of 0 enters, which is never looked for.
+            entered = next(entering, 0)
+            waiting[entered] += 1
+            waits[entered] = 1
+            room -= length
+            length = longest(1, 1, room + 1)
+        ends.append(len(taken))
+    sequences = np.empty(len(lengths), np.int64)
+    sizes = np.diff(np.array(ends, np.int64), prepend=0)
+    sequences[by_length[np.array(taken, np.int64)]] = np.arange(len(ends)).repeat(sizes)
+    return len(ends), sequences
+
+
+def _separate_windows(size: int) -> Callable[[Lengths, int], tuple[int, NDArray[np.int64]]]:
     """Best fit inside each window of ``size`` consecutive items."""
     assign, stretch = _best_fit, size
     if size <= _SMALL_WINDOW:
@@ -238,7 +284,7 @@ def _wrap(lengths: Lengths, seq_len: int) -> Packed:
     )
 
 
-_WINDOW = re.compile(r"window_([1-9][0-9]{0,6})")
+_WINDOW = re.compile(r"window_([1-9][0-9]{0,6})(@1)?")
 # Their number of sequences follows from which lengths there are, in whatever order.
 ANY_ORDER = frozenset({"best_fit", "wrap", "none"})
 STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
@@ -249,10 +295,27 @@ def is_strategy(name: str) -> bool:
     return name in ("best_fit", "wrap", "first_fit", "none") or bool(_WINDOW.fullmatch(name))
 
 
+def packing_identity(strategy: str) -> str:
+    """Return the name of a strategy in fingerprints, which tells its versions apart.
+
+    Fingerprints of the time before ``window_N`` had a second version have its bare name for the first.
+    """
+    window = _WINDOW.fullmatch(strategy)
+    if not window:
+        return strategy
+    return f"window_{window[1]}" if window[2] else f"window_{window[1]}@2"
+
+
+def packing_from_identity(name: str) -> str:
+    """Return the strategy that has this name in fingerprints; the inverse of :func:`packing_identity`."""
+    return f"{name}@1" if _WINDOW.fullmatch(name) else name.removesuffix("@2")
+
+
 def _assigner(strategy: str) -> Callable[[Lengths, int], tuple[int, NDArray[np.int64]]]:
     window = _WINDOW.fullmatch(strategy)
     if window:
-        return _window(int(window[1]))
+        size = int(window[1])
+        return _separate_windows(size) if window[2] else partial(_sliding_window, size=size)
     return {"best_fit": _best_fit, "first_fit": _first_fit, "none": _alone}[strategy]
 
 

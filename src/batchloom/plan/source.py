@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.core.spec import to_plain
 from batchloom.plan.mixture import PlanStore
 from batchloom.plan.pools import Pools
 from batchloom.plan.rows import Rows, slice_rows
@@ -255,7 +254,7 @@ class SourceOrder:
         """What the counts of sequences depend on, for caching them: not epochs or batch size."""
         names = ["seq_len", "packing", "overlong", "seed", "shuffle", "pool_size"]
         names += ["align"] if self.spec.align > 1 else []
-        spec = to_plain(self.spec)
+        spec = self.spec.identity_fields()
         return {
             "order_version": ORDER_VERSION,
             "store": self.store.fingerprint,

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from batchloom.core.spec import is_switch, nearest, raise_problems, set_wholes
-from batchloom.plan.pack import STRATEGIES, is_strategy
+from batchloom.core.spec import is_switch, nearest, raise_problems, set_wholes, to_plain
+from batchloom.plan.pack import STRATEGIES, is_strategy, packing_identity
 
 Overlong = Literal["split", "drop", "truncate", "error"]
 Last = Literal["fill", "drop"]
@@ -39,7 +39,7 @@ class PlanSpec:
     Attributes:
         seq_len: tokens of a sequence, at most 2**24.
         global_batch_size: sequences of a step, over all ranks, at most 2**24.
-        packing: ``best_fit``, ``wrap``, ``first_fit``, ``window_N`` or ``none``.
+        packing: ``best_fit``, ``wrap``, ``first_fit``, ``window_N`` (``window_N@1`` for its first version) or ``none``.
         overlong: what becomes of a document longer than ``seq_len``: ``split`` cuts it,
             ``drop`` leaves it out, ``truncate`` keeps its first ``seq_len`` tokens, ``error``
             refuses the plan. (``wrap`` splits at the end of each sequence whatever the length.)
@@ -150,6 +150,10 @@ class PlanSpec:
         if "global_batch_size" not in wrong:
             problems += large_window(self.group_by_length, self.global_batch_size)
         return problems
+
+    def identity_fields(self) -> dict[str, Any]:
+        """Return all fields as plain values, as the identity of an order names them."""
+        return {**to_plain(self), "packing": packing_identity(self.packing)}
 
     def with_pools_for(self, sources: int) -> "PlanSpec":
         """The same with the size of its pools chosen, for so many sources."""

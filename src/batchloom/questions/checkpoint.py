@@ -11,6 +11,7 @@ from batchloom.core.files import because, nearest_path, read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import from_plain
 from batchloom.plan.mixture import Mixture, PlanStore, SourceSpec, Stage
+from batchloom.plan.pack import packing_from_identity
 from batchloom.plan.plan import SOURCE, Plan
 from batchloom.plan.spec import PlanSpec
 from batchloom.plan.state import with_journal
@@ -137,7 +138,8 @@ def _blocks(identity: Mapping[str, Any]) -> list[int]:
 
 
 def _spec(identity: Mapping[str, Any], steps: int | None, *, block: int) -> PlanSpec:
-    given = {**identity["spec"], "block": block}
+    spec = identity["spec"]
+    given = {**spec, "block": block, "packing": packing_from_identity(spec["packing"])}
     if given.get("epochs") is not None or given.get("steps") is not None:
         # Rows that are grouped by length know the end of their run.
         return from_plain(PlanSpec, given)

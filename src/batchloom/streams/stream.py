@@ -16,7 +16,7 @@ from batchloom.chat.trained import TrainOn
 from batchloom.core.cycles import uncollected
 from batchloom.core.errors import InputMissingError, PlanError, SettingsError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.spec import is_text, shown, to_plain, whole
+from batchloom.core.spec import is_text, shown, whole
 from batchloom.core.values import counted
 from batchloom.plan.lanes import (
     LANES_VERSION,
@@ -319,7 +319,7 @@ class Stream:
         return lanes
 
     def _identity(self) -> dict[str, Any]:
-        spec = {k: v for k, v in to_plain(self.spec).items() if k not in _NOT_ORDER}
+        spec = {k: v for k, v in self.spec.identity_fields().items() if k not in _NOT_ORDER}
         sources = self._listing.sources
         return {
             "order_version": ORDER_VERSION,
