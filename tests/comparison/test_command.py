@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import re
 import shutil
+import signal
 import sys
 import time
 from html.parser import HTMLParser
@@ -23,6 +25,7 @@ from batchloom.core import TrainError
 from batchloom.core.picture import save_picture
 from batchloom.testing import write_store
 from comparison.warm import run_warm
+from processes import start_processes
 
 HERE = Path(__file__).parent
 ABSENT = frameworks.Framework(
@@ -242,6 +245,105 @@ def test_finished_runs(tmp_path, capsys):
     assert run(["compare", "--runs", *logs, *words]) == 1
     told = json.loads(capsys.readouterr().out)
     assert [one["first_apart"] for one in told["runs"]] == [None, 2]
+
+
+WAITING = """\
+import time
+from pathlib import Path
+
+from batchloom.examples import pytorch
+
+WAIT = Path(__file__).with_name("wait")
+
+
+def train(model, job):
+    while WAIT.exists():
+        time.sleep(0.1)
+    pytorch.train(model, job)
+"""
+
+
+def run_counting(monkeypatch, stopped_at=None):
+    """Run examples in warm processes; returns the list of those that were run."""
+    names = []
+
+    def run_without_launcher(name, job, record, *, processes, seconds):
+        names.append(Path(name).name)
+        if names[-1] == stopped_at:
+            raise KeyboardInterrupt
+        return run_warm(name, job, record, processes)
+
+    monkeypatch.setattr(comparison, "run_example", run_without_launcher)
+    return names
+
+
+def without_times(out):
+    """What ``compare.json`` says besides times and memory, which differ from run to run."""
+    told = json.loads((out / "compare.json").read_text("utf-8"))
+    for outcome in told["outcomes"]:
+        assert outcome.pop("speed")["tokens_per_s"] > 0
+        assert outcome.pop("memory")["resident"] > 0
+    return told
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+def test_the_same_command_goes_on_after_a_stop(store, tmp_path, capsys, monkeypatch, number):
+    example, wait, out = tmp_path / "waiting.py", tmp_path / "wait", tmp_path / "out"
+    example.write_text(WAITING)
+    wait.touch()
+    words = ["compare", store, *SIZES, "--frameworks", f"pytorch,{example}", "--out"]
+    with start_processes("-m", "batchloom", *words, str(out)) as (command,):
+        until = time.monotonic() + 60
+        while "waiting.py: running" not in command.err.read_text():
+            assert time.monotonic() < until, command.err.read_text()
+            time.sleep(0.05)
+        command.send_signal(number)
+        stopped = command.wait()
+    # What a killed command leaves running ends by itself.
+    wait.unlink()
+    assert stopped.returncode == (130 if number == signal.SIGINT else -number)
+    lines = stopped.stderr.splitlines()
+    assert lines[0] == "[1/2] pytorch: running 6 steps in 1 process"
+    assert re.fullmatch(r"\[1/2\] pytorch: agrees, \d+\.\d s", lines[1])
+    assert lines[2] == f"[2/2] {example}: running 6 steps in 1 process"
+    names = run_counting(monkeypatch)
+    assert run([*words, str(out)]) == 0
+    assert names == ["waiting.py"]
+    assert f"{lines[1]}, before the stop\n{lines[2]}\n" in capsys.readouterr().err
+    assert sorted(file.name for file in out.iterdir()) == [
+        f"compare.{ending}" for ending in ("html", "json", "png")
+    ]
+    # Nothing is left to go on from: the same command begins anew.
+    undisturbed = tmp_path / "undisturbed"
+    assert run([*words, str(undisturbed)]) == 0
+    assert names == ["waiting.py", "pytorch", "waiting.py"]
+    assert without_times(out) == without_times(undisturbed)
+
+
+def test_another_command_or_example_starts_over_and_says_so(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example = tmp_path / "own.py"
+    example.write_text(WAITING)
+
+    def compare(*more, stopped_at=None):
+        names = run_counting(monkeypatch, stopped_at)
+        words = ["--frameworks", "pytorch,own.py", "--out", "out"]
+        code = run(["compare", store, *SIZES, *words, *more])
+        return code, names, capsys.readouterr().err
+
+    assert compare(stopped_at="own.py")[:2] == (130, ["pytorch", "own.py"])
+    code, names, said = compare("--seed", "7", stopped_at="own.py")
+    assert (code, names) == (130, ["pytorch", "own.py"])
+    assert said.startswith("Starting over: seed was 0 and is 7, plan was ")
+    example.write_text(WAITING + "\n")
+    code, names, said = compare("--seed", "7", stopped_at="own.py")
+    assert (code, names) == (130, ["pytorch", "own.py"])
+    assert said.startswith("Starting over: the example own.py was ")
+    code, names, said = compare("--seed", "7")
+    assert (code, names) == (0, ["own.py"])
+    assert "Starting over" not in said
 
 
 def test_names_on_the_page_are_no_markup():

@@ -78,6 +78,7 @@ def compare(
 ) -> int:
     """Run one small model through every framework on the same store, and compare batches, losses and speed.
 
+    After a stop, the same command goes on behind the last framework that finished.
     Exit code 0: all agree, 1: a batch or a loss differs, or a framework failed, 2: wrong options.
     """
     sizes = {
@@ -100,11 +101,12 @@ def compare(
     if not out:
         # A Path of it would be the current folder.
         raise SettingsError(["out: '' is no folder; give one, such as comparison"])
-    found = _runs(places or [], given, by) if runs else _frameworks(places or [], given, by)
+    places = places or []
+    found = _runs(places, given, by) if runs else _frameworks(places, given, by, Path(out))
     return _tell(found, Path(out), as_json=as_json)
 
 
-def _frameworks(places: list[str], given: dict[str, Any], by: str | None) -> "Found":
+def _frameworks(places: list[str], given: dict[str, Any], by: str | None, out: Path) -> "Found":
     if len(places) > 1:
         raise SettingsError([f"store: one is compared on, and {len(places)} are given"])
     if by is not None:
@@ -114,7 +116,7 @@ def _frameworks(places: list[str], given: dict[str, Any], by: str | None) -> "Fo
 
     spec = comparing.CompareSpec(store=places[0] if places else None, **given)
     console = plain_console(stderr=True)
-    return comparing.compare(spec, lambda line: console.print(visible(line)))
+    return comparing.compare(spec, lambda line: console.print(visible(line)), out)
 
 
 def _runs(places: list[str], given: dict[str, Any], by: str | None) -> "Found":

@@ -2,8 +2,9 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,8 @@ from batchloom.adapters.requirements import installed, require
 from batchloom.batches.media_rules import text_alone
 from batchloom.comparison.against import near
 from batchloom.comparison.difference import AHEAD, Difference, Wanted, differing, explained
-from batchloom.comparison.frameworks import FRAMEWORKS, Framework, by_name, missing
+from batchloom.comparison.finished import FinishedRuns
+from batchloom.comparison.frameworks import FRAMEWORKS, Framework, by_name, hash_example, missing
 from batchloom.comparison.launch import Record, run_example
 from batchloom.core.errors import InputError, SettingsError, TrainError
 from batchloom.core.spec import is_amount, raise_problems, set_wholes, shown
@@ -180,47 +182,46 @@ class Comparison:
         return all(one.agrees for one in self.outcomes)
 
 
-def compare(spec: CompareSpec, say: Say = print) -> Comparison:
+def compare(spec: CompareSpec, say: Say = print, out: Path | None = None) -> Comparison:
     """Run every framework and compare.
 
     Args:
         spec: what is asked for.
-        say: told what is going on, a line at a time.
+        say: gets a line when a framework begins, and one with its verdict and seconds when it ends.
+        out: a folder that keeps the records of finished frameworks, so that the same call goes on after a stop.
 
     Raises:
         SettingsError: sizes that do not fit, an unknown framework, a synthetic store that was not asked for.
         MissingDependencyError: a framework that was named is not installed.
         InputError: the store does not name its tokenizer; no framework is installed.
         StoreError: there is no store, or it is damaged.
+        OutputError: ``out`` cannot be written.
     """
     chosen = _chosen(spec)
     store, place = _opened(spec)
     loaders = [_loader(store, spec, rank) for rank in range(spec.processes)]
     wanted = Wanted(loaders, spec.steps)
-    runs: list[tuple[Framework, Record | None, str]] = []
-    for framework in chosen:
-        problem = " ".join(missing(framework))
-        found = None
+    finished = None
+    if out is not None:
+        command = _command(spec, place, chosen, loaders[0].plan.fingerprint)
+        finished = FinishedRuns(out, command, say)
+    outcomes: list[Outcome] = []
+    losses: list[float] = []
+    for number, framework in enumerate(chosen, 1):
+        tell = _progress(say, f"[{number}/{len(chosen)}] {framework.name}")
+        record, took, problem = None, "", " ".join(missing(framework))
         if not problem:
-            say(
-                f"{framework.name}: {counted(spec.steps, 'step')}, {counted(spec.processes, 'process')}"
-            )
-            found, problem = _run(framework, spec, place)
-        say(f"{framework.name}: {problem or 'done'}")
-        runs.append((framework, found, problem))
-    ran = [(framework.name, found) for framework, found, _ in runs if found is not None]
-    reference, losses = next(((name, one.losses) for name, one in ran), ("", []))
-    outcomes = [
-        _judged(framework, found, problem, (spec, wanted, loaders, losses))
-        for framework, found, problem in runs
-    ]
+            record, took, problem = _load_or_run(framework, number, spec, place, finished, tell)
+        losses = losses or (record.losses if record else [])
+        outcomes.append(_judged(framework, record, problem, (spec, wanted, loaders, losses)))
+        tell(f"{_describe_outcome(outcomes[-1], spec)}{took}")
     return Comparison(
         spec=spec,
         origin=loaders[0].origin,
         synthetic=store.synthetic,
         plan=loaders[0].plan.fingerprint,
         digest=_digest([_hashes(one[: spec.steps]) for one in wanted.entries]),
-        reference=reference,
+        reference=next((one.name for one in outcomes if one.state == "ran"), ""),
         outcomes=tuple(outcomes),
     )
 
@@ -274,6 +275,59 @@ def _loader(store: Store, spec: CompareSpec, rank: int) -> Loader:
     )
     text_alone(loader, "batchloom compare")
     return loader
+
+
+def _command(
+    spec: CompareSpec, place: str, chosen: Sequence[Framework], plan: str
+) -> dict[str, Any]:
+    """Return everything that decides what a framework's run gives, by the name to show for it."""
+    packages = {one.package for framework in chosen for one in framework.needs}
+    return {
+        **asdict(spec),
+        "store": place,
+        "plan": plan,
+        "frameworks": [framework.name for framework in chosen],
+        **{f"the example {one.name}": hash_example(one) for one in chosen},
+        **{package: installed(package) for package in sorted({"batchloom", *packages})},
+    }
+
+
+def _progress(say: Say, title: str) -> Say:
+    return lambda line: say(f"{title}: {line}")
+
+
+def _load_or_run(
+    framework: Framework,
+    number: int,
+    spec: CompareSpec,
+    place: str,
+    finished: FinishedRuns | None,
+    tell: Say,
+) -> tuple[Record | None, str, str]:
+    """Return the record of a framework, the seconds it took in words, and the problem where it failed."""
+    kept = finished.load(number) if finished else None
+    if kept is not None:
+        record, seconds = kept
+        return record, f", {seconds:.1f} s, before the stop", ""
+    tell(f"running {counted(spec.steps, 'step')} in {counted(spec.processes, 'process')}")
+    begin = time.monotonic()
+    found, problem = _run(framework, spec, place)
+    seconds = time.monotonic() - begin
+    # A framework that failed runs again: a stop can be what it failed by.
+    if found is not None and finished is not None:
+        finished.save(number, found, seconds)
+    return found, f", {seconds:.1f} s", problem
+
+
+def _describe_outcome(outcome: Outcome, spec: CompareSpec) -> str:
+    """Return the verdict of a framework in a few words."""
+    if outcome.state != "ran":
+        return f"{outcome.state} ({outcome.problem.splitlines()[0]})"
+    if outcome.differing:
+        batches = spec.steps * spec.processes
+        return f"{len(outcome.differing):,} of {batches:,} batches differ"
+    apart = outcome.loss_difference
+    return "agrees" if apart is None else f"losses differ from step {apart.step:,}"
 
 
 def _run(framework: Framework, spec: CompareSpec, place: str) -> tuple[Record | None, str]:

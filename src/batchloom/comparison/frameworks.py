@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import xxhash
+
 from batchloom.adapters.requirements import (
     ACCELERATE,
     DATASETS,
@@ -113,6 +115,24 @@ def example_of(framework: Framework) -> ModuleType:
             f"{module} is no example: it has no train(model, job). See examples/pytorch.py."
         )
     return found
+
+
+def hash_example(framework: Framework) -> str | None:
+    """Return the hash of an example's file; None where its module cannot be found."""
+    if framework.module.endswith(".py"):
+        file = framework.module
+    else:
+        known = framework in FRAMEWORKS
+        try:
+            spec = importlib.util.find_spec(
+                f"batchloom.examples.{framework.module}" if known else framework.module
+            )
+        except ImportError:
+            return None
+        if spec is None or spec.origin is None:
+            return None
+        file = spec.origin
+    return xxhash.xxh3_64_hexdigest(Path(file).read_bytes())
 
 
 def missing(framework: Framework) -> list[str]:

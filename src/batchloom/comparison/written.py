@@ -1,8 +1,10 @@
 """What a comparison leaves: ``compare.json``, ``compare.png`` and ``compare.html``."""
 
 import json
+import shutil
 from pathlib import Path
 
+from batchloom.comparison.finished import PARTIAL
 from batchloom.comparison.page import page
 from batchloom.comparison.pictures import draw
 from batchloom.comparison.told import Found, plain_of
@@ -11,6 +13,8 @@ from batchloom.core.aside import refused
 
 def write(found: Found, out: Path) -> tuple[Path, Path, Path]:
     """Write the three files, each aside first; those of an earlier comparison are replaced.
+
+    The records of finished frameworks, which a stopped comparison goes on from, are removed.
 
     Returns:
         Their paths.
@@ -24,6 +28,9 @@ def write(found: Found, out: Path) -> tuple[Path, Path, Path]:
     draw(found, png)
     _write(json_file, json.dumps(plain_of(found), ensure_ascii=False, indent=1) + "\n")
     _write(html, page(found, png.read_bytes()))
+    with refused("write", out):
+        if (out / PARTIAL).exists():
+            shutil.rmtree(out / PARTIAL)
     return json_file, png, html
 
 
