@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from adapters.small import small_store
+from adapters.test_hugging_face import make_trainer
 from batchloom import Loader
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer, refuse_leak
 from batchloom.adapters.accelerate import require_isolation
@@ -29,16 +30,32 @@ def build(name, **settings):
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**settings, use_cache=False)
+    config_name = {"Gemma3": "Gemma3TextConfig"}.get(name, f"{name}Config")
+    config = getattr(transformers, config_name)(**settings, use_cache=False)
     return getattr(transformers, f"{name}ForCausalLM")(config)
 
 
+# Families that keep no documents apart by their positions: ALiBi, learned positions, a state.
+DEAF = {
+    "OPT": {**SIZE, "ffn_dim": 64, "word_embed_proj_dim": 32},
+    "Bloom": SIZE,
+    "Mpt": {"d_model": 32, "n_heads": 2, "n_layers": 2, "vocab_size": 320, "max_seq_len": 64},
+    "Falcon": SIZE,
+    "Mamba": {**SIZE, "state_size": 4},
+}
+
+
 def build_deaf(name):
-    sizes = {"OPT": {"ffn_dim": 64, "word_embed_proj_dim": 32}, "Mamba": {"state_size": 4}}
-    return build(name, **SIZE, **sizes.get(name, {}))
+    return build(name, **DEAF[name])
 
 
-@pytest.mark.parametrize("name", ["OPT", "Bloom", "Falcon", "Mamba"])
+@pytest.mark.parametrize("name", DEAF)
+def test_hugging_face_refuses_a_model_that_ignores_positions(store, tmp_path, name):
+    with pytest.raises(TrainError, match="see each other|takes no position_ids"):
+        make_trainer(store, tmp_path, model=build_deaf(name)).train()
+
+
+@pytest.mark.parametrize("name", DEAF)
 def test_fsdp2_refuses_a_model_that_ignores_positions(store, tmp_path, name):
     args = FSDP2Arguments(output_dir=str(tmp_path), max_steps=2, max_length=64, use_cpu=True)
     with pytest.raises(BatchloomError, match="see each other"):
@@ -51,12 +68,20 @@ def test_accelerate_users_have_the_same_check(store):
     accelerator = Accelerator(cpu=True)
     loader = Loader(store, seq_len=64, global_batch_size=8, rank=0, world_size=1)
     require_isolation(accelerator, accelerator.prepare(tiny_model(store)), loader)
-    with pytest.raises(TrainError, match="BloomForCausalLM lets packed documents see each other"):
-        require_isolation(accelerator, build_deaf("Bloom"), loader)
+    for name in DEAF:
+        with pytest.raises(TrainError, match=f"{name}ForCausalLM .*(see each other|position_ids)"):
+            require_isolation(accelerator, build_deaf(name), loader)
 
 
 MODELS = {
     "Mistral": GROUPED,
+    # Each kind of layer has a rotary embedding of its own, which no mask changes.
+    "Gemma3": {
+        **GROUPED,
+        "query_pre_attn_scalar": 16,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "Gemma2": {**GROUPED, "query_pre_attn_scalar": 16},
     "Qwen2": {**GROUPED, "use_sliding_window": True, "max_window_layers": 1},
 }
@@ -65,7 +90,7 @@ MODELS = {
 @pytest.mark.parametrize(
     ("name", "additive"),
     # Gemma 2 has no SDPA.
-    [("Mistral", None), ("Qwen2", None), *((name, "float32") for name in MODELS)],
+    [("Mistral", None), ("Gemma3", None), ("Qwen2", None), *((name, "float32") for name in MODELS)],
 )
 def test_a_dense_mask_has_the_window_of_the_model(tmp_path, name, additive):
     model = build(name, **MODELS[name], sliding_window=9)
