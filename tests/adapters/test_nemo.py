@@ -225,6 +225,19 @@ def test_a_nemo_data_module_goes_on_by_consumed_samples(folder, ranks):
             other.load_state_dict(part)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_after_any_step_goes_on_with_the_next(folder, ranks, workers):
+    module = nemo_module(folder)
+    module.train_dataloader()
+    for step in range(1, 5):
+        module.trainer.global_step = step
+        again = nemo_module(folder, step=step)
+        again.load_state_dict(module.state_dict())
+        data = again.train_dataloader().dataset
+        consumed = again.data_sampler.init_consumed_samples
+        same(asked(data, consumed, workers=workers), folder, first=step)
+
+
 def test_an_evaluation_on_the_way_leaves_the_place(folder, ranks):
     module = nemo_module(folder)
     module.train_dataloader()

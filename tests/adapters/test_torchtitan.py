@@ -66,6 +66,16 @@ def test_it_is_a_torchtitan_loader_of_the_plans_batches(store, rank, ranks):
     same(list(loader), plain(store, rank=rank, ranks=ranks))
 
 
+def test_a_state_after_any_step_goes_on_with_the_next(store):
+    loader = build(store)
+    for number, _ in enumerate(loader, 1):
+        step = number // 4
+        again = build(store)
+        again.load_state_dict(loader.state_dict())
+        # Inside a step the state is that before it.
+        same([item for item, _ in zip(again, range(4), strict=False)], plain(store, step)[:4])
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_checkpoint_by_torch_goes_on_after_the_steps_trained_on_another_number_of_ranks(
     store, tmp_path

@@ -372,3 +372,28 @@ def test_forms_of_forms(folders):
     )
     same(forms.shifted(moved), moved)
     assert all(a <= b for a, b in pairwise(forms.flattened(cut)["cu_seq_lens_q"]))
+
+
+@pytest.mark.parametrize("form", ["rows", "varlen"])
+def test_a_batch_is_moved_with_its_step_and_its_rows(folders, form):
+    documents = [[(n % 256, True) for n in range(k)] for k in range(3, 40)]
+    loader = loader_of(store_of(folders, documents), output="torch", form=form)
+    batch = loader[2]
+    moved = batch.to("meta", non_blocking=True)
+    assert (moved.step, moved.origin) == (2, batch.origin)
+    assert {value.device.type for value in moved.values() if hasattr(value, "device")} == {"meta"}
+    assert set(moved) == set(batch)
+    for ours, theirs in zip(batch.split(2), batch.to("cpu").split(2), strict=True):
+        same(theirs, ours)
+
+
+def test_masks_are_moved_with_their_batch_and_arrays_are_not(folders):
+    store = store_of(folders, [[(n % 256, True) for n in range(20)]] * 9)
+    batch = loader_of(store, output="torch")[0]
+    masked = Batch(
+        {**batch, "attention_mask": {"full_attention": masks.dense_mask(batch)["attention_mask"]}}
+    )
+    assert masked.to("meta")["attention_mask"]["full_attention"].device.type == "meta"
+    moved = masks.block_mask(batch).to("cpu")["attention_mask"]
+    assert moved.shape == masks.block_mask(batch)["attention_mask"].shape
+    same(loader_of(store)[0].to("cpu"), batch)

@@ -12,6 +12,7 @@ from batchloom.adapters.requirements import TORCH, require
 require(TORCH)
 
 import os
+import traceback
 from collections.abc import Iterator
 from itertools import count
 from typing import Any, final
@@ -136,9 +137,10 @@ class LoaderIterable(IterableDataset[Batch]):
     It has the plan as it is when it is made: after an edit of the loader make it anew. Every iteration
     begins where the loader it was made of would have: at step 0, or at a loaded state's step.
 
-    Without workers ``loader.state_dict()`` is that of the batch given last. With workers it raises: take
-    ``loader.state_at(batch.step + 1)``. Its own ``state_dict`` is what torchdata's StatefulDataLoader
-    keeps for each worker; after ``load_state_dict`` the next iteration, and only that, goes on there.
+    Without workers ``loader.state_dict()`` is that of the batch given last. With workers it raises, and in the
+    loops of Accelerate and Lightning, which fetch a batch ahead: take ``loader.state_at(batch.step + 1)``.
+    Its own ``state_dict`` is what torchdata's StatefulDataLoader keeps for each worker; after
+    ``load_state_dict`` the next iteration, and only that, goes on there.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -156,12 +158,14 @@ class LoaderIterable(IterableDataset[Batch]):
 
     def _steps(self, first: int, workers: int) -> Iterator[int]:
         """Give the numbers of this process's steps; without workers the loader notes them."""
-        original = self._source.original
-        if original is not None and get_worker_info() is None:
+        original = self._source.original if get_worker_info() is None else None
+        if original is not None and not _is_fetched_ahead():
             yield from original.step_numbers(first)
             return
         loader, step = self._source.loader(), first
         while loader.plan.has_step(step):
+            if original is not None:
+                original.lose_track()
             yield step
             step += workers
 
@@ -192,6 +196,21 @@ class LoaderIterable(IterableDataset[Batch]):
                 "loader.state_at(batch.step + 1) instead: it goes on with any number of workers."
             )
         self._loaded = self._next = loader.plan.course.step_at(position)[0]
+
+
+# The modules whose loops ask for a batch before they give the one before it.
+_FETCH_AHEAD = {
+    "accelerate.data_loader",
+    "lightning.pytorch.loops.fetchers",
+    "pytorch_lightning.loops.fetchers",
+}
+
+
+def _is_fetched_ahead() -> bool:
+    """Return whether a loop that fetches ahead is asking; only the calls that led here tell it."""
+    return any(
+        frame.f_globals.get("__name__") in _FETCH_AHEAD for frame, _ in traceback.walk_stack(None)
+    )
 
 
 def _worker() -> tuple[int, int]:

@@ -42,11 +42,15 @@ class MediaCut(NamedTuple):
 MediaCuts = Mapping[str, MediaCut]
 
 
+# Of a batch that was rebuilt from its arrays: ``batch.step + 1`` is no step either, and refused as such.
+_UNKNOWN_STEP = -2
+
+
 class Batch(dict[str, Any]):
     """A batch: a plain dict of arrays, as models take it, that also knows what it is.
 
     Attributes:
-        step: the optimizer step it belongs to.
+        step: the optimizer step it belongs to; -2 of a batch that was rebuilt from its arrays.
         origin: where its data came from, as log lines say it.
         cuts: which spans its rows hold; None of a batch that was rebuilt.
     """
@@ -54,7 +58,7 @@ class Batch(dict[str, Any]):
     def __init__(
         self,
         arrays: Mapping[str, Any],
-        step: int = -1,
+        step: int = _UNKNOWN_STEP,
         origin: str = "",
         cuts: "BatchCuts | None" = None,
     ) -> None:
@@ -65,6 +69,21 @@ class Batch(dict[str, Any]):
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}: {_describe_array(value)}" for name, value in self.items())
         return f"Batch(step {self.step}: {arrays})"
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> "Batch":
+        """Return the batch with its tensors on a device.
+
+        Accelerate and Lightning move a batch by this method. Without it they would rebuild it from its arrays, and
+        ``step`` would be lost.
+
+        Args:
+            device: as ``torch.Tensor.to`` takes it.
+            non_blocking: whether copies from pinned memory may go on in the background.
+        """
+        moved = {
+            name: _move(value, device, non_blocking=non_blocking) for name, value in self.items()
+        }
+        return Batch(moved, self.step, self.origin, self.cuts)
 
     def split(self, micro_batch_size: int) -> list["Batch"]:
         """The batch in parts of so many rows each, in order, as views of the same memory.
@@ -101,6 +120,18 @@ class Batch(dict[str, Any]):
         firsts = _firsts(len(cuts.pointers) - 1, micro_batch_size)
         parts = [_varlen_part(self, cuts, first, first + micro_batch_size) for first in firsts]
         return [Batch(part, self.step, self.origin) for part in parts]
+
+
+def _move(value: Any, device: Any, *, non_blocking: bool) -> Any:
+    """Move tensors, also those of a dict of masks; numpy arrays stay."""
+    if isinstance(value, Mapping):
+        return {
+            name: _move(part, device, non_blocking=non_blocking) for name, part in value.items()
+        }
+    if hasattr(value, "mask_mod"):
+        # flex_attention's mask knows no other argument.
+        return value.to(device)
+    return value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
 
 
 def _describe_array(value: Any) -> str:

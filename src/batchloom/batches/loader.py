@@ -557,12 +557,14 @@ class Loader:
         (``next(iter(loader))``) beside a running iteration does not move it.
 
         Raises:
-            StateError: workers of a ``DataLoader``, or a ``LoaderDataset``, gave the last batches.
+            StateError: workers of a ``DataLoader``, or a ``LoaderDataset``, gave the last batches, or a loop of
+                Accelerate or Lightning fetched them ahead.
         """
         if self._iterations.untracked:
             raise StateError(
-                "The last batches came through workers of a DataLoader or from a LoaderDataset, and the loader does "
-                "not know which of them the training loop received. Take loader.state_at(batch.step + 1) of the last "
+                "The last batches came through workers of a DataLoader, from a LoaderDataset or to a loop that fetches "
+                "ahead (Accelerate, Lightning), and the loader does not know which of them the training loop received. "
+                "Take loader.state_at(batch.step + 1) of the last "
                 "batch, or iterate the Loader itself."
             )
         step = self._iterations.position
@@ -573,9 +575,18 @@ class Loader:
         return self.state_at(step)
 
     def state_at(self, step: int) -> dict[str, Any]:
-        """The state before a step, for trainers that count steps and fetch ahead; raises as ``batch`` does."""
+        """The state before a step, for trainers that count steps and fetch ahead; raises as ``batch`` does.
+
+        Raises:
+            StateError: the step of a batch that was rebuilt from its arrays.
+        """
         if self._stream is not None:
             raise no_step(shown(step))
+        if step < 0:
+            raise StateError(
+                f"There is no step {step}. A batch that a framework rebuilt from its arrays has lost its step: count "
+                "the steps that were trained, and take loader.state_at(steps)."
+            )
         state = self.plan.state(self.plan.positions_of(whole_step(step))[0])
         return with_augment(state, self.augmentation)
 

@@ -1,0 +1,329 @@
+"""A checkpoint after any step resumes with the next one, in each trainer, whatever fetched its batches ahead."""
+
+import re
+import shutil
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import batchloom
+from adapters.small import small_store
+from batchloom import StateError
+from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
+from batchloom.adapters.accelerate import attach, load_newest, save
+from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
+from batchloom.comparison import FRAMEWORKS, Witness, expected
+from batchloom.examples.job import adamw, tiny_model
+from comparison.warm import run_warm
+
+accelerate = pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+trl = pytest.importorskip("trl")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    lightning = pytest.importorskip("lightning.pytorch")
+    from batchloom.adapters.lightning import LoaderDataModule
+
+from batchloom.adapters.hugging_face import trainer_parts
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    # torch counts this machine's cores, Lightning the workers; neither finds a GPU.
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+STEPS = 7
+SIZES = {"seq_len": 64, "global_batch_size": 4, "steps": STEPS}
+NUMBER = re.compile(r"(?:step[_=]|checkpoint-)(\d+)(?:\.ckpt|\.pt)?$")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("data") / "store")
+
+
+@pytest.fixture(scope="module")
+def planned(store):
+    """The hash of each step, see ``batchloom.comparison``."""
+    return [entry["hash"] for entry in expected(make_loader(store), STEPS)]
+
+
+def make_loader(store, **options):
+    return batchloom.Loader(store, **SIZES, micro_batch_size=2, rank=0, world_size=1, **options)
+
+
+def keep_until(folder, target, step):
+    """Copy a run's folder as it was after a step: without the checkpoints of later ones."""
+    shutil.copytree(folder, target)
+    for path in sorted(target.iterdir()):
+        if (match := NUMBER.search(path.name)) and int(match[1]) > step:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return target
+
+
+def train_hugging_face(store, folder, resume, workers, kind=transformers.TrainingArguments):
+    fetching = {
+        "dataloader_num_workers": workers,
+        "dataloader_prefetch_factor": 3 if workers else None,
+        "dataloader_persistent_workers": bool(workers),
+    }
+    own = {}
+    if kind is trl.SFTConfig:
+        own = {"dataset_kwargs": {"skip_prepare_dataset": True}, "bf16": False}
+    args = kind(
+        str(folder),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_steps=STEPS,
+        train_sampling_strategy="sequential",
+        lr_scheduler_type="constant",
+        save_steps=1,
+        disable_tqdm=True,
+        report_to="none",
+        use_cpu=True,
+        **fetching,
+        **own,
+    )
+    parts, model = trainer_parts(make_loader(store), args), tiny_model(store)
+    given = {
+        "train_dataset": parts.dataset,
+        "data_collator": parts.collator,
+        "callbacks": [parts.callback],
+        "optimizers": (adamw(model.parameters(), 1e-3), None),
+    }
+    if kind is trl.SFTConfig:
+        trainer = trl.SFTTrainer(model, args, processing_class=make_tokenizer(), **given)
+    else:
+        trainer = transformers.Trainer(model, args, compute_loss_func=parts.loss, **given)
+    witness = Witness(model)
+    trainer.train(resume_from_checkpoint=resume)
+    return witness.end()
+
+
+def make_tokenizer():
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<end>": 0})))
+
+
+def train_sft(store, folder, resume, workers):
+    return train_hugging_face(store, folder, resume, workers, trl.SFTConfig)
+
+
+def train_fsdp2(store, folder, resume, _workers):
+    args = FSDP2Arguments(
+        output_dir=str(folder),
+        max_length=64,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_steps=STEPS,
+        save_steps=1,
+        seed=0,
+        use_cpu=True,
+    )
+    model = tiny_model(store)
+    trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=store)
+    witness = Witness(model)
+    trainer.train(resume_from_checkpoint=resume)
+    return witness.end()
+
+
+class Learner(lightning.LightningModule):
+    def __init__(self, store):
+        super().__init__()
+        self.model = tiny_model(store)
+
+    def training_step(self, batch, _number):
+        count = self.trainer.datamodule.loss_divisor
+        return self.model(**batch, use_cache=False, num_items_in_batch=count).loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+def make_lightning(folder, **settings):
+    """A Trainer that saves a checkpoint after every step."""
+    saving = lightning.callbacks.ModelCheckpoint(
+        folder, "{step}", every_n_train_steps=1, save_top_k=-1
+    )
+    return lightning.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_steps=STEPS,
+        callbacks=saving,
+        **settings,
+    )
+
+
+def train_lightning(store, folder, resume, prefetch):
+    learner = Learner(store)
+    data = LoaderDataModule(train=lambda: make_loader(store, prefetch=prefetch))
+    witness = Witness(learner.model)
+    trainer = make_lightning(folder, accumulate_grad_batches=2)
+    trainer.fit(learner, data, ckpt_path=newest_of(folder) if resume else None, weights_only=True)
+    return witness.end()
+
+
+def newest_of(folder):
+    return max(folder.glob("*.ckpt"), key=lambda path: int(NUMBER.search(path.name)[1]))
+
+
+def train_accelerate(store, folder, resume, workers):
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loader, model = make_loader(store), tiny_model(store)
+    learner, optimizer = accelerator.prepare(model, adamw(model.parameters(), 1e-3))
+    attach(accelerator, loader)
+    if resume:
+        load_newest(accelerator, folder)
+    # Made when the place is known; with None the loader itself.
+    data = loader
+    if workers is not None:
+        data = DataLoader(
+            LoaderIterable(loader),
+            batch_size=None,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            prefetch_factor=3 if workers else None,
+        )
+    witness = Witness(model)
+    for batch in data:
+        for part in batch.split(2):
+            with accelerator.accumulate(learner):
+                accelerator.backward(learner(**part, use_cache=False).loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        save(accelerator, folder, batch.step + 1)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    return witness.end()
+
+
+# Each with what fetches its batches: workers of a DataLoader (None: the loader itself), or of Lightning's the
+# steps that the loader makes ahead. The first way is in the fast tier.
+TRAINERS = {
+    "hf-trainer": (train_hugging_face, (2, 0)),
+    "trl-sft": (train_sft, (2, 0)),
+    "fsdp2-trainer": (train_fsdp2, (0,)),
+    "lightning": (train_lightning, (4, 0)),
+    "accelerate": (train_accelerate, (2, 0, None)),
+}
+
+
+@pytest.mark.parametrize(
+    ("train", "fetching"),
+    [
+        pytest.param(
+            train,
+            fetching,
+            id=f"{name}-{fetching}",
+            marks=[pytest.mark.slow] if fetching != ways[0] or name == "trl-sft" else [],
+        )
+        for name, (train, ways) in TRAINERS.items()
+        for fetching in ways
+    ],
+)
+def test_a_trainer_goes_on_after_any_step(store, planned, tmp_path, train, fetching):
+    heard = train(store, tmp_path / "run", None, fetching)
+    assert [entry["hash"] for entry in heard] == planned
+    for step in range(1, STEPS):
+        folder = keep_until(tmp_path / "run", tmp_path / f"after-{step}", step)
+        heard = train(store, folder, True, fetching)
+        assert [entry["hash"] for entry in heard] == planned[step:], step
+
+
+EXAMPLES = [one for one in FRAMEWORKS if one.name in ("pytorch", "megatron", "fsdp2", "deepspeed")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", EXAMPLES, ids=lambda one: one.name)
+def test_an_example_goes_on_after_any_step(store, planned, tmp_path, framework):
+    job = {"data": str(store.path), **SIZES, "save_every": 1}
+    run = tmp_path / "run"
+    record = run_warm(framework.name, {**job, "out": str(run)}, tmp_path / "record")
+    assert [entry["hash"] for entry in record.ranks[0]] == planned
+    for step in range(1, STEPS):
+        out = keep_until(run, tmp_path / f"after-{step}", step)
+        if framework.name == "deepspeed":
+            (out / "latest").write_text(f"checkpoint-{step}")
+        resumed = {**job, "out": str(out), "resume": True}
+        record = run_warm(framework.name, resumed, tmp_path / f"record-{step}")
+        assert record.first == step
+        assert [entry["hash"] for entry in record.ranks[0]] == planned[step:]
+
+
+def check_received(loader, batch, store, step, *, known):
+    """Require the state after a batch that the training loop received: right, or refused with its remedy."""
+    assert batch.step == step
+    wanted = make_loader(store).state_at(step + 1)
+    if known:
+        assert loader.state_dict() == wanted
+    else:
+        with pytest.raises(StateError, match=r"Take loader.state_at\(batch.step \+ 1\)"):
+            loader.state_dict()
+    assert loader.state_at(step + 1) == wanted
+
+
+@pytest.fixture
+def accelerator():
+    yield accelerate.Accelerator(cpu=True)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_accelerate_fetches_ahead_hides_the_state(store, accelerator, face, workers):
+    """Its prepared DataLoader asks for a batch before it gives the one before."""
+    loader = make_loader(store)
+    data = DataLoader(face(loader), batch_size=None, num_workers=workers)
+    prepared = accelerate.data_loader.prepare_data_loader(data, dispatch_batches=False)
+    for step, batch in enumerate(prepared):
+        check_received(loader, batch.to("cpu"), store, step, known=False)
+    assert step == STEPS - 1
+    # As it is, it is asked for no batch ahead.
+    loader = make_loader(store)
+    for step, batch in enumerate(DataLoader(face(loader), batch_size=None)):
+        check_received(loader, batch, store, step, known=face is LoaderIterable)
+
+
+def test_the_step_of_a_batch_that_accelerate_rebuilds_is_no_step(store, accelerator):
+    """Batches of an iterable dataset go through its dispatcher, which makes them anew of their arrays."""
+    loader = make_loader(store)
+    for batch in accelerator.prepare(DataLoader(LoaderIterable(loader), batch_size=None)):
+        with pytest.raises(StateError, match="does not know which of them the training loop"):
+            loader.state_dict()
+        with pytest.raises(StateError, match="has lost its step: count the steps"):
+            loader.state_at(batch.step + 1)
+
+
+class Checking(lightning.LightningModule):
+    def __init__(self, loader, store, known):
+        super().__init__()
+        self.layer, self.steps = torch.nn.Linear(1, 1), []
+        self.loader, self.store, self.known = loader, store, known
+
+    def training_step(self, batch, _number):
+        check_received(self.loader, batch, self.store, self.trainer.global_step, known=self.known)
+        self.steps.append(batch.step)
+        return self.layer(torch.ones(1)).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("loader", True), ("iterable", False), ("workers", False)]
+)
+def test_what_lightning_fetches_ahead_hides_the_state(store, tmp_path, name, known):
+    """Of data without a length it asks for a batch ahead, to know which one is the last."""
+    loader = make_loader(store)
+    data = loader
+    if name != "loader":
+        workers = 2 if name == "workers" else 0
+        data = DataLoader(LoaderIterable(loader), batch_size=None, num_workers=workers)
+    learner = Checking(loader, store, known)
+    make_lightning(tmp_path).fit(learner, data)
+    assert learner.steps == list(range(STEPS))
