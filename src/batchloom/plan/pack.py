@@ -211,8 +211,8 @@ def _sliding_window(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, 
             length = longest(1, 1, room + 1)
         ends.append(len(taken))
     sequences = np.empty(len(lengths), np.int64)
-    sizes = np.diff(np.array(ends, np.int64), prepend=0)
-    sequences[by_length[np.array(taken, np.int64)]] = np.arange(len(ends)).repeat(sizes)
+    order = by_length[np.array(taken, np.int64)]
+    sequences[order] = np.searchsorted(ends, np.arange(len(taken)), side="right")
     return len(ends), sequences
 
 
