@@ -55,6 +55,17 @@ def gpt2_nowhere(patch):
     resolve_tokenizer("gpt2")
 
 
+def without_calls():
+    call = {"function": {"name": "f", "arguments": {}}}
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "tool_calls": [call]},
+    ]
+    jsonl(Path("in.jsonl"), [{"messages": turns}])
+    Path("t.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
+    prepare("in.jsonl", template="t.jinja", max_bad=0)
+
+
 def spelled():
     turns = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "a"}]
     jsonl(Path("in.jsonl"), [{"messages": turns}])
@@ -164,6 +175,7 @@ HERE = {
     "gpt2 is neither installed nor cached": gpt2_nowhere,
     "template chatml writes ..., which tokenizer '...' does not have as control tokens": (
         lambda _: choose_template("chatml", {}, {}, "bytes")),
+    "template ... leaves out tool calls of turn ...": lambda _: without_calls(),
     "it spells a control token that cannot be told from the template's own": lambda _: spelled(),
     "No training shards found in ...": lambda _: (
         Path("d").mkdir(), GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", "d")),

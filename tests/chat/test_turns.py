@@ -216,7 +216,8 @@ def test_tool_calls_are_the_assistants_and_tools_are_not(encoder_of):
         ),
         "<think>\n\n</think>\n\nIt is.<|im_end|>",
     ]
-    assert "leaves out tool calls of turn 2" in trained(encoder_of("chatml"), conversation)
+    dropping = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}{{ eos_token }}{% endfor %}"
+    assert "leaves out tool calls of turn 2" in trained(encoder_of(dropping), conversation)
 
 
 def test_what_a_template_does_to_contents_is_counted(encoder_of):

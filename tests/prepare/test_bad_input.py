@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchloom import InputError, Recipe, SettingsError, TokenizerError, open_store
+from batchloom import InputError, Recipe, SettingsError, TokenizerError, open_store, prepare
 from batchloom.core import InputMissingError, RecordError, TooManyBadRecordsError
 from batchloom.preparation import unit_files
 from batchloom.preparation.recipe import allowed_bad
@@ -360,3 +360,54 @@ def test_more_documents_of_a_unit_than_can_be_numbered_are_refused(tmp_path, mon
     make(tmp_path / "b.jsonl", tmp_path / "all", dedup="none")
     with pytest.raises(InputError, match="more than 9 documents"):
         make(tmp_path / "b.jsonl", tmp_path / "ten")
+
+
+def calls_of(number):
+    turns = [{"role": "user", "content": f"q{number}"}, {"role": "assistant", "content": "a"}]
+    if number % 2:
+        call = {"function": {"name": "f", "arguments": {"n": number}}}
+        turns[1] = {"role": "assistant", "content": None, "tool_calls": [call]}
+    return {"messages": turns}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_budget_is_proposed_for_half_of_the_records(tmp_path, workers):
+    source = tmp_path / "a.jsonl"
+    jsonl(source, [calls_of(number) for number in range(300)])
+    with source.open("a") as file:
+        file.write("bad\n" * 2)
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    template = str(tmp_path / "t.jinja")
+    with pytest.raises(TooManyBadRecordsError) as error:
+        prepare(source, out=tmp_path / "out", tokenizer="bytes", template=template, workers=workers)
+    text = one_sentence(error)
+    assert "The first: " in text
+    assert "--max-bad 5%" not in text
+    assert text.endswith("which 150 of them have; a budget is for single records.") or (
+        "Mend the commonest fault, which 150 of them have (template t.jinja leaves out tool calls of turn 2: choose "
+        "one that writes them, such as --template plain)" in text
+    )
+    # The remedy that is named works.
+    out, settings = tmp_path / "out", {"tokenizer": "bytes", "max_bad": "5%", "restart": True}
+    made = prepare(source, out=out, template="plain", workers=workers, **settings)
+    assert made.counts.documents == 300
+    assert made.counts.quarantined == 2
+
+
+def test_a_few_bad_records_of_some_kinds_name_the_commonest(tmp_path):
+    empty = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": ""}]}
+    good = calls_of(0)
+    source = tmp_path / "a.jsonl"
+    lines = [
+        "{bad" if n == 0 else json.dumps(empty if n % 3 else {**good, "id": n}) for n in range(90)
+    ]
+    source.write_text("\n".join(lines))
+    with pytest.raises(TooManyBadRecordsError) as error:
+        make(source, tmp_path / "out")
+    text = one_sentence(error)
+    assert "The first: Invalid JSON on line 1" in text
+    assert re.search(
+        r"Mend the commonest fault, which 5\d of them have \(messages\[1\]\.content", text
+    )

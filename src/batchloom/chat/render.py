@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, final
 
-from batchloom.chat.choose import ChosenTemplate
+from batchloom.chat.choose import BUILT_IN, ChosenTemplate
 from batchloom.chat.grammar import (
     Grammar,
     control_pattern,
@@ -52,6 +52,11 @@ from batchloom.core.media import Kind
 
 # Conversations of as many shapes are remembered; beyond it shapes are learned again.
 _SHAPES = 4096
+_CHANGED = "changes contents or leaves out parts of them"
+_OMITTED = {
+    "tools": "leaves out the list of tools",
+    **dict.fromkeys(REASONING, "leaves out reasoning"),
+}
 _TOO_MANY = (
     f"it holds more than {MOST_MARKED:,} messages or other strings, and no more can be told apart in one "
     "conversation; cut it into several records"
@@ -127,11 +132,12 @@ class Renderer:
         # Some vocabularies have runs of line ends among their added tokens: those say nothing.
         around = control_pattern([*control, *filter(str.strip, added)])
         plain = Template(chosen.name, chosen.text, tokens, date)
-        self._plain = _Learned(plain, pattern, around, media)
+        remedy = _template_for(control)
+        self._plain = _Learned(plain, pattern, around, media, remedy)
         self._tools = self._plain
         if chosen.tools_text is not None:
             template = Template(f"{chosen.name} (tool_use)", chosen.tools_text, tokens, date)
-            self._tools = _Learned(template, pattern, around, media)
+            self._tools = _Learned(template, pattern, around, media, remedy)
         self._note, self._date = chosen.note, date
         self._source = f"{chosen.text}\n{chosen.tools_text or ''}"
 
@@ -183,6 +189,8 @@ class _Learned:
     pattern: re.Pattern[str]
     around: re.Pattern[str]
     stands: Stands
+    # A built-in template to name where this one leaves out tool calls.
+    built_in: str
     manner: Manner = field(init=False)
     grammar: Grammar = field(init=False)
     skeletons: dict[Shape, Skeleton | None] = field(default_factory=dict)
@@ -315,6 +323,7 @@ class _Learned:
                 continue
             if hostile:
                 self._refuse_unmarked(messages, tools)
+            self._refuse_missing_calls(found)
             control = self._control(found, hostile=hostile)
             places = self._places(written.text, control, media)
             if places:
@@ -343,11 +352,7 @@ class _Learned:
             turns = turns_of(found, roles, empty, self.grammar)
         except TurnsError as error:
             turns, problem = [], str(error)
-        altered = altered_by(turns)
-        if not found.whole or found.lost:
-            altered += ("changes contents or leaves out parts of them",)
-        if turns and (missing := _missing_calls(found)):
-            turns, problem = [], missing
+        altered = altered_by(turns) + _changes(found)
         return turns, altered, "" if turns else problem
 
     def _second(
@@ -379,6 +384,15 @@ class _Learned:
                 "the template's own"
             )
 
+    def _refuse_missing_calls(self, found: Found) -> None:
+        """Refuse a conversation whose tool calls the template leaves out."""
+        turns = [owner + 1 for owner, key in found.lost if key == "tool_calls"]
+        if turns:
+            raise RenderError(
+                f"template {self.template.name} leaves out tool calls of turn {min(turns)}: choose one that writes "
+                f"them, such as --template {self.built_in}"
+            )
+
     def _control(self, found: Found, *, hostile: bool) -> list[int]:
         """Where the template wrote control tokens."""
         if not hostile:
@@ -389,6 +403,12 @@ class _Learned:
             for n in range(0, len(edges), 2)
             for match in self.pattern.finditer(found.text, edges[n], edges[n + 1])
         ]
+
+
+def _template_for(control: Mapping[str, int]) -> str:
+    """Return the built-in template whose control tokens the tokenizer has."""
+    fitting = (name for name, tokens in BUILT_IN.items() if tokens and control.keys() >= {*tokens})
+    return next(fitting, "plain")
 
 
 def _silent(message: dict[str, Any]) -> bool:
@@ -411,8 +431,7 @@ def _unmarked(value: Any) -> Any:
             yield from _unmarked(item)
 
 
-def _missing_calls(found: Found) -> str:
-    for owner, key in sorted(found.lost):
-        if key == "tool_calls":
-            return f"the template leaves out tool calls of turn {owner + 1}"
-    return ""
+def _changes(found: Found) -> tuple[str, ...]:
+    """Describe what a template leaves out or changes of the strings in a conversation."""
+    changes = {_OMITTED.get(key, _CHANGED) for _, key in found.lost}
+    return tuple(sorted(changes if found.whole else changes | {_CHANGED}))

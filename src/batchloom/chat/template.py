@@ -132,7 +132,8 @@ class Template:
             self._refuse(error)
         except _FAILURES as error:
             raise RenderError(
-                f"template {self.name} does not take it ({type(error).__name__}: {error!s:.300})"
+                f"template {self.name} does not take it ({type(error).__name__}: {error!s:.300}); change the record, "
+                "or choose another --template"
             ) from error
         text = "".join(pieces)
         return Written(text, self._generation(text)) if sandbox.marks else Written(text)

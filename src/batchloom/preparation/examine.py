@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from batchloom.preparation.gather import Group, spread, weighted_lengths
 from batchloom.preparation.inputs import list_inputs
 from batchloom.preparation.looks import Looks, Sizes
 from batchloom.preparation.preview import Preview, preview_documents
+from batchloom.preparation.quarantine import bad_advice
 from batchloom.preparation.reading import Readings, refuse_mixed
 from batchloom.preparation.recipe import Recipe, allowed_bad
 from batchloom.preparation.subsets import Membership
@@ -138,7 +139,7 @@ def _examine(
         case.faults += filter(None, map(_unclosed, good))
     spread(groups, listing.sources, looks)
     previews = _previews(case, preview)
-    _judge_bad(case)
+    _judge_bad(case, run.reasons)
     _judge(case)
     encoder = case.task.chat if case.task else None
     unused = [
@@ -346,7 +347,7 @@ def _summed(groups: Sequence[Group], counts: Sequence[Counter[str]]) -> Counter[
     return total
 
 
-def _judge_bad(case: _Case) -> None:
+def _judge_bad(case: _Case, reasons: Mapping[str, tuple[int, str]]) -> None:
     """Whether more records are bad than the budget allows."""
     groups, max_bad = case.groups, case.recipe.max_bad
     seen = sum(group.bad for group in groups)
@@ -362,8 +363,7 @@ def _judge_bad(case: _Case) -> None:
         fact = f"{seen:,} of {read:,} records in the sample are bad, which makes about {round(bad):,} in all"
     if least > allowed_bad(max_bad, records):
         case.faults.append(
-            f"{fact}, more than --max-bad {max_bad} allows: mend the input, or raise the budget, for example "
-            "--max-bad 5%."
+            f"{fact}, more than --max-bad {max_bad} allows: {bad_advice(bad, records, reasons)}."
         )
     else:
         more = "" if case.whole else " (--full counts them)"

@@ -16,6 +16,7 @@ from batchloom.preparation.encoding import Task, encode_documents, rule_of, tidy
 from batchloom.preparation.findings import BadFacts
 from batchloom.preparation.gather import Group
 from batchloom.preparation.looks import Looks, PartProgress
+from batchloom.preparation.quarantine import Reasons, count_reason
 from batchloom.preparation.reading import Reading, texts_in
 from batchloom.preparation.tally import Listener, Progress
 from batchloom.preparation.walk import Stretch
@@ -48,6 +49,7 @@ class Examiner:
         records: records that were read.
         faults: sentences about what cannot be read.
         bad: the first bad records.
+        reasons: the number of bad records by kind of reason.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Examiner:
         self.records = 0
         self.faults: list[str] = []
         self.bad: list[BadFacts] = []
+        self.reasons = Reasons()
 
     def refuse(self, part: Part, error: InputError) -> None:
         """Take note of a part that cannot be read."""
@@ -168,6 +171,7 @@ class Examiner:
     ) -> None:
         for bad in found:
             group.bad += 1
+            count_reason(self.reasons, bad.reason)
             if len(self.bad) < _MOST_BAD:
                 self.bad.append(self._facts(part, before, bad))
 

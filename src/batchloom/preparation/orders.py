@@ -8,6 +8,7 @@ import msgspec
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
+from batchloom.preparation.quarantine import Reasons
 from batchloom.preparation.units import Unit
 from batchloom.sources.ordered import KnownCut
 
@@ -24,7 +25,7 @@ class At(msgspec.Struct, frozen=True):
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """What came of a unit so far, counted from its beginning; of bad records the first one, too."""
+    """What came of a unit so far, counted from its beginning; of bad records the first and their reasons, too."""
 
     bytes: int = 0
     records: int = 0
@@ -32,6 +33,7 @@ class Heard(msgspec.Struct, frozen=True):
     tokens: int = 0
     bad: int = 0
     first_bad: tuple[int, BadRecord] | None = None
+    reasons: Reasons = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,49 @@
-"""A line of a quarantine file: what could not be used, where it stands and why."""
+"""Lines of a quarantine file, and the reasons that most bad records share."""
+
+import re
+from collections.abc import Mapping
 
 import msgspec
 
 from batchloom.core.document import BadRecord
 from batchloom.sources.places import place_of
 from batchloom.sources.rules import ReadRules, Source
+
+# Bad records by kind of reason: their number, and the reason of the first.
+Reasons = dict[str, tuple[int, str]]
+# Kinds that are counted; an input of more kinds has no cause that most of its records share.
+_KINDS = 32
+_NUMBER = re.compile(r"\d[\d,]*")
+
+
+def count_reason(reasons: Reasons, reason: str, count: int = 1) -> None:
+    """Count bad records under their reason, whose numbers differ from record to record."""
+    kind = _NUMBER.sub("0", reason)
+    if kind in reasons or len(reasons) < _KINDS:
+        so_far, first = reasons.get(kind, (0, reason))
+        reasons[kind] = so_far + count, first
+
+
+def bad_advice(
+    bad: float, records: int, reasons: Mapping[str, tuple[int, str]], first: str = ""
+) -> str:
+    """Return what to do about too many bad records.
+
+    Args:
+        bad: bad records.
+        records: all records.
+        reasons: bad records by kind of reason, as far as they were counted.
+        first: the sentence about the first bad record, where the reader has it in front of them.
+    """
+    if 20 * bad <= records:
+        return "mend the input, or raise the budget, for example --max-bad 5%"
+    count, reason = max(reasons.values(), default=(0, ""), key=lambda one: one[0])
+    if not reason:
+        return "mend the input: a budget is for single records"
+    shown = _NUMBER.sub("0", reason) in _NUMBER.sub("0", first)
+    fault = "this fault" if shown else "the commonest fault"
+    named = "" if shown else f" ({reason})"
+    return f"mend {fault}, which {count:,} of them have{named}; a budget is for single records"
 
 
 def quarantine_line(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> bytes:

@@ -1,12 +1,14 @@
 """What has come in so far: progress as plain events, and the budget of bad records."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, final
 
 from batchloom.core.errors import TooManyBadRecordsError
 from batchloom.core.values import counted
+from batchloom.preparation.quarantine import Reasons, bad_advice, count_reason
 from batchloom.preparation.recipe import allowed_bad
 
 Phase = Literal["sample", "tokenize", "read", "write", "look", "convert", "upload"]
@@ -83,6 +85,7 @@ class Tally:
         self._done = self._found = 0
         self.records = self.documents = self.tokens = self.quarantined = 0
         self.first = ""
+        self._reasons = Reasons()
 
     def found_done(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
         """Count a unit that an earlier run finished."""
@@ -98,8 +101,18 @@ class Tally:
         self._done += size
         self.records += records
 
-    def forget(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
+    def forget(
+        self,
+        size: int,
+        records: int,
+        documents: int,
+        tokens: int,
+        bad: int,
+        reasons: Mapping[str, tuple[int, str]] = MappingProxyType({}),
+    ) -> None:
         """Take back what was counted of work that was lost and is done again."""
+        for count, reason in reasons.values():
+            count_reason(self._reasons, reason, -count)
         self._done -= size
         self.records -= records
         self.documents -= documents
@@ -122,14 +135,23 @@ class Tally:
             )
         )
 
-    def bad(self, first: str, count: int) -> None:
-        """Count bad records, of which ``first`` says what is wrong with the first.
+    def bad(
+        self, first: str, count: int, reasons: Mapping[str, tuple[int, str]] = MappingProxyType({})
+    ) -> None:
+        """Count bad records.
+
+        Args:
+            first: what is wrong with the first of them.
+            count: their number.
+            reasons: their numbers by kind of reason.
 
         Raises:
             TooManyBadRecordsError: there are more than the whole job can possibly allow.
         """
         self.first = self.first or first
         self.quarantined += count
+        for added, reason in reasons.values():
+            count_reason(self._reasons, reason, added)
         expected = self.records * self._total / max(self._done, 1)
         if self.quarantined > allowed_bad(self._max_bad, int(_DENSITY_ERROR * expected)):
             raise self._too_many(
@@ -147,7 +169,7 @@ class Tally:
 
     def _too_many(self, fact: str) -> TooManyBadRecordsError:
         first = f" The first: {self.first}." if self.first else ""
+        advice = bad_advice(self.quarantined, self.records, self._reasons, self.first)
         return TooManyBadRecordsError(
-            f"{fact}, more than --max-bad {self._max_bad} allows.{first} "
-            "Mend the input, or raise the budget, for example --max-bad 5%."
+            f"{fact}, more than --max-bad {self._max_bad} allows.{first} {advice[0].upper()}{advice[1:]}."
         )

@@ -22,6 +22,7 @@ from batchloom.preparation.intake import Intake
 from batchloom.preparation.media_tokens import PlacedMedium
 from batchloom.preparation.orders import At, Heard, Place, UnitOrder, UnusableError
 from batchloom.preparation.overlong import OverlongError
+from batchloom.preparation.quarantine import Reasons, count_reason
 from batchloom.preparation.reading import Reading
 from batchloom.preparation.seen_texts import Seen, SeenTexts
 from batchloom.preparation.stopwatch import Stopwatch
@@ -185,7 +186,7 @@ class UnitRun:
         self._batch = _Batch()
         self._encoding: _Encoding | None = None
         self._seen = SeenTexts() if task.dedup.mode != "none" else None
-        self._heard = Heard()
+        self._heard, self._reasons = Heard(), Reasons()
         self._altered: dict[str, str] = {}
 
     def read(self, number: int, part: Part) -> None:
@@ -263,8 +264,13 @@ class UnitRun:
             (self._heard.first_bad or (number, bad[0]), (number, bad[0])),
             key=lambda one: (one[0], one[1].record),
         )
+        for one in bad:
+            count_reason(self._reasons, one.reason)
         self._heard = msgspec.structs.replace(
-            self._heard, bad=self._heard.bad + len(bad), first_bad=first
+            self._heard,
+            bad=self._heard.bad + len(bad),
+            first_bad=first,
+            reasons=dict(self._reasons),
         )
         self._tell(self._heard)
 
@@ -349,9 +355,12 @@ class UnitRun:
             row = rows[error.number]
             bad = _bad(row, error.reason)
             raise UnusableError(self._unit.number, int(row["part"]), bad) from None
-        for left in made.faults:
-            row = rows[left.number]
-            self._keep_aside(int(row["part"]), [_bad(row, left.reason, left.snippet)])
+        # All of a batch at once: who counts them sees their share of the records.
+        for part, faults in itertools.groupby(
+            made.faults, key=lambda left: int(rows[left.number]["part"])
+        ):
+            unusable = [_bad(rows[left.number], left.reason, left.snippet) for left in faults]
+            self._keep_aside(part, unusable)
         for left in made.dropped:
             self._leave_out(rows[left.number], left)
         came, size = len(rows), int(sizes.sum())

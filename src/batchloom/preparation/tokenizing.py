@@ -80,7 +80,11 @@ class Tokenizing:
             first = ""
             if not tally.first and message.first_bad:
                 first = str(self._error(number, *message.first_bad))
-            tally.bad(first, message.bad - before.bad)
+            added = {
+                kind: (count - before.reasons.get(kind, (0, ""))[0], reason)
+                for kind, (count, reason) in message.reasons.items()
+            }
+            tally.bad(first, message.bad - before.bad, added)
         if message.documents > before.documents:
             tally.kept(message.documents - before.documents, message.tokens - before.tokens)
 
@@ -92,7 +96,9 @@ class Tokenizing:
             KeptAsideError: a record is kept aside, and other units have to know.
         """
         heard = self._heard.pop(number, Heard())
-        self._tally.forget(heard.bytes, heard.records, heard.documents, heard.tokens, heard.bad)
+        self._tally.forget(
+            heard.bytes, heard.records, heard.documents, heard.tokens, heard.bad, heard.reasons
+        )
         return self.losses.lost(number, order, reason)
 
     def done(self, number: int, facts: UnitFacts) -> None:

@@ -1,0 +1,358 @@
+"""Tool calls in the built-in templates, and templates that cannot write them."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from batchloom.chat import BUILT_IN, choose_template
+from batchloom.core import Conversation
+from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from chat.conversations import CONTENTS, GENTLE, messages, rich_messages, tools_of
+from tiers import examples
+
+PROVED = ChatRules(prove=True)
+MANY = settings(
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+
+
+def call(arguments, **wrapper):
+    return {**wrapper, "function": {"name": "find", "arguments": arguments}}
+
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "weather?"},
+    {"role": "assistant", "content": None, "tool_calls": [call({"city": "Zürich"}, id="1")]},
+    {"role": "tool", "content": "sunny", "tool_call_id": "1"},
+    {"role": "assistant", "content": "Two:", "tool_calls": [call('{"n":1}'), call({})]},
+    {"role": "tool", "content": "a"},
+    {"role": "tool", "content": "b"},
+    {"role": "assistant", "content": "Fine."},
+]
+CALLS = (
+    '<tool_call>\n{"name": "find", "arguments": {"city": "Zürich"}}\n</tool_call>',
+    (
+        'Two:\n<tool_call>\n{"name": "find", "arguments": {"n":1}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
+    ),
+)
+LLAMA_CALLS = (
+    '{"name": "find", "parameters": {"city": "Zürich"}}',
+    'Two:\n\n{"name": "find", "parameters": {"n":1}}; {"name": "find", "parameters": {}}',
+)
+TOOL_LINE = json.dumps(TOOL)
+SAID = {
+    "plain": (
+        f"Tools:\n{TOOL_LINE}\n\nSystem:\nBe brief.\n\nUser:\nweather?\n\n"
+        f"Assistant:\n{CALLS[0]}<|endoftext|>\nTool:\nsunny\n\nAssistant:\n{CALLS[1]}<|endoftext|>\n"
+        "Tool:\na\n\nTool:\nb\n\nAssistant:\nFine.<|endoftext|>\n"
+    ),
+    "alpaca": (
+        f"### Tools:\n{TOOL_LINE}\n\nBe brief.\n\n### Instruction:\nweather?\n\n"
+        f"### Response:\n{CALLS[0]}<|endoftext|>\n\n### Tool:\nsunny\n\n"
+        f"### Response:\n{CALLS[1]}<|endoftext|>\n\n### Tool:\na\n\n### Tool:\nb\n\n"
+        "### Response:\nFine.<|endoftext|>\n\n"
+    ),
+    "chatml": (
+        "<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call one or more functions to assist with the user "
+        "query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+        f"{TOOL_LINE}\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+        "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+        '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n'
+        f"<|im_start|>user\nweather?<|im_end|>\n<|im_start|>assistant\n{CALLS[0]}<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n"
+        f"<|im_start|>assistant\n{CALLS[1]}<|im_end|>\n<|im_start|>user\n<tool_response>\na\n</tool_response>\n"
+        "<tool_response>\nb\n</tool_response><|im_end|>\n<|im_start|>assistant\nFine.<|im_end|>\n"
+    ),
+    "llama3": (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nEnvironment: ipython\n\nYou have access to the "
+        "following functions. To call a function, please respond with JSON for a function call.Respond in the "
+        'format {"name": function name, "parameters": dictionary of argument name and its value}.Do not use '
+        f"variables.\n\n{json.dumps(TOOL, indent=4)}\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nweather?<|eot_id|>"
+        f"<|start_header_id|>assistant<|end_header_id|>\n\n{LLAMA_CALLS[0]}<|eot_id|>"
+        "<|start_header_id|>ipython<|end_header_id|>\n\nsunny<|eot_id|>"
+        f"<|start_header_id|>assistant<|end_header_id|>\n\n{LLAMA_CALLS[1]}<|eot_id|>"
+        "<|start_header_id|>ipython<|end_header_id|>\n\na<|eot_id|>"
+        "<|start_header_id|>ipython<|end_header_id|>\n\nb<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nFine.<|eot_id|>"
+    ),
+}
+STOP = {
+    "plain": "<|endoftext|>",
+    "alpaca": "<|endoftext|>",
+    "chatml": "<|im_end|>",
+    "llama3": "<|eot_id|>",
+}
+
+
+@pytest.fixture(scope="module")
+def encoders(tokenizers):
+    return {
+        (name, template): ChatEncoder(tokenizer, template)
+        for name, tokenizer in tokenizers.items()
+        for template in BUILT_IN
+    }
+
+
+def trained_pieces(encoder, made):
+    """The trained text of one document, a string for each run of trained tokens."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], made.mask, [0]])))
+    return [
+        encoder.tokenizer.decode(made.ids[a:b])
+        for a, b in zip(edges[::2], edges[1::2], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("template", BUILT_IN)
+def test_calls_are_trained_and_tools_and_results_are_not(encoders, template):
+    encoder = encoders["bytes", template]
+    made = encode_conversations([Conversation(TURNS, [TOOL])], encoder, PROVED)
+    assert not made.faults
+    assert not made.altered
+    assert encoder.tokenizer.decode(made.ids) == SAID[template]
+    calls, stop = LLAMA_CALLS if template == "llama3" else CALLS, STOP[template]
+    assert trained_pieces(encoder, made) == [*(one + stop for one in calls), f"Fine.{stop}"]
+
+
+@pytest.mark.parametrize("template", BUILT_IN)
+def test_calls_without_a_list_of_tools(encoders, template):
+    encoder = encoders["bytes", template]
+    with_tools, without = (
+        encode_conversations([Conversation(TURNS, tools)], encoder, PROVED)
+        for tools in ([TOOL], None)
+    )
+    assert trained_pieces(encoder, without) == trained_pieces(encoder, with_tools)
+    assert "find" not in encoder.tokenizer.decode(without.ids[: np.flatnonzero(without.mask)[0]])
+
+
+def body_of(template, message):
+    """The text a model is to write for a message, by the rules of the documentation."""
+    content = message["content"]
+    if not isinstance(content, str):
+        content = "".join(part["text"] for part in content)
+    if template != "chatml":
+        content = content.strip()
+    calls = []
+    for one in message.get("tool_calls", ()):
+        arguments = one["function"]["arguments"] or {}
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        key = "parameters" if template == "llama3" else "arguments"
+        text = f'{{"name": "{one["function"]["name"]}", "{key}": {arguments}}}'
+        calls.append(text if template == "llama3" else f"<tool_call>\n{text}\n</tool_call>")
+    between, inner = ("\n\n", "; ") if template == "llama3" else ("\n", "\n")
+    return content + (between if content and calls else "") + inner.join(calls) + STOP[template]
+
+
+@pytest.mark.parametrize("template", BUILT_IN)
+@MANY
+@given(turns=rich_messages(GENTLE), tools=tools_of(GENTLE))
+def test_every_form_of_a_call_is_trained_whole(encoders, template, turns, tools):
+    encoder = encoders["bytes", template]
+    made = encode_conversations([Conversation(turns, tools)], encoder, PROVED)
+    if made.faults:
+        whys = (
+            "reaches over",
+            "beginning of turn",
+            "empty turn",
+            "private-use",
+            "leaves it out",
+        )
+        assert any(why in made.faults[0].reason for why in whys)
+        return
+    expected = [body_of(template, turn) for turn in turns if turn["role"] == "assistant"]
+    if not expected:
+        assert made.dropped
+        return
+    assert trained_pieces(encoder, made) == expected
+
+
+@pytest.mark.parametrize("name", ["bytes", "nfc", "metaspace"])
+@pytest.mark.parametrize("template", BUILT_IN)
+@MANY
+@given(turns=rich_messages(GENTLE), tools=tools_of(GENTLE))
+def test_ids_are_those_of_apply_chat_template(encoders, theirs, name, template, turns, tools):
+    encoder = encoders[name, template]
+    rules = ChatRules(prove=True, train_on="all")
+    made = encode_conversations([Conversation(turns, tools)], encoder, rules)
+    assert not made.faults
+    text = choose_template(template, {}, dict.fromkeys(BUILT_IN[template], 0), "t").text
+    expected = theirs[name].apply_chat_template(
+        turns, tools=tools, chat_template=text, return_dict=True
+    )
+    assert made.ids.tolist() == expected["input_ids"]
+
+
+def text_without_tools(template, turns):
+    """The text of plain turns, which no rule for tools may change."""
+    if template == "chatml":
+        return "".join(
+            f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns
+        )
+    if template == "llama3":
+        head = "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>"
+        return "<|begin_of_text|>" + "".join(
+            head.format(turn["role"], turn["content"].strip()) for turn in turns
+        )
+    if template == "plain":
+        ends = {"assistant": "<|endoftext|>\n"}
+        return "".join(
+            f"{turn['role'].capitalize()}:\n{turn['content'].strip()}{ends.get(turn['role'], chr(10) * 2)}"
+            for turn in turns
+        )
+    forms = {
+        "user": "### Instruction:\n{}\n\n",
+        "assistant": "### Response:\n{}<|endoftext|>\n\n",
+        "system": "{}\n\n",
+    }
+    start = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    text = "".join(forms[turn["role"]].format(turn["content"].strip()) for turn in turns)
+    return text if turns[0]["role"] == "system" else start + text
+
+
+@pytest.mark.parametrize("template", BUILT_IN)
+@MANY
+@given(turns=messages(CONTENTS))
+def test_turns_without_tools_stay_as_they_were(encoders, template, turns):
+    rendered = encoders["bytes", template].renderer.render(Conversation(turns))
+    assert rendered.text == text_without_tools(template, turns)
+
+
+# The template that Qwen2.5-Instruct publishes (Apache-2.0).
+QWEN25 = r"""{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] }}
+    {%- else %}
+        {{- 'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' }}
+    {%- endif %}
+    {{- "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n" }}
+{%- else %}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n' }}
+    {%- endif %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}
+            {{- '\n' + message.content }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\n<tool_call>\n{"name": "' }}
+            {{- tool_call.name }}
+            {{- '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\n<tool_response>\n' }}
+        {{- message.content }}
+        {{- '\n</tool_response>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+def as_qwen_takes(turns):
+    """Turns in the forms that Qwen's template reads: texts, and arguments as objects."""
+    taken = []
+    for turn in turns:
+        content, calls = turn["content"], turn.get("tool_calls", ())
+        if not isinstance(content, str):
+            content = "".join(part["text"] for part in content)
+        taken.append({"role": turn["role"].replace("developer", "user"), "content": content})
+        functions = [one["function"] for one in calls]
+        if functions:
+            taken[-1]["tool_calls"] = [
+                {"function": {**one, "arguments": one["arguments"]}}
+                if isinstance(one["arguments"], dict)
+                else {"function": {**one, "arguments": {"text": one["arguments"]}}}
+                for one in functions
+            ]
+    return [{"role": "system", "content": "Be brief."}, *taken]
+
+
+@MANY
+@given(turns=rich_messages(GENTLE), tools=tools_of(GENTLE))
+def test_chatml_writes_what_qwen_writes(encoders, theirs, turns, tools):
+    turns = as_qwen_takes(turns)
+    text = encoders["bytes", "chatml"].renderer.render(Conversation(turns, tools)).text
+    assert text == theirs["bytes"].apply_chat_template(
+        turns, tools=tools, chat_template=QWEN25, tokenize=False
+    )
+
+
+# Writes contents alone; its generation marks are no proof that an answer is whole.
+SILENT = (
+    "{% for m in messages %}{{ m.role + ': ' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content | default('') }}{{ eos_token }}{% endgeneration %}{% else %}"
+    "{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+STRICT = (
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
+    "{{ raise_exception('single tool-calls only') }}{% endif %}"
+    "{{ m.role }}:\n{{ m.content | default('') }}{{ m.tool_calls | default([]) | tojson }}{{ eos_token }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all", "last"])
+def test_a_template_that_drops_calls_is_refused(tokenizers, tmp_path, train_on):
+    (tmp_path / "silent.jinja").write_text(SILENT)
+    encoder = ChatEncoder(tokenizers["bytes"], str(tmp_path / "silent.jinja"))
+    rules = ChatRules(prove=True, train_on=train_on)
+    made = encode_conversations([Conversation(TURNS)], encoder, rules)
+    (left,) = made.faults
+    assert left.reason == (
+        "template silent.jinja leaves out tool calls of turn 3: choose one that writes them, such as --template chatml"
+    )
+
+
+def test_a_template_that_refuses_calls_is_named_with_its_remedy(tokenizers, tmp_path):
+    (tmp_path / "strict.jinja").write_text(STRICT)
+    encoder = ChatEncoder(tokenizers["bytes"], str(tmp_path / "strict.jinja"))
+    (left,) = encode_conversations([Conversation(TURNS)], encoder, PROVED).faults
+    assert "single tool-calls only); change the record, or choose another --template" in left.reason
+
+
+def test_left_out_tools_and_reasoning_are_reported_by_name(tokenizers, tmp_path):
+    (tmp_path / "silent.jinja").write_text(SILENT)
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "c"},
+    ]
+    for encoder, altered in (
+        (
+            ChatEncoder(tokenizers["bytes"], str(tmp_path / "silent.jinja")),
+            {"leaves out the list of tools": 1, "leaves out reasoning": 1},
+        ),
+        (ChatEncoder(tokenizers["bytes"], "plain"), {"leaves out reasoning": 1}),
+    ):
+        made = encode_conversations([Conversation(turns, [TOOL])], encoder, PROVED)
+        assert made.altered == altered
