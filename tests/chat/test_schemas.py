@@ -377,7 +377,7 @@ HUMAN_EVAL = {
         ),
         ({"utterance": "u", "response": "r"}, "", "prompt=utterance,response=response"),
         (
-            {"question": "q", "answer": ["a", "b"]},
+            {"question": "q", "answer": ["a"]},
             "'answer' (an array)",
             "prompt=question,response=answer[0]",
         ),

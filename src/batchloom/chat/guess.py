@@ -3,13 +3,13 @@
 import difflib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from typing import Any
 
-from batchloom.chat.columns import Row, listed, value_at
+from batchloom.chat.columns import Row, label_of, listed, says_something, value_at
 from batchloom.chat.mapping import as_found
 from batchloom.chat.record_keys import describe_unreadable
-from batchloom.chat.schema import FORMS, PROMPT, RESPONSE
+from batchloom.chat.schema import FORMS, PROMPT, RESPONSE, Form, FormRule
 from batchloom.chat.turns import is_turns
 from batchloom.core.errors import SchemaError
 from batchloom.core.values import BYTES_REMEDY, kind_of
@@ -29,6 +29,28 @@ _WORDS = {
     },
     "text": {"text", "body", "document", "content", "story", "passage", "raw", "code"},
 }
+# Words for the better and the worse answer of a preference, in the names of two columns that are alike otherwise.
+_SIDES = (
+    *(("chosen", "rejected"), ("accepted", "rejected"), ("preferred", "rejected")),
+    *(("preferred", "dispreferred"), ("positive", "negative"), ("pos", "neg")),
+    *(("winner", "loser"), ("winning", "losing"), ("win", "lose")),
+    *(("better", "worse"), ("good", "bad")),
+)
+# Words of columns that change what is to be trained: answers, judgements, and what stands around a prompt.
+_MEANINGFUL = {
+    *_WORDS["response"] - {"target", "translation", "summary"},
+    *(word for pair in _SIDES for word in pair),
+    *("choice", "option", "candidate", "alternative", "distractor", "incorrect", "wrong"),
+    *("label", "preference", "rank", "ranking", "correct"),
+    *("history", "context", "previous", "past", "system", "tool", "function"),
+    *("dialog", "dialogue", "conversation", "message", "turn"),
+}
+# Words of columns that say something about a record, and are neither trained nor a prompt.
+_ABOUT = {
+    *("id", "uid", "uuid", "idx", "index", "hash", "url", "uri", "lang", "language", "split"),
+    *("date", "time", "timestamp", "score", "license", "num", "count", "length"),
+}
+_RULES: dict[Form, FormRule] = {rule.form: rule for rule in FORMS}
 
 
 def unrecognised(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError:
@@ -61,7 +83,12 @@ def unrecognised(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError
         parts.append("nearest known: " + ", ".join(f"{n!r} is near {known!r}" for n, known in near))
     else:
         parts.append(f"known are {', '.join(_KNOWN)}")
-    guess = _guess(columns, mapping)
+    # A person who has chosen already is not overruled.
+    guess = {} if mapping else _guess(columns)
+    left_out = _left_out(guess, columns, rows)
+    if left_out:
+        guess = {}
+        parts.append(f"no --map is proposed, for it would leave out {listed(left_out)}")
     # As --map takes them: without the white space at the ends of names.
     typed = as_found({role: name.strip() for role, name in guess.items()}, columns)
     together = any(all(value_at(row, name) is not None for name in typed.values()) for row in rows)
@@ -69,7 +96,9 @@ def unrecognised(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
         parts.append(f"if that is what they are, name the columns: --map {shlex.quote(suggestion)}")
         return SchemaError("; ".join(parts), list(columns), suggestion)
-    parts.append("name the columns with --map prompt=...,response=... or --map text=...")
+    parts.append(
+        "name the columns with --map prompt=...,response=..., --map chosen=...,rejected=... or --map text=..."
+    )
     return SchemaError("; ".join(parts), list(columns))
 
 
@@ -110,26 +139,22 @@ def _nearest(columns: Mapping[str, Any]) -> list[tuple[str, str]]:
     return near
 
 
-def _guess(columns: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, str]:
-    """A mapping that would make a record of these columns, empty where nothing speaks for one."""
-    if mapping:
-        # A person has chosen already; a guess would overrule them.
-        return {}
+def _guess(columns: Mapping[str, Any]) -> dict[str, str]:
+    """Return a mapping that would make a record of these columns, empty where nothing speaks for one."""
+    for good, bad in _SIDES:
+        if pair := _pair(columns, good, bad):
+            return pair
     for name, value in columns.items():
-        if (
-            isinstance(value, list)
-            and value
-            and is_turns(value)
-            and {"role", "from"} & value[0].keys()
-        ):
-            return {"messages": name}
+        if _is_messages(value):
+            return {"messages": name, **_others("messages", columns, {name})}
     texts = {name: name for name, value in columns.items() if isinstance(value, str)}
-    # A list of texts may hold the answers; its first is one.
+    # A list may hold the answer; where one holds several, they would be lost.
     texts |= {
         name: f"{name}[0]"
         for name, value in columns.items()
         if isinstance(value, list) and value and isinstance(value[0], str)
     }
+    texts = {name: path for name, path in texts.items() if not _words(name) & _ABOUT}
     if not texts:
         # Records that are wrapped in an object.
         texts = {
@@ -137,7 +162,9 @@ def _guess(columns: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, 
             for name, value in columns.items()
             if isinstance(value, dict)
             for key, inner in value.items()
-            if isinstance(inner, str) and value_at(columns, path := f"{name}.{key}") is inner
+            if isinstance(inner, str)
+            and not _words(str(key)) & _ABOUT
+            and value_at(columns, path := f"{name}.{key}") is inner
         }
     prompt = _likeliest("prompt", PROMPT, list(texts))
     response = _likeliest("response", RESPONSE, [name for name in texts if name != prompt])
@@ -147,25 +174,122 @@ def _guess(columns: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, 
     if prompt and not response and len(rest) == 1:
         response = rest[0]
     if prompt and response:
-        return {"prompt": texts[prompt], "response": texts[response]}
+        others = _others("instruction", columns, {prompt, response})
+        return {"prompt": texts[prompt], "response": texts[response], **others}
     text = _likeliest("text", ("text", "content"), list(texts)) or (
         next(iter(texts)) if len(texts) == 1 and prompt is None and response is None else None
     )
     return {"text": texts[text]} if text else {}
 
 
+def _pair(columns: Mapping[str, Any], good: str, bad: str) -> dict[str, str]:
+    """Return the mapping for two columns whose names differ in these words alone, empty without such."""
+    names = {name.lower(): name for name in columns if isinstance(name, str)}
+    for name in columns:
+        if good not in _words(name):
+            continue
+        other = names.get(re.sub(rf"(?<![a-z]){good}|{good}(?![a-z])", bad, name.lower()))
+        if other is None or other == name or not _is_speech(columns[name], columns[other]):
+            continue
+        pair, used = {"chosen": name, "rejected": other}, {name, other}
+        answer = columns[name]
+        turns = [answer] if isinstance(answer, dict) else answer
+        whole = isinstance(turns, list) and any(_role(turn) in ("user", "human") for turn in turns)
+        speech = [
+            one
+            for one, value in columns.items()
+            if one not in used
+            and _is_speech(value)
+            and not _words(one) & (_ABOUT | {good, bad, "system", "tool"})
+        ]
+        # Whole conversations hold the prompt.
+        prompt = None if whole else _likeliest("prompt", PROMPT, speech)
+        if not whole and prompt is None and len(speech) == 1:
+            (prompt,) = speech
+        if prompt is not None:
+            pair["prompt"] = prompt
+        return {**pair, **_others("pair", columns, {*used, *([prompt] if prompt else [])})}
+    return {}
+
+
+def _others(form: Form, columns: Mapping[str, Any], used: AbstractSet[str]) -> dict[str, str]:
+    """Return the optional roles whose columns are known by names in other capitals, such as ``System``."""
+    found = {}
+    for role, names in _RULES[form].optional.items():
+        named = [name for name in columns if name not in used and name.lower() in names]
+        if role != "prompt" and named and not set(named) & set(names):
+            found[role] = named[0]
+    return found
+
+
+def _left_out(
+    guess: Mapping[str, str], columns: Mapping[str, Any], rows: Sequence[Row]
+) -> list[str]:
+    """Return the columns with a meaning for training that a guess would not use."""
+    if not guess:
+        return []
+    rule = next(rule for rule in FORMS if guess.keys() <= rule.roles)
+    known = {
+        name
+        for role, names in rule.optional.items()
+        for name in names
+        if role != "label" or label_of(columns.get(name)) is not None
+    }
+    left_out = []
+    for name, value in columns.items():
+        inner = {f"{name}.{key}": one for key, one in value.items()} if _is_plain(value) else {}
+        for path, one in (inner or {name: value}).items():
+            if path in guess.values() or path in known or not says_something(one):
+                continue
+            if f"{path}[0]" in guess.values():
+                if any(len(value_at(row, path) or ()) > 1 for row in rows):
+                    left_out.append(f"{path}[1]")
+            elif _is_meaningful(path, one):
+                left_out.append(path)
+    return left_out
+
+
+def _is_meaningful(name: str, value: Any) -> bool:
+    """Whether a column changes what is to be trained, by its name or by holding turns."""
+    words = _words(name)
+    return _is_messages(value) or bool(words & _MEANINGFUL and not words & _ABOUT)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is an object of columns, not a message."""
+    return isinstance(value, dict) and not _role(value)
+
+
+def _role(turn: Any) -> Any:
+    return (turn.get("role") or turn.get("from")) if isinstance(turn, dict) else None
+
+
+def _is_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and is_turns(value) and bool(_role(value[0]))
+
+
+def _is_speech(*values: Any) -> bool:
+    """Whether all values are texts, messages or lists of messages."""
+    return all(isinstance(one, str) or _role(one) or _is_messages(one) for one in values)
+
+
+def _words(name: str) -> set[str]:
+    """Return the words in the name of a column, in lower case and without the ``s`` of a plural."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
+    return {word.lower() for word in words} | {word.lower().removesuffix("s") for word in words}
+
+
 def _likeliest(role: str, names: Sequence[str], columns: list[str]) -> str | None:
     """The column most like this role, None where none is like it."""
 
     def likeness(column: str) -> int:
-        words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", column)]
         if column in names:
             return 4
         if column.lower() in names:
             return 3
         if difflib.get_close_matches(column.lower(), names, n=1, cutoff=0.75):
             return 2
-        return 1 if {word.removesuffix("s") for word in words} & _WORDS[role] else 0
+        return 1 if _words(column) & _WORDS[role] else 0
 
     best = max(columns, key=likeness, default=None)
     return best if best is not None and likeness(best) else None

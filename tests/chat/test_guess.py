@@ -1,0 +1,188 @@
+"""The ``--map`` that is proposed for unknown columns reads all that they say, or none is proposed."""
+
+import pytest
+
+import batchloom
+from batchloom.chat import parse_mapping
+from batchloom.core import SchemaError
+from batchloom.store import Labels, Pairs
+from prepare.stores import jsonl
+
+ASKED = {"role": "user", "content": "<asked>"}
+
+
+def answer(text):
+    return {"role": "assistant", "content": text}
+
+
+def shared(text):
+    return [{"from": "human", "value": "<asked>"}, {"from": "gpt", "value": text}]
+
+
+# Records whose columns are unknown, and the mapping that reads them; what a model is to see stands in <>.
+PAIRS = [
+    (
+        {"chosen_messages": [ASKED, answer("<good>")], "rejected_messages": [ASKED, answer("<bad>")]},
+        "chosen=chosen_messages,rejected=rejected_messages",
+    ),
+    (
+        {
+            "prompt": "<asked>",
+            "chosen_messages": [ASKED, answer("<good>")],
+            "rejected_messages": [ASKED, answer("<bad>")],
+            "prompt_id": "1",
+        },
+        "chosen=chosen_messages,rejected=rejected_messages",
+    ),
+    (
+        {"chosen_conversations": shared("<good>"), "rejected_conversations": shared("<bad>")},
+        "chosen=chosen_conversations,rejected=rejected_conversations",
+    ),
+    (
+        {"prompt": [ASKED], "chosen_turn": answer("<good>"), "rejected_turn": answer("<bad>")},
+        "chosen=chosen_turn,rejected=rejected_turn,prompt=prompt",
+    ),
+    (
+        {"prompt": "<asked>", "chosen_response": "<good>", "rejected_response": "<bad>"},
+        "chosen=chosen_response,rejected=rejected_response,prompt=prompt",
+    ),
+    (
+        {
+            "question": "<asked>",
+            "response_chosen": "<good>",
+            "response_rejected": "<bad>",
+            "score_chosen": 1.5,
+            "score_rejected": 0.5,
+        },
+        "chosen=response_chosen,rejected=response_rejected,prompt=question",
+    ),
+    ({"query": "<asked>", "accepted": "<good>", "rejected": "<bad>"}, "chosen=accepted,rejected=rejected,prompt=query"),
+    ({"Prompt": "<asked>", "positive": "<good>", "negative": "<bad>"}, "chosen=positive,rejected=negative,prompt=Prompt"),
+    ({"instruction": "<asked>", "win": "<good>", "lose": "<bad>"}, "chosen=win,rejected=lose,prompt=instruction"),
+    ({"ask": "<asked>", "chosenReply": "<good>", "rejectedReply": "<bad>"}, "chosen=chosenReply,rejected=rejectedReply,prompt=ask"),
+    (
+        {"post": "<asked>", "System": "<system>", "better_summary": "<good>", "worse_summary": "<bad>"},
+        "chosen=better_summary,rejected=worse_summary,prompt=post,system=System",
+    ),
+]  # fmt: skip
+CONVERSATIONS = [
+    (
+        {"dialog": [ASKED, answer("<good>")], "System": "<system>"},
+        "messages=dialog,system=System",
+    ),
+    (
+        {"User query": "<asked>", "reply": "<good>", "history": [["<q>", "<a>"]]},
+        "prompt=User query,response=reply",
+    ),
+    (
+        {"Query": "<asked>", "reply": "<good>", "Context": "<context>", "System": "<system>"},
+        "prompt=Query,response=reply,context=Context,system=System",
+    ),
+    (
+        {"id": "7", "data": {"query": "<asked>", "reply": "<good>"}},
+        "prompt=data.query,response=data.reply",
+    ),
+    ({"question": "<asked>", "answer": ["<good>"]}, "prompt=question,response=answer[0]"),
+    ({"body": "<good>", "id": "7", "lang": "en"}, "text=body"),
+]
+
+
+def said(value):
+    """The strings of a record that a model is to see."""
+    if isinstance(value, str):
+        return {value} if value.startswith("<") else set()
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return set().union(*map(said, values))
+
+
+def numbered(value, number):
+    """A copy of a record with the number in every string that a model is to see."""
+    if isinstance(value, str):
+        return f"{value}{number}." if value.startswith("<") else value
+    if isinstance(value, dict):
+        return {key: numbered(one, number) for key, one in value.items()}
+    return [numbered(one, number) for one in value] if isinstance(value, list) else value
+
+
+def prepared(folder, record, suggestion):
+    """The records, and the store that the proposed mapping makes of them."""
+    records = [numbered(record, number) for number in range(5)]
+    jsonl(folder / "in.jsonl", records)
+    settings = {"tokenizer": "bytes", "val_fraction": 0, "template": "plain"}
+    with pytest.raises(SchemaError) as caught:
+        batchloom.prepare(folder / "in.jsonl", out=folder / "out", **settings)
+    assert caught.value.suggestion == suggestion
+    mapping = parse_mapping(suggestion)
+    result = batchloom.prepare(
+        folder / "in.jsonl", out=folder / "out", mapping=mapping, max_bad=0, **settings
+    )
+    return records, batchloom.open_store(result.path)
+
+
+def text_of(ids):
+    return bytes(n for n in ids if n < 256).decode()
+
+
+@pytest.mark.parametrize(("record", "suggestion"), PAIRS)
+def test_two_answers_become_a_pair(tmp_path, record, suggestion):
+    records, store = prepared(tmp_path, record, suggestion)
+    stored = Pairs(store)
+    assert len(stored) == len(records)
+    for number, one in enumerate(records):
+        prompt, chosen, rejected = map(text_of, stored[number].values())
+        assert f"<good>{number}." in chosen
+        assert f"<bad>{number}." in rejected
+        assert all(text in prompt + chosen + rejected for text in said(one))
+        assert f"<asked>{number}." in prompt
+
+
+@pytest.mark.parametrize(("record", "suggestion"), CONVERSATIONS)
+def test_nothing_of_a_conversation_is_left_out(tmp_path, record, suggestion):
+    records, store = prepared(tmp_path, record, suggestion)
+    assert len(store) == len(records)
+    for number, one in enumerate(records):
+        text = text_of(store[number].ids)
+        assert all(some in text for some in said(one))
+
+
+def test_a_label_makes_a_labelled_answer(tmp_path):
+    record = {"User query": "<asked>", "reply": "<good>", "label": True}
+    _, store = prepared(tmp_path, record, "prompt=User query,response=reply")
+    assert len(Labels(store)) == 5
+
+
+@pytest.mark.parametrize(
+    ("record", "columns"),
+    [
+        (
+            {
+                "conversation_a": [ASKED, answer("a")],
+                "conversation_b": [ASKED, answer("b")],
+                "winner": "a",
+            },
+            "'conversation_b', 'winner'",
+        ),
+        ({"prompt": "q", "response_a": "x", "response_b": "y"}, "'response_b'"),
+        ({"prompt": "q", "answer_1": "x", "answer_2": "y"}, "'answer_2'"),
+        ({"User query": "q", "reply": "r", "label": "nice"}, "'label'"),
+        ({"User query": "q", "reply": "r", "previous_turns": "c"}, "'previous_turns'"),
+        ({"Question": "q", "choices": ["a", "b"], "Answer": "B"}, "'choices'"),
+        ({"question": "q", "answer": ["a", "b"]}, "'answer[1]'"),
+        ({"data": {"query": "q", "reply": "a", "history": "c"}}, "'data.history'"),
+        ({"dialog": [ASKED, answer("a")], "functions": [{"name": "f"}]}, "'functions'"),
+        ({"post": "q", "good_reply": "a", "bad_reply": "b", "dialog_history": "c"}, "'dialog_history'"),
+    ],
+)  # fmt: skip
+def test_no_mapping_is_proposed_that_would_lose_a_column(tmp_path, record, columns):
+    jsonl(tmp_path / "in.jsonl", [record] * 3)
+    with pytest.raises(SchemaError) as caught:
+        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes")
+    assert caught.value.suggestion is None
+    assert f"no --map is proposed, for it would leave out {columns}; name the" in str(caught.value)
+
+
+def test_a_name_is_no_text(tmp_path):
+    jsonl(tmp_path / "in.jsonl", [{"id": "a", "response": "b"}, {"uuid": "c", "response": "d"}])
+    with pytest.raises(SchemaError) as caught:
+        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes")
+    assert caught.value.suggestion is None
