@@ -42,23 +42,6 @@ LONG_PAGES = {
 PAGES_WITH_CODE = [page for page in PAGES if {name for name, _ in blocks(page)} - SHOWN]
 
 
-def corpus(folder):
-    """Write what the pages call ``corpus/``: prose and code of the standard library."""
-    from pydoc_data.topics import topics
-
-    folder.mkdir()
-    (folder / "language.txt").write_text("\n\n".join(str(topics[name]) for name in sorted(topics)))
-    for name in ("argparse", "ast", "json/decoder", "textwrap"):
-        source = Path(os.__file__).parent / f"{name}.py"
-        (folder / source.name).write_text(source.read_text())
-    lines = [
-        '{"text": "the first document"}',
-        '{"text": "the second one"}',
-        '{"body": "no text field"}',
-    ]
-    (folder / "notes.jsonl").write_text("\n".join(lines) + "\n")
-
-
 def test_every_block_says_what_it_is():
     for page in PAGES:
         for language, _ in blocks(page):
@@ -87,11 +70,10 @@ def test_every_page_is_named_in_the_readme_and_every_public_name_in_the_referenc
     assert {name for name in names if f"`{name}`" not in reference} == set()
 
 
-def page_environment(folder):
-    corpus(folder / "corpus")
+def page_environment(cache):
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_CACHE_HOME": str(cache),
         "PYTHONWARNINGS": "default",
     }
 
@@ -109,10 +91,15 @@ def runnable(page):
     ids=name_of,
 )
 def test_blocks_run(page, tmp_path, monkeypatch):
-    """All blocks of a page in one process, which has imported most modules already."""
-    monkeypatch.chdir(tmp_path)
+    """All blocks of a page in one process, which has imported most modules already.
+
+    They begin in an empty folder: a page creates the files that it uses.
+    """
     (tmp_path / "blocks.json").write_text(json.dumps(runnable(page)))
-    done = run_module("run_blocks", tmp_path / "blocks.json", env=page_environment(tmp_path))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    environment = page_environment(tmp_path / "cache")
+    done = run_module("run_blocks", tmp_path / "blocks.json", env=environment)
     assert done.returncode == 0, f"{page.name}:\n{done.stdout}\n{done.stderr}"
 
 
@@ -120,7 +107,8 @@ def test_blocks_run(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=name_of)
 def test_blocks_run_as_typed(page, tmp_path):
     """Each block in a process of its own, in a shell where the page shows one."""
-    environment = {**os.environ, **page_environment(tmp_path)}
+    environment = {**os.environ, **page_environment(tmp_path / "cache")}
+    (tmp_path / "empty").mkdir()
     for language, text in runnable(page):
         command = (
             [sys.executable, "-c", text]
@@ -128,6 +116,11 @@ def test_blocks_run_as_typed(page, tmp_path):
             else ["bash", "-euo", "pipefail", "-c", text]
         )
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+            command,
+            cwd=tmp_path / "empty",
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.returncode == 0, f"{page.name}:\n{text}\n{done.stdout}\n{done.stderr}"
