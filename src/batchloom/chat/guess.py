@@ -64,8 +64,8 @@ def unrecognised(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError
         else _with_kinds(columns)
     )
     parts = [f"no schema fits: the records have {shown}"]
-    if foreign := describe_unreadable(rows):
-        return SchemaError(f"{parts[0]}; {foreign}", list(columns))
+    if unsupported := describe_unreadable(rows):
+        parts.append(unsupported)
     raw = [name for name, value in columns.items() if isinstance(value, bytes)]
     if any(name in _KNOWN for name in raw):
         parts.append(f"if {listed(raw)} is text, {BYTES_REMEDY}")

@@ -433,6 +433,6 @@ def describe_unreadable(records: Sequence[Row]) -> str:
     found = [
         f"column {name!r} is not supported ({entry.library}: {entry.effect}): {entry.remedy}"
         for name, entry in unsupported.items()
-        if any(has_effect(row.get(name), entry) for row in records)
+        if not entry.of_form and any(has_effect(row.get(name), entry) for row in records)
     ]
     return "; ".join(found)
