@@ -16,7 +16,7 @@ from batchloom.adapters.hugging_face_dealing import _media_problems
 from batchloom.batches import image_masks
 from batchloom.core import TrainError
 from batchloom.examples.job import adamw
-from media.models import TEXT_WINDOW, make
+from media.models import MODELS, TEXT_WINDOW, inputs_of, make
 from processes import run_two_ranks
 from train.families import Families
 
@@ -75,7 +75,7 @@ def own_losses(family, name, form, steps):
         for part in batch.split(1):
             given = dict(part if form is None else form(part))
             labels = given.pop("labels")
-            scores = model(**given).logits
+            scores = model(**given, use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(
                 scores[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum"
             )
@@ -110,6 +110,23 @@ def test_a_trainer_trains_on_the_batches_with_their_media(families, tmp_path, na
     assert list(losses(trainer).values()) == pytest.approx(
         own_losses(family, name, form, STEPS), rel=1e-3
     )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_cache_is_off_in_the_language_model_too(families, tmp_path, name):
+    """Also before an evaluation without training, which asks no callback before its first batch."""
+    family, loader = (
+        families[name],
+        batchloom.Loader(families[name].store, **SIZES, rank=0, world_size=1),
+    )
+    assert make(name, family.made).config.get_text_config().use_cache
+    trainer = trainer_of(family, name, tmp_path, FORMS.get(name))
+    batch = inputs_of(name, loader[0])
+    with torch.no_grad():
+        found = trainer.model(**batch)
+        wanted = trainer.model(**batch, use_cache=False)
+    assert found.past_key_values is None
+    assert torch.equal(found.logits, wanted.logits)
 
 
 def test_a_resume_goes_on_with_the_same_media(families, tmp_path):

@@ -225,8 +225,6 @@ MODELS = {
 def make(name, processor):
     torch.manual_seed(7)
     model = MODELS[name](processor)
-    model.config.use_cache = False
-    model.config.text_config.use_cache = False
     for weight in model.parameters():
         # Some begin as zeros, through which nothing would be seen of an image.
         if not weight.any():

@@ -140,6 +140,18 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
             kept["weights"] = weights_kept(self._model)
         return {"args": {}, "attributes": kept}
 
+    def on_init_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 - theirs
+        state: TrainerState,  # noqa: ARG002
+        control: TrainerControl,  # noqa: ARG002
+        *,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
+        """Turn the model's cache off, for a run that only evaluates, too."""
+        disable_cache(model)
+
     def on_train_begin(
         self,
         args: TrainingArguments,
@@ -160,6 +172,8 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         """
         if problems := problems_of(args, self._loader):
             raise SettingsError(problems)
+        # The model may be another than at the trainer's beginning.
+        disable_cache(model)
         rows, collate = train_dataloader.dataset, train_dataloader.collate_fn
         if rows is not self._dataset or collate is not self._collator:
             names = " and ".join(type(one).__name__ for one in (rows, collate))
@@ -250,6 +264,17 @@ class TokenLoss:
         )
         count = (targets != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
         return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+
+
+def disable_cache(model: Any) -> None:
+    """Set ``use_cache`` to false in every config of a model.
+
+    The trainer sets it in ``model.config`` alone. Models with images or audio (Llava, Qwen2-VL, Qwen2-Audio) read it in
+    the config of their language model, and with a cache packed documents see each other.
+    """
+    for part in model.modules() if model is not None else ():
+        if getattr(getattr(part, "config", None), "use_cache", False):
+            part.config.use_cache = False
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
