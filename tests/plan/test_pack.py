@@ -76,14 +76,20 @@ def test_first_fit_is_true_first_fit(lengths, seq_len):
 def window_by_hand(lengths, seq_len, size):
     """The sequence of each document by docs/order.md, section 4."""
     sequences, number = [None] * len(lengths), 0
+
+    def longest(items):
+        return max(items, key=lambda i: (lengths[i], -i), default=None)
+
+    def window():
+        return [i for i, sequence in enumerate(sequences) if sequence is None][:size]
+
     while None in sequences:
-        room, item = seq_len, sequences.index(None)
+        room = seq_len
+        item = window()[0] if len(window()) == size else longest(window())
         while item is not None:
             sequences[item] = number
             room -= lengths[item]
-            window = [i for i, sequence in enumerate(sequences) if sequence is None][:size]
-            fitting = [i for i in window if lengths[i] <= room]
-            item = max(fitting, key=lambda i: (lengths[i], -i), default=None)
+            item = longest(i for i in window() if lengths[i] <= room)
         number += 1
     return sequences
 

@@ -177,9 +177,10 @@ def _first_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
 def _sliding_window(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
     """Fill one sequence after the other from a window that slides over the items.
 
-    The window holds the first ``size`` items that are in no sequence yet. A sequence takes the first of
-    them, so that none waits for more than ``size`` sequences, and then the longest that fits (of equal
-    ones the first) until none does. The next item enters as soon as one is taken.
+    The window holds the first ``size`` items that are in no sequence yet, and the next one enters as soon
+    as one is taken. A sequence takes the first of them, so that none waits for more than ``size``
+    sequences, and then the longest that fits (of equal ones the first) until none does. Once fewer than
+    ``size`` are left, it takes the longest of them first.
     """
     by_length = np.argsort(lengths, kind="stable")
     places = np.empty(len(lengths), np.int64)
@@ -190,13 +191,19 @@ def _sliding_window(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, 
     waiting = np.bincount(lengths[:size], minlength=seq_len + 1)
     waits, waiting = bytearray((waiting > 0).tobytes()), waiting.tolist()
     longest, entering = waits.rfind, iter(lengths[size:].tolist())
+    in_order = zip(places.tolist(), lengths.tolist(), strict=True)
     taken: list[int] = []
     ends: list[int] = []
-    take = taken.append
-    for place, first in zip(places.tolist(), lengths.tolist(), strict=True):
-        if place < heads[first]:
-            continue
-        length, room = first, seq_len
+    take, full = taken.append, len(lengths) >= size
+    while len(taken) < len(lengths):
+        if full:
+            # The first that is in no sequence yet.
+            for place, length in in_order:
+                if place >= heads[length]:
+                    break
+        else:
+            length = longest(1)
+        room = seq_len
         while length > 0:
             take(heads[length])
             heads[length] += 1
@@ -209,6 +216,7 @@ def _sliding_window(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, 
             waits[entered] = 1
             room -= length
             length = longest(1, 1, room + 1)
+        full = entered > 0
         ends.append(len(taken))
     sequences = np.empty(len(lengths), np.int64)
     order = by_length[np.array(taken, np.int64)]
