@@ -23,6 +23,7 @@ from batchloom.store.manifest import (
     SourceEntry,
     SubsetEntry,
     manifest_bytes,
+    seal,
     tokenizer_entry,
 )
 from batchloom.store.origins import Origins
@@ -86,7 +87,7 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
             ),
         ),
     )
-    write_file(folder / MANIFEST_NAME, manifest_bytes(manifest))
+    write_file(folder / MANIFEST_NAME, manifest_bytes(seal(manifest)))
     return folder
 
 
@@ -110,7 +111,7 @@ def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> Sh
         write_file(stem.with_suffix(".idx"), index_bytes(shard_lengths, np.dtype("<u2")))
         named = f"{int(stem.name[-5:]) + 1:032x}"
         return ShardEntry(
-            stem.name, count, tokens, 2 * tokens, f"1{named[1:]}", "", f"2{named[1:]}",
+            stem.name, count, tokens, 2 * tokens, f"1{named[1:]}", "0" * 32, f"2{named[1:]}",
             sums=_zero_sums(stem, 2 * tokens),
         )  # fmt: skip
     rng = np.random.default_rng(seed + 1)

@@ -39,6 +39,12 @@ def broken(bad, good=0):
     return "in.jsonl"
 
 
+def edited_manifest():
+    path = write_store("s", [[1]]).path / "dataset_metadata.json"
+    path.write_text(path.read_text().replace('"end_id": 256', '"end_id": 255'))
+    batchloom.open_store("s")
+
+
 def utf16():
     Path("in.jsonl").write_text('{"text": "a"}\n', "utf-16")
     load_jsonl_file("in.jsonl")
@@ -181,6 +187,8 @@ HERE = {
         Path("d").mkdir(), GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", "d")),
     "There is no store at ...": lambda _: batchloom.open_store("nowhere"),
     "is an unfinished store; give its prepare command again: it goes on": lambda _: unfinished(),
+    "dataset_metadata.json was changed or damaged: its checksum is ..., and its content has ...": (
+        lambda _: edited_manifest()),
     "holds unfinished work of another job": lambda _: changed_in_the_middle(),
     "the worker that took it in hand ... times; give workers more memory": lambda _: deadly(),
     "holds a finished store of another job": lambda _: prepared_twice(),

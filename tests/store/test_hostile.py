@@ -28,9 +28,11 @@ def read_everything(folder):
     return [store[n].ids.tolist() for n in range(len(store))]
 
 
-def edit_manifest(folder, change):
-    path = folder / "dataset_metadata.json"
+def edit_manifest(folder, change, name="dataset_metadata.json"):
+    """Change a manifest, and drop its checksum, which older stores do not have."""
+    path = folder / name
     manifest = json.loads(path.read_text())
+    manifest.pop("checksum", None)
     change(manifest)
     path.write_text(json.dumps(manifest))
 
@@ -58,14 +60,14 @@ MANIFEST_ATTACKS = {
     "version as text": (lambda m: m.update(format_version="1"), "is not a manifest"),
     "lying documents": (lambda m: shard(m).update(documents=21), "says 50 documents"),
     "lying tokens": (lambda m: shard(m).update(tokens=10**9, bytes=2 * 10**9), "its shards together"),
-    "negative": (lambda m: shard(m).update(documents=-1), "contradict"),
+    "negative": (lambda m: shard(m).update(documents=-1), r"Expected `int` >= 0 - at .*shards\[0\].documents"),
     "bytes": (lambda m: shard(m).update(bytes=7), "contradict"),
     "dtype": (lambda m: m.update(dtype="float64"), "dtype 'float64' is none of"),
     "dtype that lies": (lambda m: (m.update(dtype="int32"), [s.update(bytes=2 * s["bytes"]) for s in m["subsets"]["train"]["shards"]]), "holds uint16 tokens, the manifest says int32"),
     "surprise": (lambda m: m.update(surprise=1), "unknown field `surprise`"),
     "missing": (lambda m: m.pop("tokenizer"), "missing required field `tokenizer`"),
     "wrong type": (lambda m: shard(m).update(tokens="12"), "Expected `int`, got `str`"),
-    "huge number": (lambda m: shard(m).update(tokens=2**80), "contradict each other"),
+    "huge number": (lambda m: shard(m).update(tokens=2**80), r"Expected `int` <= \d+ - at .*shards\[0\].tokens"),
 }  # fmt: skip
 
 
@@ -333,6 +335,7 @@ def test_a_manifest_that_lies_about_its_tokenizer_is_faulty(folder, name):
 
 def test_bytes_that_are_no_text_in_a_manifest(folder):
     path = folder / "dataset_metadata.json"
+    edit_manifest(folder, lambda m: None)
     path.write_bytes(path.read_bytes().replace(b'"given"', b'"giv\xffn"'))
     with pytest.raises(StoreError, match="not a manifest"):
         batchloom.open_store(folder)

@@ -43,6 +43,7 @@ from batchloom.store.manifest import (
     SubsetEntry,
     manifest_bytes,
     read_manifest,
+    seal,
     tokenizer_entry,
 )
 from batchloom.store.writer import (
@@ -109,7 +110,7 @@ def finish_store(work: WorkFolder, done: Finished, reported: Callable[[], Report
     write_file(work.store / of_generation(REPORT_NAME, done.generation), report_bytes(report))
     write_report_page(report, work.store / of_generation(PAGE_NAME, done.generation))
     made = make_manifest(done, subsets)
-    manifest = made if done.base is None else extended(done.base, made)
+    manifest = seal(made) if done.base is None else extended(done.base, made)
     write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
     return manifest
 

@@ -46,6 +46,7 @@ from batchloom.store.manifest import (
     SourceEntry,
     manifest_bytes,
     read_manifest,
+    seal,
     tokenizer_entry,
 )
 from batchloom.store.writer import make_folder, write_file
@@ -344,8 +345,9 @@ class _Import:
         write_file(
             store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
         )
-        write_file(store / MANIFEST_NAME, manifest_bytes(manifest))
-        return manifest
+        sealed = seal(manifest)
+        write_file(store / MANIFEST_NAME, manifest_bytes(sealed))
+        return sealed
 
     def _source(self, taken: Taken, tokenizer: Tokenizer) -> SourceEntry:
         found, edges = taken.file.found, taken.edges

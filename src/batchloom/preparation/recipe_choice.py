@@ -21,7 +21,7 @@ from batchloom.preparation.recipe_store import is_store, read_store_recipe
 from batchloom.preparation.recipe_values import dedup_of, parse_names, steps_of, tokens_of
 from batchloom.sources.labels import input_labels
 from batchloom.store.format import MANIFEST_NAME
-from batchloom.store.manifest import read_manifest
+from batchloom.store.manifest import read_manifest, split_checksum
 
 RecipePlace = Recipe | str | os.PathLike[str]
 
@@ -199,8 +199,10 @@ def same_as(out: Path, store: Path | None) -> str:
     """What to say of a store that was made by the recipe of another; empty where there is none."""
     if store is None or out.resolve() == store.resolve():
         return ""
-    manifest = store if store.is_file() else store / MANIFEST_NAME
-    if manifest.read_bytes() == (out / MANIFEST_NAME).read_bytes():
+    made = store if store.is_file() else store / MANIFEST_NAME
+    # Older stores have the same manifest without its checksum.
+    one, other = (split_checksum(path.read_bytes())[0] for path in (made, out / MANIFEST_NAME))
+    if one == other:
         return f"{out} is the same as {store}, to the byte."
     return (
         f"{out} differs from {store}: its inputs, its tokenizer or batchloom itself are not what they were; compare "

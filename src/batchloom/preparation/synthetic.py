@@ -32,7 +32,13 @@ from batchloom.store.format import (
     UINT16_IDS,
     token_dtype,
 )
-from batchloom.store.manifest import Manifest, ShardEntry, manifest_bytes, read_manifest
+from batchloom.store.manifest import (
+    Manifest,
+    ShardEntry,
+    manifest_bytes,
+    read_manifest,
+    seal,
+)
 from batchloom.store.synthetic import synthetic_manifest, synthetic_tokenizer
 from batchloom.store.writer import make_folder, write_file
 
@@ -224,5 +230,6 @@ def _finish(
     write_file(
         work.store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
     )
-    write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
-    return manifest
+    sealed = seal(manifest)
+    write_file(work.store / MANIFEST_NAME, manifest_bytes(sealed))
+    return sealed

@@ -54,7 +54,7 @@ _SMALL_GAP = 16
 # What others fetched is checked about so many blocks at a time: 1 MiB, so that most extents are checked as a whole.
 _CHECKED = 256
 # What comes wrong is asked for so often.
-_TIMES = 3
+TRIES = 3
 # Before a call relies on what it fetches itself alone: rounds in which others deleted what it found, and waits.
 _ROUNDS, _NAP, _LONGEST_NAPS = 8, 0.01, 120.0
 
@@ -143,7 +143,7 @@ class FarBlocks:
             StoreError, InputError: as :meth:`read`.
         """
         wanted = list(numbers)
-        for tries in range(1, _TIMES + 1):
+        for tries in range(1, TRIES + 1):
             held = self.obtain(self.files.extents(wanted))
             files = [self.files.files[number] for number in wanted]
             begins = np.array([BLOCK * file.base for file in files])
@@ -157,7 +157,7 @@ class FarBlocks:
             ]
             if not wrong:
                 return found
-            if tries == _TIMES:
+            if tries == TRIES:
                 break
             self._give_up(self.files.extents(wrong))
         raise self._changed(self.files.files[wrong[0]], 0, self.files.files[wrong[0]].size)
@@ -506,7 +506,7 @@ class FarBlocks:
         self, coming: Future[bytes], first: int, stop: int, expected: NDArray[np.uint64] | None
     ) -> bytes:
         file = self._file_at(first)
-        for _ in range(_TIMES):
+        for _ in range(TRIES):
             try:
                 data = coming.result()
             except RangeError as error:
@@ -535,7 +535,7 @@ class FarBlocks:
         place = shown(f"{self._ranges.url}/{file.name}")
         return StoreError(
             f"{place} holds other bytes from {file.at + start:,} to {file.at + stop:,} than the checksums of its "
-            f"store say ({_TIMES} tries): it was changed or damaged. Restore it from a copy; the run goes on from its "
+            f"store say ({TRIES} tries): it was changed or damaged. Restore it from a copy; the run goes on from its "
             "last checkpoint."
         )
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from batchloom.core.addresses import check_address, shown
 from batchloom.core.errors import SettingsError, StoreError, StoreMissingError
 from batchloom.core.ranges import Ranges
-from batchloom.core.reach import fetch, first_contact, no_data
+from batchloom.core.reach import fetch, first_contact, info_of, no_data
 from batchloom.core.spec import shown as shown_value, whole
 from batchloom.store.extents import Extents, joined
-from batchloom.store.far import FarBlocks
+from batchloom.store.far import TRIES, FarBlocks
 from batchloom.store.far_files import FarFiles
 from batchloom.store.far_lengths import WHOLE, FarLengths, WholeLengths
-from batchloom.store.format import MANIFEST_NAME, TOKEN_DTYPES
+from batchloom.store.format import MANIFEST_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
 from batchloom.store.lengths import beyond
 from batchloom.store.manifest import Manifest, manifest_of_generation
 from batchloom.store.mask import Mask, mask_of
@@ -40,8 +40,8 @@ _ROOM = 2
 _AROUND = 64
 # Shards whose media are kept in memory, as stored_media keeps those of files.
 _MEDIA_KEPT = 256
-# No file that is fetched as one is larger.
-_MOST_AT_ONCE = 1 << 32
+# A small file of up to so many bytes takes one request; of a larger one its size is asked for first.
+_FIRST_BYTES = 8 << 20
 
 Ids = NDArray[np.int64]
 
@@ -93,14 +93,23 @@ def read_far_manifest(url: str, generation: int | None = None) -> Manifest:
     """
     check_address(url)
     base = url.rstrip("/")
-    return manifest_of_generation(partial(_file, base), shown(base), generation)
+    return manifest_of_generation(partial(_file, base), shown(base), generation, TRIES)
 
 
 def _file(base: str, name: str) -> bytes:
     """All of a small file; raises FileNotFoundError where there is none."""
     url = f"{base}/{name}"
     try:
-        data = first_contact(url, lambda: fetch(url, 0, _MOST_AT_ONCE, _MOST_AT_ONCE))
+        data = first_contact(url, lambda: fetch(url, 0, _FIRST_BYTES, _FIRST_BYTES))
+        if len(data) == _FIRST_BYTES:
+            size = int(first_contact(url, lambda: info_of(url))["size"])
+            if size > SMALL_FILE_LIMIT:
+                raise StoreError(
+                    f"{shown(url)} cannot be read: it has {size:,} bytes, and at most {SMALL_FILE_LIMIT:,} are read; "
+                    "check the address."
+                )
+            if size > _FIRST_BYTES:
+                data += first_contact(url, lambda: fetch(url, _FIRST_BYTES, size, size))
     except FileNotFoundError:
         if name != MANIFEST_NAME:
             raise

@@ -22,6 +22,8 @@ WORK_NAME = ".work"
 LOCK_NAME = "lock"
 SUBSETS = ("train", "val", "test")
 SHARD_NAME = re.compile(r"shard_\d{5,9}")
+# Bytes of a manifest, or of another file that is read as one: docs/format.md has what large stores need.
+SMALL_FILE_LIMIT = 512 << 20
 
 
 # Megatron's IndexedDataset dtype codes (megatron/core/datasets/indexed_dataset.py, DType).

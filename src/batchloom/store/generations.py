@@ -30,7 +30,6 @@ from batchloom.store.format import (
     REPORT_NAME,
     SUBSETS,
     WORK_NAME,
-    checksum,
     generation_name,
     of_generation,
 )
@@ -39,10 +38,12 @@ from batchloom.store.manifest import (
     Counts,
     Manifest,
     SubsetEntry,
+    content_checksum,
     decode_manifest,
     generation_entry,
     manifest_bytes,
     read_manifest,
+    seal,
 )
 from batchloom.store.origins import map_origins
 from batchloom.store.pairs import map_sides
@@ -88,10 +89,10 @@ def successor(
         selected: the names that documents were removed by.
     """
     *earlier, last = base.all_history
-    last = replace(last, manifest=checksum(manifest_bytes(base)))
+    last = replace(last, manifest=content_checksum(base))
     grown = replace(changed, generation=base.generation + 1, history=())
     entry = generation_entry(grown, made, selected)
-    return replace(grown, history=(*earlier, last, entry))
+    return seal(replace(grown, history=(*earlier, last, entry)))
 
 
 def extended(base: Manifest, added: Manifest) -> Manifest:
@@ -239,7 +240,7 @@ def add_generation(folder: Path, manifest: Manifest, *, staged: Path) -> None:
     """
     with changing(folder):
         base = read_manifest(folder)
-        if manifest_bytes(base) == manifest_bytes(manifest):
+        if content_checksum(base) == content_checksum(manifest):
             clear_leftovers(folder, base)
             return
         _move_new(folder, base, manifest, staged)
@@ -262,7 +263,7 @@ def _move_new(folder: Path, base: Manifest, manifest: Manifest, staged: Path) ->
 
 
 def _check_base(folder: Path, base: Manifest, manifest: Manifest) -> None:
-    if [entry.manifest for entry in manifest.history[-2:-1]] != [checksum(manifest_bytes(base))]:
+    if [entry.manifest for entry in manifest.history[-2:-1]] != [content_checksum(base)]:
         raise StoreConflictError(
             f"{folder} is generation {base.generation} now, and was another when this job began; begin the job anew."
         )

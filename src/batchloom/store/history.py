@@ -1,12 +1,17 @@
 """What a manifest says of generations: how each was made, which documents it added, which are removed."""
 
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 Made = Literal["prepared", "appended", "removed", "compacted"]
 MADE: tuple[str, ...] = get_args(Made)
+# Numbers of a manifest. Their products with the bytes of a row or a token stay below 2**63.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+# An XXH3-128.
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]*$", min_length=32, max_length=32)]
 
 
 class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -15,10 +20,10 @@ class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     ``sums`` is that of the head of the ``.sums`` of their lengths, and not in older stores.
     """
 
-    generation: int
-    documents: int
-    lengths: str
-    sums: str | None = None
+    generation: Count
+    documents: Count
+    lengths: Digest
+    sums: Digest | None = None
 
 
 class RemovedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,11 +32,11 @@ class RemovedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``generation`` names the file, ``file`` is its XXH3-128.
     """
 
-    generation: int
-    documents: int
-    tokens: int
-    trained: int
-    file: str
+    generation: Count
+    documents: Count
+    tokens: Size
+    trained: Size
+    file: Digest
 
 
 class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -44,12 +49,12 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     which every later generation knows.
     """
 
-    number: int
+    number: Count
     made: Made
-    documents: dict[str, int]
-    tokens: dict[str, int]
+    documents: dict[str, Count]
+    tokens: dict[str, Size]
     fingerprints: dict[str, str]
-    sources: int
+    sources: Count
     recipe: dict[str, Any] = {}
     recipe_fingerprint: str = ""
     selected: tuple[str, ...] = ()
@@ -69,14 +74,19 @@ def readable(history: tuple[GenerationEntry, ...]) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def history_faults(generation: int, history: tuple[GenerationEntry, ...]) -> list[str]:
-    """What contradicts itself in a history, one phrase each."""
+def history_faults(
+    generation: int, history: tuple[GenerationEntry, ...], sources: int
+) -> list[str]:
+    """List the contradictions in a history, one phrase each; ``sources`` are those of the manifest."""
     numbers = [entry.number for entry in history]
     # Its length first: a damaged manifest may say any number.
     if history and (len(numbers) != generation or numbers != list(range(1, generation + 1))):
         return [f"its history has the generations {numbers}, and it is generation {generation}"]
     if not history and generation != 1:
         return [f"it is generation {generation} and has no history"]
+    counts = [0, *(entry.sources for entry in history), sources]
+    if any(a > b for a, b in pairwise(counts)):
+        return [f"its history has {counts[1:-1]} sources, and the manifest {sources}"]
     return []
 
 

@@ -4,13 +4,15 @@ It holds what follows from inputs and recipe alone: no times, speeds, absolute p
 worker counts, so that the same job writes the same bytes anywhere.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+import xxhash
 from msgspec.structs import replace
 
 from batchloom.core.errors import GenerationError, StoreError
@@ -22,6 +24,7 @@ from batchloom.store.format import (
     LENGTHS_SUMS_NAME,
     MANIFEST_NAME,
     SHARD_NAME,
+    SMALL_FILE_LIMIT,
     SUBSETS,
     TOKEN_DTYPES,
     checksum,
@@ -30,10 +33,13 @@ from batchloom.store.format import (
     removed_name,
 )
 from batchloom.store.history import (
+    Count,
+    Digest,
     GenerationEntry,
     LayerEntry,
     Made,
     RemovedEntry,
+    Size,
     history_faults,
     layer_faults,
     readable,
@@ -42,7 +48,12 @@ from batchloom.store.missing import no_store
 from batchloom.store.pairs import PREFERENCES, Preferences
 from batchloom.tokens import Tokenizer
 
+# Elements of lists and objects: memory is bounded by them, for `[]` takes 30 times its two bytes.
+_VALUE_LIMIT = 1 << 25
+_MOST_RECORDS = 1 << 50
 _RESTORE = "restore it from a copy, or prepare the data again"
+_CHECKSUM = re.compile(rb',\n "checksum": "([0-9a-f]{32})"\n}\n\Z')
+_CHECKSUM_BYTES = 64
 
 
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -56,22 +67,22 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """
 
     name: str
-    documents: int
-    tokens: int
-    bytes: int
-    bin: str
-    idx: str
-    docs: str
-    mask: str | None = None
-    trained: int | None = None
-    pairs: str | None = None
-    bands: str | None = None
-    sums: str | None = None
-    media: str | None = None
-    media_bytes: int | None = None
-    blobs: str | None = None
-    blobs_bytes: int | None = None
-    blobsums: str | None = None
+    documents: Count
+    tokens: Size
+    bytes: Size
+    bin: Digest
+    idx: Digest
+    docs: Digest
+    mask: Digest | None = None
+    trained: Size | None = None
+    pairs: Digest | None = None
+    bands: Digest | None = None
+    sums: Digest | None = None
+    media: Digest | None = None
+    media_bytes: Count | None = None
+    blobs: Digest | None = None
+    blobs_bytes: Size | None = None
+    blobsums: Digest | None = None
 
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -82,13 +93,13 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     older stores. ``removed`` is there where documents are: they count among the others.
     """
 
-    documents: int
-    tokens: int
-    lengths: str
+    documents: Count
+    tokens: Size
+    lengths: Digest
     shards: tuple[ShardEntry, ...]
     layers: tuple[LayerEntry, ...] = ()
     removed: RemovedEntry | None = None
-    sums: str | None = None
+    sums: Digest | None = None
 
     @property
     def all_layers(self) -> tuple[LayerEntry, ...]:
@@ -125,9 +136,9 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 class PartEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A stretch of a source that one unit read: [start, stop) in bytes, and its records."""
 
-    start: int
-    stop: int
-    records: int
+    start: Size
+    stop: Size
+    records: Count
 
 
 class SourceEntry(
@@ -147,10 +158,10 @@ class SourceEntry(
 
     name: str
     kind: str
-    bytes: int
+    bytes: Size
     hash: str
-    documents: int
-    tokens: int
+    documents: Count
+    tokens: Size
     bos: str
     end: str
     parts: tuple[PartEntry, ...]
@@ -159,7 +170,7 @@ class SourceEntry(
     preferences: str = ""
     revision: str = ""
     dataset: str = ""
-    weight: float | None = None
+    weight: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,7 +179,7 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     fingerprint: str
     vocabulary_hash: str
-    vocab_size: int
+    vocab_size: Count
     end_id: int
     bos_id: int | None
     engine: str
@@ -189,29 +200,33 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     ``further`` counts the documents beyond one a record, kept or dropped, where records gave several.
     """
 
-    records: int
-    documents: int
-    tokens: int
-    quarantined: int
-    dropped: dict[str, int]
-    further: int = 0
+    records: Count
+    documents: Count
+    tokens: Size
+    quarantined: Count
+    dropped: dict[str, Count]
+    further: Count = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All of ``dataset_metadata.json``; ``docs/format.md`` gives the meaning of each field."""
+    """All of ``dataset_metadata.json``; ``docs/format.md`` gives the meaning of each field.
+
+    ``checksum`` is the XXH3-128 of the file without this field, which is the last one; empty in older stores.
+    """
 
     format_version: int
-    generation: int
+    generation: Count
     dtype: str
     tokenizer: TokenizerEntry
     recipe: dict[str, Any]
     recipe_fingerprint: str
     counts: Counts
     subsets: dict[str, SubsetEntry]
-    subset_overrides: dict[str, str]
+    subset_overrides: dict[Digest, Literal["train", "val", "test"]]
     sources: tuple[SourceEntry, ...]
     history: tuple[GenerationEntry, ...] = ()
     processor: ProcessorEntry | None = None
+    checksum: str = ""
 
     @property
     def all_history(self) -> tuple[GenerationEntry, ...]:
@@ -323,6 +338,38 @@ def manifest_bytes(manifest: Manifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
+def content_checksum(manifest: Manifest) -> str:
+    """Return the XXH3-128 of a manifest's bytes without its own checksum."""
+    return checksum(manifest_bytes(replace(manifest, checksum="")))
+
+
+def seal(manifest: Manifest) -> Manifest:
+    """Give a manifest its checksum; every manifest is sealed before it is written.
+
+    Raises:
+        StoreError: it would be larger than a manifest that can be read.
+    """
+    sealed = replace(manifest, checksum=content_checksum(manifest))
+    size = len(manifest_bytes(sealed))
+    if size > SMALL_FILE_LIMIT:
+        raise StoreError(
+            f"The manifest of this store would have {size:,} bytes, and at most {SMALL_FILE_LIMIT:,} are read. Give "
+            "fewer, larger input files (JSON Lines or archives), larger shards (--tokens-per-shard), or make several "
+            "stores."
+        )
+    return sealed
+
+
+def split_checksum(data: bytes) -> tuple[str, str]:
+    """Return the XXH3-128 of a manifest's bytes without its checksum, and the checksum; empty in older stores."""
+    match = _CHECKSUM.search(data[-_CHECKSUM_BYTES:])
+    if match is None:
+        return checksum(data), ""
+    digest = xxhash.xxh3_128(memoryview(data)[: len(data) - len(match[0])])
+    digest.update(b"\n}\n")
+    return digest.hexdigest(), match[1].decode()
+
+
 def read_manifest(folder: Path, generation: int | None = None) -> Manifest:
     """Read and check the manifest of the store in ``folder``.
 
@@ -340,7 +387,7 @@ def read_manifest(folder: Path, generation: int | None = None) -> Manifest:
 
 
 def manifest_of_generation(
-    read: Callable[[str], bytes], place: Path | str, generation: int | None
+    read: Callable[[str], bytes], place: Path | str, generation: int | None, tries: int = 1
 ) -> Manifest:
     """As :func:`read_manifest`, of a store that lies anywhere.
 
@@ -348,26 +395,47 @@ def manifest_of_generation(
         read: gives the content of a file of the store; raises FileNotFoundError where an older manifest is missing.
         place: the store, for the words of errors.
         generation: an older one; None for the newest.
+        tries: how often a manifest is read until it is sound: it may be damaged on its way.
     """
-    newest = decode_manifest(read(MANIFEST_NAME), f"{place}/{MANIFEST_NAME}")
+    newest = _read_sound(read, place, MANIFEST_NAME, tries)
     if generation is None or generation == newest.generation:
         return newest
     if generation not in newest.readable:
         raise GenerationError(_no_generation(place, newest, generation))
     name = generation_name(generation)
     try:
-        data = read(name)
+        return _read_sound(read, place, name, tries, newest.history[generation - 1].manifest)
     except FileNotFoundError as error:
         raise StoreError(f"{place}/{name} is missing; {_RESTORE}.") from error
-    if checksum(data) != newest.history[generation - 1].manifest:
-        raise StoreError(f"{place}/{name} is not the manifest that generation had; {_RESTORE}.")
-    return decode_manifest(data, f"{place}/{name}")
+
+
+def _read_sound(
+    read: Callable[[str], bytes],
+    place: Path | str,
+    name: str,
+    tries: int,
+    expected: str | None = None,
+) -> Manifest:
+    """Read a manifest, again where it is damaged; ``expected`` is its checksum in a later one."""
+    path = f"{place}/{name}"
+    for left in reversed(range(tries)):
+        data = read(name)
+        if expected is not None and split_checksum(data)[0] != expected:
+            damage = StoreError(f"{path} is not the manifest that generation had; {_RESTORE}.")
+        else:
+            try:
+                return decode_manifest(data, path)
+            except StoreError as error:
+                damage = error
+        if not left:
+            raise damage
+    raise AssertionError("a manifest is read at least once")
 
 
 def _read(folder: Path, name: str) -> bytes:
     path = folder / name
     try:
-        return read_regular(path)
+        return read_regular(path, SMALL_FILE_LIMIT)
     except FileNotFoundError as error:
         if name == MANIFEST_NAME:
             raise no_store(folder) from error
@@ -397,13 +465,25 @@ def decode_manifest(data: bytes, path: Path | str) -> Manifest:
     Raises:
         StoreError: as :func:`read_manifest`.
     """
+    # What the values of a list or an object are separated by, and begin with; more stands in strings.
+    if len(data) > _VALUE_LIMIT and sum(map(data.count, (b",", b"[", b"{"))) > _VALUE_LIMIT:
+        raise StoreError(f"{path} has more than {_VALUE_LIMIT:,} values; {_RESTORE}.")
     _check_version(data, path)
+    found, stated = split_checksum(data)
+    if stated and found != stated:
+        raise StoreError(
+            f"{path} was changed or damaged: its checksum is {stated}, and its content has {found}; {_RESTORE}."
+        )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except NOT_JSON as error:
         raise StoreError(
             f"{path} is not a manifest of this format: {error}; {_RESTORE}."
         ) from error
+    if manifest.checksum != stated:
+        raise StoreError(
+            f"{path} was changed or damaged: it does not end with its checksum {manifest.checksum!r}; {_RESTORE}."
+        )
     for problem in _contradictions(manifest):
         raise StoreError(f"{path} is damaged: {problem}; {_RESTORE}.")
     return manifest
@@ -427,20 +507,27 @@ def _check_version(data: bytes, path: Path | str) -> None:
 
 def _contradictions(manifest: Manifest) -> list[str]:
     problems = []
+    tokenizer = manifest.tokenizer
     if manifest.dtype not in TOKEN_DTYPES:
         problems.append(f"dtype {manifest.dtype!r} is none of {', '.join(TOKEN_DTYPES)}")
     itemsize = TOKEN_DTYPES.get(manifest.dtype, TOKEN_DTYPES["int32"]).itemsize
-    if not 0 <= manifest.tokenizer.end_id < manifest.tokenizer.vocab_size:
-        problems.append(f"end_id {manifest.tokenizer.end_id} is not of the vocabulary")
-    problems += _mixed(manifest) + history_faults(manifest.generation, manifest.history)
+    for field, value in (("end_id", tokenizer.end_id), ("bos_id", tokenizer.bos_id)):
+        if value is not None and not 0 <= value < tokenizer.vocab_size:
+            problems.append(f"{field} {value} is not of the vocabulary")
+    problems += _mixed(manifest)
+    problems += history_faults(manifest.generation, manifest.history, len(manifest.sources))
+    records = sum(part.records for source in manifest.sources for part in source.parts)
+    if records > _MOST_RECORDS:
+        problems.append(f"the parts of its sources have {records} records")
     for name, subset in manifest.subsets.items():
         if name not in SUBSETS:
             problems.append(f"subset {name!r} is none of {', '.join(SUBSETS)}")
         for shard in subset.shards:
             if not SHARD_NAME.fullmatch(shard.name):
                 problems.append(f"shard name {shard.name!r} is not of the form shard_00000")
-            counts = (shard.documents, shard.tokens, shard.media_bytes or 0, shard.blobs_bytes or 0)
-            if shard.bytes != shard.tokens * itemsize or min(counts) < 0:
+            trained = shard.tokens if shard.trained is None else shard.trained
+            half_masked = (shard.mask is None) != (shard.trained is None)
+            if shard.bytes != shard.tokens * itemsize or trained > shard.tokens or half_masked:
                 problems.append(f"{name}/{shard.name} has counts that contradict each other")
         documents = sum(shard.documents for shard in subset.shards)
         tokens = sum(shard.tokens for shard in subset.shards)

@@ -18,7 +18,7 @@ from batchloom.store.chosen_lengths import ChosenLengths, trained_among
 from batchloom.store.far_lengths import FarLengths
 from batchloom.store.far_store import FarSubset, read_far_manifest
 from batchloom.store.first_read import FirstRead
-from batchloom.store.format import checksum
+from batchloom.store.format import SMALL_FILE_LIMIT, checksum
 from batchloom.store.lengths import StoreLengths, beyond
 from batchloom.store.manifest import (
     Manifest,
@@ -341,7 +341,9 @@ class Store:
 
     def file(self, name: str) -> bytes:
         """A small file of the store; raises OSError where it cannot be read, FileNotFoundError where there is none."""
-        return read_regular(self.path / name) if self._far is None else self._far.file(name)
+        if self._far is not None:
+            return self._far.file(name)
+        return read_regular(self.path / name, SMALL_FILE_LIMIT)
 
     def __getitem__(self, number: int) -> StoredDocument:
         number = self._checked(number)

@@ -16,7 +16,7 @@ from batchloom.core.values import counted
 from batchloom.store.bands import map_bands
 from batchloom.store.beginning import beginning
 from batchloom.store.counts import count_faults
-from batchloom.store.format import LENGTHS_NAME, TOKEN_DTYPES
+from batchloom.store.format import LENGTHS_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
 from batchloom.store.index import map_file, map_index
 from batchloom.store.lengths import map_lengths
 from batchloom.store.manifest import Manifest, ShardEntry, SubsetEntry, read_manifest
@@ -106,7 +106,7 @@ def verify_store(
         raise
     except StoreError as error:
         verdict.faults.append(str(error))
-        verdict.data, verdict.used = "unknown", _used_of(verdict, {})
+        verdict.data, verdict.used = "unknown", describe_use(verdict, {})
         return verdict
     verdict.data = "synthetic" if is_synthetic(manifest) else "real"
     tick = progress or (lambda _: None)
@@ -123,7 +123,9 @@ def verify_store(
         verdict.facts["processor"] = f"{manifest.processor.name}, {manifest.processor.fingerprint}"
         try:
             read_processor_state(
-                lambda name: read_regular(folder / name), folder, manifest.processor
+                lambda name: read_regular(folder / name, SMALL_FILE_LIMIT),
+                folder,
+                manifest.processor,
             )
         except StoreError as error:
             verdict.faults.append(str(error))
@@ -137,7 +139,7 @@ def verify_store(
         _check_content(folder, manifest, verdict, opened)
     counts = {name: subset.kept[0] for name, subset in manifest.subsets.items()}
     older = "" if generation is None else f" --generation {generation}"
-    verdict.used = _used_of(verdict, counts, older)
+    verdict.used = describe_use(verdict, counts, older)
     return verdict
 
 
@@ -166,8 +168,8 @@ def verify_synthetic(name: str) -> Verdict:
     return verdict
 
 
-def _used_of(verdict: Verdict, counts: dict[str, int], older: str = "") -> str:
-    """What a training would read of a store with so many documents in its subsets; ``older``: of which generation."""
+def describe_use(verdict: Verdict, counts: dict[str, int], older: str = "") -> str:
+    """Describe the use of a store with so many documents in its subsets; ``older`` is the option of a generation."""
     if verdict.faults:
         return "nothing, before what is faulty is mended"
     if verdict.facts.get("preferences"):

@@ -12,13 +12,14 @@ from batchloom.core.errors import StoreError, StoreMissingError
 from batchloom.core.ranges import RangeError, Ranges
 from batchloom.core.reach import first_contact, info_of, is_web, no_stretches
 from batchloom.core.remote_faults import told
+from batchloom.store.far import TRIES
 from batchloom.store.far_store import read_far_manifest
 from batchloom.store.format import MANIFEST_NAME, PROCESSOR_NAME, TOKENIZER_NAME, generation_name
 from batchloom.store.generations import files_of, sidecars_of
 from batchloom.store.manifest import ShardEntry, read_manifest
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
-from batchloom.store.verify import Verdict, verify_store
+from batchloom.store.verify import Verdict, describe_use, verify_store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -57,8 +58,10 @@ def verify_far(
             read_far_manifest(base)
         except StoreMissingError:
             raise
-        except StoreError:
-            pass  # What is wrong with it is told with the rest.
+        except StoreError as error:
+            faulty = Verdict(shown(base), "store", [str(error)], data="unknown")
+            faulty.used = describe_use(faulty, {})
+            return faulty
         copy.beginning()
 
         def opened(subset: str, number: int) -> Store:
@@ -88,13 +91,13 @@ class _Copy:
 
     def beginning(self) -> None:
         """Bring all but the files of shards."""
-        self._bring(MANIFEST_NAME)
+        self._bring_manifest(MANIFEST_NAME, None)
         try:
             manifest = read_manifest(self._folder)
         except StoreError:
             return  # It is told by who looks at it.
         for number in manifest.readable[:-1]:
-            self._bring(generation_name(number))
+            self._bring_manifest(generation_name(number), number)
         names = {TOKENIZER_NAME, *sidecars_of(manifest)}
         if manifest.processor is not None:
             names.add(PROCESSOR_NAME)
@@ -132,6 +135,14 @@ class _Copy:
                     # That it is there is looked at later; whoever has it mapped keeps its bytes.
                     path.unlink()
                     path.touch()
+
+    def _bring_manifest(self, name: str, generation: int | None) -> None:
+        """Copy a manifest, again where the copy is damaged."""
+        for _ in range(TRIES):
+            self._bring(name)
+            with contextlib.suppress(StoreError):
+                read_manifest(self._folder, generation)
+                return
 
     def _bring(self, name: str) -> None:
         """Copy a file; one that is not there is told by who looks at it."""

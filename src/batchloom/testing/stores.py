@@ -32,6 +32,7 @@ from batchloom.store.manifest import (
     SubsetEntry,
     manifest_bytes,
     read_manifest,
+    seal,
     tokenizer_entry,
 )
 from batchloom.store.opening import open_store
@@ -78,7 +79,7 @@ def write_store(
         entries[subset] = _write_subset(where, listed, masks.get(subset), count)
         count += len(listed)
     write_file(place / TOKENIZER_NAME, canonical(chosen.state()))
-    write_file(place / MANIFEST_NAME, manifest_bytes(_manifest(chosen, name, entries)))
+    write_file(place / MANIFEST_NAME, manifest_bytes(seal(_manifest(chosen, name, entries))))
     return open_store(place, next(iter(subsets)))
 
 

@@ -1,0 +1,302 @@
+"""The manifest's own checksum: what is changed or damaged is refused, what older versions wrote is read."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import time
+
+import msgspec
+import pytest
+import xxhash
+
+import batchloom
+from batchloom import Loader, StoreError, check, open_store
+from batchloom.cli import run
+from batchloom.store import read_manifest, remove_documents
+from batchloom.testing import append_documents, write_store
+from prepare.s3_relay import Fault
+from sources.web import Handler, Web, serving
+from store.far import behind_relay, to_bucket
+from store.test_hostile import edit_manifest
+
+NAME = "dataset_metadata.json"
+DOCUMENTS = {"train": [[72, 105, 256], [256], [1, 2, 3, 4, 256]], "val": [[7, 256]]}
+TRAINED = {"train": [[0, 1, 1], [1], [0, 0, 1, 1, 1]]}
+ALONE = {"seq_len": 4, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A store of three generations, in which something is masked and something removed."""
+    write_store(tmp_path / "store", DOCUMENTS, trained=TRAINED, documents_per_shard=2)
+    append_documents(tmp_path / "store", [[9, 256], [10, 11, 256]], source="more")
+    remove_documents(tmp_path / "store", sources=["more"])
+    return tmp_path / "store"
+
+
+def leaves(value, place=()):
+    """Place and value of everything in a JSON value that is no list or object."""
+    if not isinstance(value, dict | list):
+        yield place, value
+        return
+    for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from leaves(inner, (*place, name))
+
+
+def other(value):
+    """Another value of the same type."""
+    if value is None:
+        return 1
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return value[:-1] + ("0" if value[-1:] != "0" else "1")
+    return value + 1
+
+
+def in_our_form(manifest):
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def test_the_checksum_is_that_of_the_file_without_it(folder):
+    for path in (folder / NAME, *folder.glob("generations/*")):
+        data = path.read_bytes()
+        *before, last, closing = data.splitlines(keepends=True)
+        rest = b"".join(before)
+        assert last == b' "checksum": "%s"\n' % json.loads(data)["checksum"].encode()
+        without = rest.removesuffix(b",\n") + b"\n" + closing
+        assert json.loads(data)["checksum"] == xxhash.xxh3_128_hexdigest(without)
+
+
+def test_a_change_of_any_field_is_refused(folder):
+    path = folder / NAME
+    original = json.loads(path.read_text())
+    assert in_our_form(original) == path.read_bytes()
+    places = list(leaves(original))
+    assert len(places) > 100
+    for place, value in places:
+        changed = json.loads(json.dumps(original))
+        inner = changed
+        for name in place[:-1]:
+            inner = inner[name]
+        inner[place[-1]] = other(value)
+        (folder / NAME).write_bytes(in_our_form(changed))
+        with pytest.raises(StoreError, match=f"{NAME} (was changed or damaged|has format_version)"):
+            open_store(folder)
+    path.write_bytes(in_our_form(original))
+    assert open_store(folder).end_id == 256
+
+
+def test_a_change_of_an_older_generation_is_refused(folder):
+    path = folder / "generations/00001.json"
+    path.write_bytes(path.read_bytes().replace(b'"end_id": 256', b'"end_id": 255'))
+    assert open_store(folder).generation == 3
+    with pytest.raises(StoreError, match="00001.json is not the manifest that generation had"):
+        open_store(folder, generation=1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_manifest_with_any_byte_changed_or_cut_short_is_refused(folder, seed):
+    path, chance = folder / NAME, random.Random(seed)
+    data = path.read_bytes()
+    for _ in range(100):
+        at = chance.randrange(len(data))
+        changed = bytearray(data)
+        changed[at] ^= 1 << chance.randrange(8)
+        path.write_bytes(changed)
+        with pytest.raises(StoreError, match=NAME):
+            open_store(folder)
+        path.write_bytes(data[:at])
+        with pytest.raises(StoreError, match=NAME):
+            open_store(folder)
+
+
+def test_a_manifest_in_another_form_is_refused(folder):
+    path = folder / NAME
+    path.write_text(json.dumps(json.loads(path.read_text())))
+    with pytest.raises(StoreError, match="it does not end with its checksum .*; restore it from a"):
+        open_store(folder)
+
+
+SIZES = "--seq-len 8 --global-batch-size 2"
+COMMANDS = (
+    "check {}",
+    "inspect {}",
+    f"plan {{}} {SIZES}",
+    f"explain {{}} {SIZES} --step 0",
+    f"when {{}} {SIZES} --document 0",
+    "log {}",
+    "export {} --to flat --out {}-out",
+    "remove {} --source given",
+    "compact {}",
+    "prepare {}/in.txt --out {} --append",
+    f"train --data {{}} {SIZES} --max-iters 1",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_refuses_a_changed_manifest(folder, capsys, command):
+    (folder / "in.txt").write_text("More.")
+    path = folder / NAME
+    path.write_bytes(path.read_bytes().replace(b'"end_id": 256', b'"end_id": 255'))
+    before = path.read_bytes()
+    assert run(command.replace("{}", str(folder)).split()) != 0
+    said = "".join(capsys.readouterr())
+    assert "dataset_metadata.json was changed or damaged: its checksum is" in said.replace(
+        "\n", " "
+    )
+    assert "restore it from a copy, or prepare the data again" in said.replace("\n", " ")
+    assert path.read_bytes() == before
+
+
+def test_a_manifest_of_a_gigabyte_is_refused_at_once(folder):
+    os.truncate(folder / NAME, 1_000_000_000)
+    peak, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with pytest.raises(StoreError, match="1,000,000,000 bytes, and at most 536,870,912 are read"):
+        open_store(folder)
+    assert time.process_time() - started < 0.5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 64 << 10  # KiB
+
+
+def test_a_manifest_of_very_many_values_is_refused_before_it_is_parsed(folder):
+    data = b'{"format_version": 1, "recipe": {"x": [' + b"[]," * 20_000_000 + b"0]}}"
+    (folder / NAME).write_bytes(data)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(StoreError, match="has more than 33,554,432 values"):
+        open_store(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 256 << 10  # KiB
+
+
+def older(folder, target):
+    """A copy of a store as older versions wrote it: no manifest has a checksum."""
+    shutil.copytree(folder, target)
+    for path in (target / NAME, *target.glob("generations/*")):
+        data = json.loads(path.read_bytes())
+        del data["checksum"]
+        path.write_bytes(in_our_form(data))
+    return target
+
+
+def test_older_stores_are_read_and_go_on(folder, tmp_path):
+    old = older(folder, tmp_path / "old")
+    for generation in (None, 1, 2, 3):
+        one, two = (open_store(place, generation=generation) for place in (folder, old))
+        assert one.fingerprint == two.fingerprint
+        plans = [Loader(store, **ALONE).plan.fingerprint for store in (one, two)]
+        assert plans[0] == plans[1]
+    assert check(old).sound
+    first = (old / NAME).read_bytes()
+    for place in (folder, old):
+        append_documents(place, [[5, 256]], source="last")
+    assert (old / "generations/00003.json").read_bytes() == first
+    # What is made from now on is the same in both: of the older one the manifests of before have no checksum.
+    assert (old / NAME).read_bytes() == (folder / NAME).read_bytes()
+    assert open_store(old, generation=2).fingerprint == open_store(folder, generation=2).fingerprint
+    assert check(old).sound
+
+
+def test_a_state_of_an_older_store_goes_on(folder, tmp_path):
+    old = older(folder, tmp_path / "old")
+    loaders = [Loader(open_store(place), **ALONE) for place in (folder, old)]
+    states = []
+    for loader in loaders:
+        steps = iter(loader)
+        next(steps)
+        states.append(loader.state_dict())
+        steps.close()
+    assert states[0] == states[1]
+    loaders[0].load_state_dict(states[1])
+    assert len(list(loaders[0])) == len(list(Loader(open_store(folder), **ALONE))) - 1
+
+
+def test_a_store_made_again_from_an_older_one_is_the_same(tmp_path):
+    (tmp_path / "in.txt").write_text("One.\n\nTwo.\n")
+    batchloom.prepare(str(tmp_path / "in.txt"), out=tmp_path / "a", tokenizer="bytes")
+    edit_manifest(tmp_path / "a", lambda m: None)
+    data = json.loads((tmp_path / "a" / NAME).read_text())
+    (tmp_path / "a" / NAME).write_bytes(in_our_form(data))
+    made = batchloom.prepare(recipe=tmp_path / "a", out=tmp_path / "b")
+    assert any("is the same as" in note for note in made.notes)
+
+
+class Damaging(Handler):
+    """Changes a byte in the middle of the first answers that hold a manifest."""
+
+    left = 0
+
+    def send(self, web, path, *, body):
+        if path.endswith(NAME) and Damaging.left:
+            Damaging.left -= 1
+            sound = web.files[path]
+            web.files[path] = sound.replace(b'"end_id": 256', b'"end_id": 255')
+            super().send(web, path, body=body)
+            web.files[path] = sound
+        else:
+            super().send(web, path, body=body)
+
+
+@pytest.fixture
+def web(folder):
+    web = Web()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            web.files[f"/store/{path.relative_to(folder)}"] = path.read_bytes()
+    return web
+
+
+@pytest.mark.parametrize(
+    "look",
+    [open_store, check, lambda url: open_store(url, generation=1)],
+    ids=["open", "check", "older"],
+)
+@pytest.mark.parametrize("times", [2, 99])
+def test_a_manifest_damaged_on_its_way_is_fetched_again(web, look, times, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Damaging.left = times
+    with serving(Damaging, web=web):
+        try:
+            seen = look(f"{web.url}/store")
+        except StoreError as error:
+            seen = error
+    words = f"/store/{NAME} was changed or damaged: its checksum is"
+    if times == 2:
+        assert not isinstance(seen, StoreError)
+        assert seen.sound if look is check else seen.end_id == 256
+    else:
+        assert words in (seen.faults[0] if look is check else str(seen))
+        asked = [one for one in web.asked if one[1].endswith(NAME)]
+        assert len(asked) == (6 if look is check else 3)
+
+
+def test_a_manifest_damaged_between_the_bucket_and_here_is_fetched_again(s3, folder, tmp_path):
+    url = to_bucket(s3, folder)
+    with behind_relay(s3) as relay:
+        relay.faults = [
+            Fault("flip answer", "GET", NAME, times=2),
+            Fault("flip answer", "GET", "generations/00002", times=2),
+        ]
+        store = open_store(url, cache=tmp_path / "cache", generation=2)
+        assert store.fingerprint == open_store(folder, generation=2).fingerprint
+        assert not any(fault.times for fault in relay.faults)
+
+
+def test_a_large_manifest_comes_whole_and_a_larger_one_not_at_all(
+    web, folder, tmp_path, monkeypatch
+):
+    """Beyond 8 MiB its size is asked for before the rest is fetched."""
+    manifest = read_manifest(folder)
+    edit_manifest(folder, lambda m: m["recipe"].update(long="x" * (9 << 20)))
+    data = (folder / NAME).read_bytes()
+    web.files[f"/store/{NAME}"] = data
+    with serving(web=web):
+        store = open_store(f"{web.url}/store", cache=tmp_path / "cache")
+        assert store.manifest.subsets == manifest.subsets
+        monkeypatch.setattr("batchloom.store.far_store.SMALL_FILE_LIMIT", 8 << 20)
+        web.asked.clear()
+        with pytest.raises(
+            StoreError, match="bytes, and at most 8,388,608 are read; check the address"
+        ):
+            open_store(f"{web.url}/store", cache=tmp_path / "cache")
+    assert [one[2] for one in web.asked] == ["bytes=0-8388607", "bytes=0-0"]
