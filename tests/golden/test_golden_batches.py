@@ -156,7 +156,7 @@ def test_the_subset_for_validation(workspace: Workspace) -> None:
 
 def test_an_older_generation(workspace: Workspace) -> None:
     """A generation keeps its batches; the newer one has others."""
-    prepare = "prepare --out grown --workers 1 --json"
+    prepare = "prepare --out grown --no-balance-subsets --workers 1 --json"
     workspace.run(f"{prepare} news/monday.jsonl --tokenizer bytes")
     workspace.run(f"{prepare} news/tuesday.jsonl --append")
     workspace.run("remove grown --source news/monday.jsonl --json")

@@ -136,7 +136,7 @@ def test_prepare(workspace: Workspace, name: str) -> None:
 
 
 def test_prepare_again_and_in_part(workspace: Workspace) -> None:
-    words = f"prepare {RECIPES['text'].words} --out parts --workers 1"
+    words = f"prepare {RECIPES['text'].words} --no-balance-subsets --out parts --workers 1"
     check_json(workspace, "prepare: dry run", print_json(workspace, f"{words} --dry-run"))
     check_json(workspace, "prepare: behind a dry run", print_json(workspace, words))
     check_json(workspace, "prepare: finished already", print_json(workspace, words))
@@ -149,7 +149,7 @@ def test_generations(workspace: Workspace) -> None:
 
 
 def _changes() -> Iterator[tuple[str, str]]:
-    store, prepare = "outputs/store", "prepare --out outputs/store --workers 1"
+    store, prepare = "outputs/store", "prepare --out outputs/store --no-balance-subsets --workers 1"
     yield "generations: prepare", f"{prepare} news/monday.jsonl --tokenizer bytes"
     yield "generations: append", f"{prepare} news --append"
     yield "generations: nothing to append", f"{prepare} news --append"

@@ -28,10 +28,24 @@ def test_a_store_made_again_from_itself(workspace: Workspace) -> None:
         assert (name, differing) == (name, [])
 
 
+def test_balanced_subsets(workspace: Workspace) -> None:
+    """Stores in which documents move between subsets."""
+    for name, words in BALANCED.items():
+        workspace.run(f"prepare {words} --tokenizer bytes --out balanced/{name} --workers 1 --json")
+        EXPECTED.check(name, describe_store(workspace.root / "balanced" / name))
+
+
+BALANCED = {
+    "balanced-texts": "corpus",
+    "balanced-conversations": "talks.jsonl --val-fraction 0.1 --test-fraction 0.1",
+    "balanced-pairs": "pairs.jsonl --val-fraction 0.1",
+}
+
+
 def test_generations(workspace: Workspace) -> None:
     """A store that is appended to, shrunk and compacted; every generation is pinned."""
     store = "changed/store"
-    prepare = f"prepare --out {store} --workers 1 --json"
+    prepare = f"prepare --out {store} --no-balance-subsets --workers 1 --json"
     workspace.run(f"{prepare} news/monday.jsonl --tokenizer bytes --dedup near --val-fraction 0.1")
     workspace.run(f"{prepare} news --append")
     EXPECTED.check("appended", describe_store(workspace.root / store))
@@ -133,4 +147,4 @@ def test_a_stream_keeps_its_store(workspace: Workspace) -> None:
 
 def test_no_other_expectations(workspace: Workspace) -> None:
     changed = ("appended", "removed", "compacted", "kept-by-a-stream")
-    EXPECTED.check_sections([*RECIPES, *IMPORTS, *EXPORTS, *changed])
+    EXPECTED.check_sections([*RECIPES, *BALANCED, *IMPORTS, *EXPORTS, *changed])

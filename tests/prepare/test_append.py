@@ -73,9 +73,10 @@ def texts_of(folder):
 def test_what_is_new_comes_behind_and_all_else_stays(tmp_path):
     write("a.jsonl", range(100))
     write("b.jsonl", range(90, 150))
-    make("a.jsonl", "s", val_fraction=0.1)
+    by_hash = {"val_fraction": 0.1, "balance_subsets": False}
+    make("a.jsonl", "s", **by_hash)
     before, files, print_ = ids("s"), tree("s"), open_store("s").fingerprint
-    result = append(["a.jsonl", "b.jsonl"], val_fraction=0.1)
+    result = append(["a.jsonl", "b.jsonl"], **by_hash)
     assert (result.generation, result.counts.documents, result.counts.records) == (2, 50, 60)
     assert result.counts.dropped == {"exact duplicate": 10}
     assert result.in_all == (150, sum(len(one) for some in ids("s").values() for one in some))
@@ -94,7 +95,7 @@ def test_what_is_new_comes_behind_and_all_else_stays(tmp_path):
     assert check("s").sound, check("s").faults
     assert check("s", generation=1).sound
     # In which subset a document stands is a matter of its hash alone.
-    make(["a.jsonl", "b.jsonl"], "once", val_fraction=0.1)
+    make(["a.jsonl", "b.jsonl"], "once", **by_hash)
     assert {name: sorted(some) for name, some in ids("s").items()} == {
         name: sorted(some) for name, some in ids("once").items()
     }
@@ -401,7 +402,7 @@ def test_the_commands_read_what_was_appended(capsys):
         ["export", "s", "--to", "flat", "--out", "flat"],
     ):
         assert run(words) == 0, words
-    assert "58 documents of subset train" in capsys.readouterr().out
+    assert "59 documents of subset train" in capsys.readouterr().out
 
 
 def test_a_dry_run_writes_nothing_and_the_next_goes_on():

@@ -471,9 +471,13 @@ def test_every_setting_has_its_key():
     groups = {"reading", "chat", "inputs", "sources"}
     every = [field.name for part in (Recipe, ReadRecipe, ChatRecipe) for field in fields(part)]
     assert sorted(SETTINGS) == sorted(set(every) - groups)
-    recipe = Recipe(inputs=("a",), reading=ReadRecipe(ignore=("lang",)))
-    printed = recipe_text(recipe).splitlines()
-    assert [line.split(":")[0] for line in printed if line[0].isalpha()] == list(KEYS)
+    recipe, later = Recipe(inputs=("a",)), {"ignore", "balance_subsets", "follow_links"}
+    reading = ReadRecipe(ignore=("lang",))
+    changed = replace(recipe, reading=reading, balance_subsets=False, follow_links=True)
+    for one, missing in ((recipe, later), (changed, set())):
+        printed = recipe_text(one).splitlines()
+        keys = [line.split(":")[0] for line in printed if line[0].isalpha()]
+        assert keys == [key for key in KEYS if key not in missing]
 
 
 TEXT = st.text(

@@ -13,7 +13,9 @@ import batchloom
 from batchloom.batches.inspect import Inspection
 from batchloom.cli.console import plain_console
 from batchloom.core.values import counted, visible
-from batchloom.store.format import PAGE_NAME, of_generation
+from batchloom.preparation.balance import share_notes
+from batchloom.store.format import MANIFEST_NAME, PAGE_NAME, of_generation
+from batchloom.store.manifest import read_manifest
 
 _BAR = 40
 
@@ -45,6 +47,7 @@ def inspect(
         return
     console = plain_console()
     _print_counts(console, found)
+    _print_shares(console, path, generation)
     _print_packing(console, found)
     # Of a generation without an own one it is the page of the last that has one.
     numbers = range(found.generation or 1, 0, -1)
@@ -88,6 +91,23 @@ def _print_counts(console: Console, found: Inspection) -> None:
         console.print(
             f"{low:>10,} - {below - 1:<10,} {count:>12,} {'#' * round(_BAR * count / most)}",
         )
+
+
+def _print_shares(console: Console, path: str, generation: int | None) -> None:
+    """Print the subsets of a local store that miss their share of the tokens."""
+    if not (Path(path) / MANIFEST_NAME).is_file():
+        return
+    manifest = read_manifest(Path(path), generation)
+    subsets, recipe = manifest.subsets.values(), manifest.recipe
+    notes = share_notes(
+        {name: recipe.get(f"{name}_fraction") or 0.0 for name in ("val", "test")},
+        {name: subset.kept[1] for name, subset in manifest.subsets.items()},
+        sum(subset.kept[0] for subset in subsets),
+        balance=bool(recipe.get("balance_subsets")),
+        texts="reading" in recipe,
+    )
+    for note in notes:
+        console.print(note)
 
 
 def _print_packing(console: Console, found: Inspection) -> None:

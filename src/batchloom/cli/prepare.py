@@ -207,13 +207,20 @@ def prepare(
         float | None,
         typer.Option(
             show_default=_usual("val_fraction"),
-            help="Share of documents, by hash, for validation.",
+            help="Share of the tokens for validation; documents are chosen by hash, and stay whole.",
         ),
     ] = None,
     test_fraction: Annotated[
         float | None,
+        typer.Option(show_default=_usual("test_fraction"), help="Share of the tokens for testing."),
+    ] = None,
+    balance_subsets: Annotated[
+        bool | None,
         typer.Option(
-            show_default=_usual("test_fraction"), help="Share of documents, by hash, for testing."
+            "--balance-subsets/--no-balance-subsets",
+            show_default="balance-subsets",
+            help="Move single documents where a subset misses its share of the tokens by more than 20 % of it. "
+            "Without it hashes alone choose.",
         ),
     ] = None,
     dedup: Annotated[
@@ -275,6 +282,14 @@ def prepare(
             show_default="no-prove",
             help="Decode trained tokens and compare.",
             rich_help_panel=_CHAT,
+        ),
+    ] = None,
+    follow_links: Annotated[
+        bool | None,
+        typer.Option(
+            "--follow-links/--no-follow-links",
+            show_default="no-follow-links",
+            help="Follow symbolic links that lead out of an input folder. Without it they are skipped and counted.",
         ),
     ] = None,
     streaming: Annotated[
@@ -382,12 +397,14 @@ def prepare(
         "dtype": dtype,
         "val_fraction": val_fraction,
         "test_fraction": test_fraction,
+        "balance_subsets": balance_subsets,
         "max_bad": max_bad,
         "template": template,
         "train_on": train_on,
         "max_tokens": max_tokens,
         "overlong": overlong,
         "prove": prove,
+        "follow_links": follow_links,
     }
     choose = partial(choose_appended, out=out) if append else choose_recipe
     chosen = choose(inputs or None, options, recipe)

@@ -41,6 +41,8 @@ class Older:
         shards: number of the next shard of each subset.
         parts: how many parts its sources have.
         filled: subsets that hold documents.
+        tokens: of each subset, without removed documents.
+        documents: number of documents, without removed ones.
         overrides: the subset of single hashes.
         bands: the bands of each of these files' documents that new ones are compared with; None where the
             store keeps none of this kind.
@@ -52,6 +54,8 @@ class Older:
     shards: Mapping[str, int] = field(default_factory=dict)
     parts: int = 0
     filled: frozenset[str] = frozenset()
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    documents: int = 0
     overrides: tuple[tuple[int, str], ...] = ()
     bands: tuple[StoredBands | None, ...] = ()
     base: Manifest | None = None
@@ -97,6 +101,8 @@ def older_of(work: WorkFolder, base: Manifest | None, dedup: DedupRecipe) -> Old
         shards=next_shards(base),
         parts=next_part(base),
         filled=frozenset(name for name, subset in base.subsets.items() if subset.documents),
+        tokens={name: subset.kept[1] for name, subset in base.subsets.items()},
+        documents=sum(subset.kept[0] for subset in base.subsets.values()),
         overrides=tuple((int(value, 16), name) for value, name in base.subset_overrides.items()),
         bands=_bands(work.out, base, dedup.banding) if dedup.mode == "near" else (),
         base=base,

@@ -11,6 +11,7 @@ import numpy as np
 
 from batchloom.core.errors import InputError, StoreConflictError, TokenizerError
 from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.balance import share_notes
 from batchloom.preparation.finish import move_store, subset_entry
 from batchloom.preparation.import_shards import (
     Copying,
@@ -318,6 +319,10 @@ class _Import:
         }
         documents = sum(entry.documents for entry in subsets.values())
         tokens = sum(entry.tokens for entry in subsets.values())
+        by_subset = {name: entry.tokens for name, entry in subsets.items()}
+        shares = {"val": self._spec.val_fraction}
+        for text in share_notes(shares, by_subset, documents, balance=False, texts=False):
+            self._note(text)
         plain = import_plain(self._spec)
         manifest = Manifest(
             format_version=FORMAT_VERSION,

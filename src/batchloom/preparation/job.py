@@ -80,12 +80,14 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     dtype: Dtype | None = None,
     val_fraction: float | None = None,
     test_fraction: float | None = None,
+    balance_subsets: bool | None = None,
     max_bad: int | str | None = None,
     template: str | None = None,
     train_on: TrainOn | None = None,
     max_tokens: int | None = None,
     overlong: Overlong | None = None,
     prove: bool | None = None,
+    follow_links: bool | None = None,
     workers: int | Literal["auto"] = "auto",
     engine: EngineName = "pool",
     address: str | None = None,
@@ -111,8 +113,9 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         out: the store's folder; also a URL of an object store (``s3://bucket/prefix``).
         recipe: a :class:`Recipe`, a recipe file, or a store, which is made again. What is said here
             wins over it; None says nothing.
-        tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, max_bad: see
-            :class:`Recipe`; without a tokenizer the one a manifest names, else the processor's own, else ``gpt2``.
+        tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, balance_subsets, max_bad,
+            follow_links:
+            see :class:`Recipe`; without a tokenizer the one a manifest names, else the processor's own, else ``gpt2``.
         dedup: see :class:`DedupRecipe`; ``exact`` unless texts are cut into lines or paragraphs.
         text_field, mapping, ignore, split_on, normalize, clean, fim: see :class:`ReadRecipe`; a number is the rate
             of a :class:`Fim`.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, final
 
+from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputMissingError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.values import counted
@@ -14,6 +15,7 @@ from batchloom.execution.machine import cores
 from batchloom.execution.pool import Ready
 from batchloom.execution.seam import Crew
 from batchloom.preparation.append import Older, older_of
+from batchloom.preparation.balance import share_notes
 from batchloom.preparation.chat_encoder import ChatEncoder
 from batchloom.preparation.crews import Crewed, alone, crew_for, ready_for, workers_of
 from batchloom.preparation.dedup_report import DuplicateReader, Pairs, pairs_once
@@ -48,7 +50,8 @@ from batchloom.preparation.work import (
     WorkFolder,
 )
 from batchloom.sources.listing import Listing
-from batchloom.sources.rules import Begin
+from batchloom.sources.places import record_name
+from batchloom.sources.rules import Begin, ReadRules
 from batchloom.store.manifest import Manifest
 from batchloom.tokens import Tokenizer, engine_choice
 
@@ -242,12 +245,21 @@ class Making:
             shards=older.shards,
             filled=older.filled,
             settled=older.overrides,
+            tokens=older.tokens,
+            balance=recipe.balance_subsets,
         )
         phases = Phases(self._work, units, sharding, older, recipe.dedup, task.dtype, self._attempt)
         found = self._timed("find duplicates", lambda: phases.duplicates(crew))
         kept = self._timed("settle", lambda: phases.settle(crew, found))
         decision = phases.decide(kept)
-        for text in task.membership.empty_notes(decision.shards, older.filled):
+        documents = older.documents + sum(one.documents for one in kept)
+        for text in (
+            *task.membership.empty_notes(decision.shards, older.filled),
+            *share_notes(
+                task.membership.shares, decision.tokens, documents, balance=recipe.balance_subsets
+            ),
+            *_long_notes(units, kept, self._readings.rules, recipe.tokens_per_shard),
+        ):
             self._note(text)
         pairs, rest = self._timed("find duplicates", lambda: self._pairs(found, units, older, task))
         tell = self._teller(kept, task.dtype.itemsize)
@@ -421,6 +433,31 @@ def _flows(units: list[UnitWork], kept: list[UnitKept], size: int) -> list[Flow]
         tokens_out=left,
     )
     return [dedup, write]
+
+
+def _long_notes(
+    units: Sequence[UnitWork], kept: Sequence[UnitKept], rules: ReadRules, most: int
+) -> list[str]:
+    """Describe documents longer than a shard may be, with the place of the longest."""
+    count = sum(one.long for one in kept)
+    if not count:
+        return []
+    number = max(range(len(kept)), key=lambda number: kept[number].longest[0])
+    length, part, record, offset = kept[number].longest
+    found, before = units[number].unit.parts[part], 0
+    source, bound = found.source, (units[number].unit.number, found.start)
+    for one in units[: number + 1]:
+        for other, facts in zip(one.unit.parts, one.facts.parts, strict=True):
+            if other.source.path == source.path and (one.unit.number, other.start) < bound:
+                before += facts.records
+    place = record_name(source, rules, before, BadRecord(record, offset, None, "", ""))
+    some = "1 document is" if count == 1 else f"{count:,} documents are"
+    note = (
+        f"{some} longer than a shard should be ({most:,} tokens, --tokens-per-shard), so shards are larger. The "
+        f"longest has {length:,} tokens: {place}. Raise --tokens-per-shard, or cut texts into smaller documents "
+        "(--split-on paragraph)."
+    )
+    return [note]
 
 
 def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:

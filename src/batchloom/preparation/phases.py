@@ -175,6 +175,7 @@ class Phases:
         )
         shards: dict[int, Shards] = {}
         orders: dict[int, WriteOrder] = {}
+        moved = set(decision.moved)
         for one, left, numbers in zip(self._units, kept, decision.shards, strict=True):
             number = one.unit.number
             found = self._work.unit_shards(number)
@@ -182,7 +183,6 @@ class Phases:
                 shards[number] = found
                 tell(number, found=True)
                 continue
-            moved = any(set(decision.overrides).intersection(v) for v in left.smallest.values())
             orders[number] = WriteOrder(
                 first_part=one.unit.first_part + self._older.parts,
                 folder=one.folder,
@@ -190,7 +190,7 @@ class Phases:
                 shards=self._work.shards(number),
                 attempt=self._attempt,
                 checksums=one.facts.checksums,
-                whole=not (left.dropped > left.seen or left.moved or moved),
+                whole=not (left.dropped > left.seen or number in moved),
                 numbers=numbers,
                 task=task,
             )

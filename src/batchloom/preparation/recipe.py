@@ -41,7 +41,7 @@ MOST_SHARD_TOKENS = 10**12
 _MOST_BAD = 10**18
 _BUDGET = r"[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{1,30})?%"
 # Settings that decide no byte of the shards.
-_BESIDE = ("inputs", "max_bad")
+_BESIDE = ("inputs", "max_bad", "follow_links")
 # Settings that hold settings.
 _GROUPS = ("reading", "chat")
 
@@ -102,8 +102,11 @@ class Recipe:
         reading: how records and text files are read.
         tokens_per_shard: a shard has at most so many tokens, except for a single longer document.
         dtype: of a token on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
-        val_fraction: share of documents, by hash, that go into the ``val`` subset.
-        test_fraction: share of documents, by hash, that go into the ``test`` subset.
+        follow_links: follow symbolic links that lead out of an input folder; else they are skipped.
+        val_fraction: share that goes into the ``val`` subset; documents are chosen by hash.
+        test_fraction: share that goes into the ``test`` subset; documents are chosen by hash.
+        balance_subsets: move single documents where a subset misses its share of the tokens by more than
+            20 % of it; else hashes alone choose.
         dedup: which duplicates are left out.
         max_bad: records that may be bad: a number, or a share (``"0.1%"``) that allows at
             least 10; beyond it the job fails.
@@ -117,8 +120,10 @@ class Recipe:
     reading: ReadRecipe = field(default_factory=ReadRecipe)
     tokens_per_shard: int = 100_000_000
     dtype: Dtype = "auto"
+    follow_links: bool = False
     val_fraction: float = 0.01
     test_fraction: float = 0.0
+    balance_subsets: bool = True
     dedup: DedupRecipe = field(default_factory=DedupRecipe)
     max_bad: int | str = "0.1%"
     chat: ChatRecipe = field(default_factory=ChatRecipe)
@@ -163,6 +168,11 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     """The recipe as the manifest holds it: plain values, no absolute paths."""
     plain = to_plain(replace(recipe, sources=()))
     plain["inputs"] = input_labels(recipe.inputs)
+    if not recipe.follow_links:
+        del plain["follow_links"]
+    if not balances(recipe):
+        # As in manifests of versions that had no such rule.
+        del plain["balance_subsets"]
     plain["sources"] = sources_plain(recipe.sources)
     plain["reading"]["clean"] = steps_plain(clean_plain(recipe.reading.clean))
     if looked_into := files_identity(recipe.reading.clean):
@@ -183,6 +193,11 @@ def recipe_plain(recipe: Recipe) -> dict[str, Any]:
     return plain
 
 
+def balances(recipe: Recipe) -> bool:
+    """Return whether documents may move between the subsets of a recipe."""
+    return recipe.balance_subsets and bool(recipe.val_fraction or recipe.test_fraction)
+
+
 def _template_plain(template: str | None) -> dict[str, Any]:
     """A template that is a file, by its name and content; another by its name alone."""
     if template is None or template in BUILT_IN:
@@ -196,7 +211,9 @@ def _template_plain(template: str | None) -> dict[str, Any]:
 def recipe_fingerprint(recipe: Recipe) -> str:
     """Names what a recipe does to a document, wherever its inputs lie."""
     plain = recipe_plain(recipe) | {"sources": sources_plain(recipe.sources, beside=False)}
-    return fingerprint({name: value for name, value in plain.items() if name not in _BESIDE})
+    # Documents move between subsets after units are made: what becomes of each document is the same.
+    beside = {*_BESIDE, "balance_subsets"}
+    return fingerprint({name: value for name, value in plain.items() if name not in beside})
 
 
 def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -269,6 +286,14 @@ def _problems(recipe: Recipe) -> list[str]:
         problems.append(
             f"tokens_per_shard: {shown(tokens)} is not a whole number from 1 to {MOST_SHARD_TOKENS:,}"
         )
+    problems += [
+        f"{name}: {shown(value)} is neither True nor False"
+        for name, value in (
+            ("balance_subsets", recipe.balance_subsets),
+            ("follow_links", recipe.follow_links),
+        )
+        if not is_switch(value)
+    ]
     if not _is_budget(recipe.max_bad):
         problems.append(
             f"max_bad: {shown(recipe.max_bad)} is neither a number of records up to {_MOST_BAD:,} nor a share up "

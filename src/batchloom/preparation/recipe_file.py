@@ -25,9 +25,11 @@ from batchloom.store.format import MANIFEST_NAME
 SETTINGS = (
     *("tokenizer", "end_token", "text_field", "mapping", "ignore", "split_on", "normalize"),
     *("clean", "fim", "media", "dedup"),
-    *("tokens_per_shard", "dtype", "val_fraction", "test_fraction", "max_bad"),
-    *("template", "train_on", "max_tokens", "overlong", "prove"),
+    *("tokens_per_shard", "dtype", "val_fraction", "test_fraction", "balance_subsets", "max_bad"),
+    *("template", "train_on", "max_tokens", "overlong", "prove", "follow_links"),
 )
+# Settings that a file names only where they are not the default: files of older versions have none.
+_LATER_DEFAULTS: dict[str, Any] = {"ignore": [], "balance_subsets": True, "follow_links": False}
 KEYS = ("inputs", *SETTINGS)
 _TIKTOKEN = "tiktoken:"
 _WORDS = ("bytes", "gpt2")
@@ -178,10 +180,11 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
         "dedup": dedup_plain(recipe.dedup),
         "tokens_per_shard": size_text(recipe.tokens_per_shard),
     }
-    if not recipe.reading.ignore:
-        # A setting that came later: files of recipes without it stay the same.
-        del settings["ignore"]
-    return settings
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in _LATER_DEFAULTS or value != _LATER_DEFAULTS[name]
+    }
 
 
 def printable_settings(recipe: Recipe) -> dict[str, Any]:

@@ -109,6 +109,9 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
     expected = settings.pop("template_hash", None)
     # Whether the files that steps look into are the same is told by comparing the stores.
     settings.pop("clean_files", None)
+    if settings["balance_subsets"] is None:
+        # Of a version without this rule, or without subsets to which it applies.
+        settings["balance_subsets"] = not (settings["val_fraction"] or settings["test_fraction"])
     if expected is not None and "template" not in given:
         _check_template(str(settings.get("template")), expected, folder)
     if isinstance(media := settings.get("media"), dict):

@@ -85,7 +85,7 @@ def _all_there(
     kept: Mapping[str, Any] | None,
 ) -> bool:
     """Whether a job differs from the one that made a store by nothing but inputs that were appended since."""
-    if recipe_differences(made.recipe, recipe_plain(recipe)):
+    if recipe_differences(made.recipe, _comparable(made.recipe, recipe)):
         return False
     if _tokenizer_differences(recipe, made.tokenizer.fingerprint, kept):
         return False
@@ -145,7 +145,7 @@ def _differences(
     hashed: bool,
 ) -> list[str]:
     """How a job differs from the one that a manifest is of, in a few words each."""
-    differences = recipe_differences(manifest.recipe, recipe_plain(recipe))
+    differences = recipe_differences(manifest.recipe, _comparable(manifest.recipe, recipe))
     differences += _tokenizer_differences(recipe, manifest.tokenizer.fingerprint, kept)
     same = report is not None and _same_files(report.sources, listing.sources)
     if not same:
@@ -159,6 +159,19 @@ def _differences(
             [one.name for one in listing.sources],
         )
     return differences
+
+
+def _comparable(then: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as a finished store's manifest would hold it.
+
+    A store of a version that did not balance its subsets is finished, and stays as it is.
+    """
+    plain = recipe_plain(recipe)
+    return (
+        plain
+        if "balance_subsets" in then
+        else {n: v for n, v in plain.items() if n != "balance_subsets"}
+    )
 
 
 def seen_before(report: ReportFacts | None, recipe: Recipe) -> dict[str, Seen]:

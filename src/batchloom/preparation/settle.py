@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import let_go
 from batchloom.dedup.find import gather
+from batchloom.preparation.balance import Candidates, balance_subsets, misses
 from batchloom.preparation.cutter import ShardCutter
 from batchloom.preparation.subsets import Membership, Smallest
 from batchloom.preparation.unit_files import (
@@ -47,6 +48,8 @@ class Sharding:
         shards: number of the next shard of each subset, where a store has some already.
         filled: subsets that hold documents already.
         settled: the subset of single hashes, as older generations have it.
+        tokens: of each subset in older generations.
+        balance: whether single documents move where a subset misses its share of the tokens.
     """
 
     membership: Membership
@@ -54,6 +57,8 @@ class Sharding:
     shards: Mapping[str, int] = field(default_factory=dict)
     filled: frozenset[str] = frozenset()
     settled: tuple[tuple[int, str], ...] = ()
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    balance: bool = False
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -127,6 +132,8 @@ class _Left:
         self._dropped: list[Counter[str]] = [Counter() for _ in range(order.parts)]
         self._cutters = {name: ShardCutter(order.sharding.most) for name in SUBSETS}
         self._smallest, self._moved, self._seen = Smallest(), False, 0
+        self._subsets = np.zeros(len(SUBSETS), np.int64)
+        self._long, self._longest = 0, (0, 0, 0, 0)
 
     def add(self, rows: NDArray[np.void], why: NDArray[np.uint8] | None) -> None:
         """Count the next documents; ``why`` as :func:`judged` gives it."""
@@ -138,9 +145,12 @@ class _Left:
                 f"{self._folder} and what was found to stand twice do not fit: files of the work folder were changed; "
                 "delete it to begin anew."
             )
-        codes = sharding.membership.codes(kept["hash"])
+        codes = settled = sharding.membership.codes(kept["hash"])
         if sharding.settled:
-            self._moved |= bool((self._settled.codes(kept["hash"]) != codes).any())
+            settled = self._settled.codes(kept["hash"])
+            self._moved |= bool((settled != codes).any())
+        self._subsets += _tokens_by_subset(kept, settled)
+        self._look_for_long(kept)
         self._smallest.add(kept["hash"], codes)
         for code, name in enumerate(SUBSETS):
             self._cutters[name].cut(kept[codes == code])
@@ -154,6 +164,20 @@ class _Left:
             for number in np.flatnonzero(gone).tolist():
                 self._dropped[number][reason] += int(gone[number])
 
+    def _look_for_long(self, kept: NDArray[np.void]) -> None:
+        """Count documents and pairs that have more tokens than a shard may have."""
+        ends = np.flatnonzero(kept["side"] != CHOSEN)
+        if not len(ends):
+            return
+        sums = np.cumsum(kept["length"], dtype=np.int64)[ends]
+        lengths = np.diff(sums, prepend=0)
+        self._long += int(np.count_nonzero(lengths > self._sharding.most))
+        at = int(lengths.argmax())
+        if lengths[at] > max(self._sharding.most, self._longest[0]):
+            row = kept[ends[at]]
+            place = int(row["part"]), int(row["record"]), int(row["offset"])
+            self._longest = int(lengths[at]), *place
+
     def kept(self) -> UnitKept:
         """What all of them were."""
         pairs = zip(self._parts, self._dropped, strict=True)
@@ -166,7 +190,16 @@ class _Left:
             shards={name: self._cutters[name].shards for name in SUBSETS},
             moved=self._moved,
             seen=self._seen,
+            subsets=dict(zip(SUBSETS, self._subsets.tolist(), strict=True)),
+            long=self._long,
+            longest=self._longest,
         )
+
+
+def _tokens_by_subset(rows: NDArray[np.void], codes: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Tokens of documents by the place of their subset in ``SUBSETS``."""
+    lengths = rows["length"].astype(np.int64)
+    return np.array([lengths[codes == code].sum() for code in range(len(SUBSETS))], np.int64)
 
 
 def _found(order: SettleOrder) -> _Between | None:
@@ -221,27 +254,85 @@ def decide(
         sharding: the shares of the subsets, and the size of a shard.
         held: which of some hashes older documents have, whose subset is settled.
     """
+    tokens = {name: sharding.tokens.get(name, 0) for name in SUBSETS}
+    for unit in kept:
+        for name, count in unit.subsets.items():
+            tokens[name] += count
+    total, shares = sum(tokens.values()), sharding.membership.shares
+    if sharding.balance and any(misses(shares[name], tokens[name], total) for name in shares):
+        overrides = _balance(folders, sharding, tokens, held)
+    else:
+        overrides = _fill_empty(kept, sharding, held)
+    decided = sharding.decided(overrides)
+    affected = {value for value, _ in overrides}
+    shards, moved = [], []
+    counts = {name: sharding.shards.get(name, 0) for name in SUBSETS}
+    tokens = dict(sharding.tokens)
+    for number, (unit, (folder, place)) in enumerate(zip(kept, folders, strict=True)):
+        mine, sums = unit.shards, unit.subsets
+        if unit.moved or (affected and _holds(folder, place, decided, sharding.decided(()))):
+            moved.append(number)
+            cutters = {name: ShardCutter(sharding.most) for name in SUBSETS}
+            added = np.zeros(len(SUBSETS), np.int64)
+            for rows in kept_rows(folder, place):
+                codes = decided.codes(rows["hash"])
+                added += _tokens_by_subset(rows, codes)
+                for code, name in enumerate(SUBSETS):
+                    cutters[name].cut(rows[codes == code])
+            mine = {name: cutter.shards for name, cutter in cutters.items()}
+            sums = dict(zip(SUBSETS, added.tolist(), strict=True))
+        shards.append({name: (counts[name], mine[name]) for name in SUBSETS})
+        for name in SUBSETS:
+            counts[name] += mine[name]
+            tokens[name] = tokens.get(name, 0) + sums[name]
+    plain = {f"{value:032x}": name for value, name in overrides}
+    return Decision(plain, shards, moved, tokens)
+
+
+def _fill_empty(
+    kept: Sequence[UnitKept],
+    sharding: Sharding,
+    held: Callable[[Collection[int]], Collection[int]],
+) -> tuple[tuple[int, str], ...]:
+    """Choose the hashes that move so that no wanted subset is empty."""
     smallest = Smallest()
     for unit in kept:
         smallest.merge(unit.smallest)
     settled = held(smallest.hashes()) if sharding.wanted else ()
-    overrides = smallest.overrides(sharding.wanted, settled)
-    decided = sharding.decided(overrides)
-    moved = {f"{value:032x}" for value, _ in overrides}
-    shards, counts = [], {name: sharding.shards.get(name, 0) for name in SUBSETS}
-    for unit, (folder, place) in zip(kept, folders, strict=True):
-        mine = unit.shards
-        if unit.moved or any(moved.intersection(values) for values in unit.smallest.values()):
-            cutters = {name: ShardCutter(sharding.most) for name in SUBSETS}
-            for rows in kept_rows(folder, place):
-                codes = decided.codes(rows["hash"])
-                for code, name in enumerate(SUBSETS):
-                    cutters[name].cut(rows[codes == code])
-            mine = {name: cutter.shards for name, cutter in cutters.items()}
-        shards.append({name: (counts[name], mine[name]) for name in SUBSETS})
-        for name in SUBSETS:
-            counts[name] += mine[name]
-    return Decision({f"{value:032x}": name for value, name in overrides}, shards)
+    return smallest.overrides(sharding.wanted, settled)
+
+
+def _balance(
+    folders: Sequence[tuple[Path, Path]],
+    sharding: Sharding,
+    tokens: Mapping[str, int],
+    held: Callable[[Collection[int]], Collection[int]],
+) -> tuple[tuple[int, str], ...]:
+    """Choose the hashes that move so that subsets have their shares of the tokens."""
+    candidates = {name: Candidates(heaviest=name != SUBSETS[0]) for name in SUBSETS}
+    membership = sharding.decided(())
+    for folder, place in folders:
+        for rows in kept_rows(folder, place):
+            codes = membership.codes(rows["hash"])
+            for code, name in enumerate(SUBSETS):
+                some = rows[codes == code]
+                candidates[name].add(some["hash"], some["length"])
+    groups = {name: found.groups() for name, found in candidates.items()}
+    # Equal documents of older generations stay where they are.
+    fixed = {value for value, _ in sharding.settled}
+    fixed |= set(held({one.hash for members in groups.values() for one in members}))
+    free = {
+        name: [one for one in members if one.hash not in fixed] for name, members in groups.items()
+    }
+    return tuple(balance_subsets(sharding.membership.shares, tokens, free).items())
+
+
+def _holds(folder: Path, place: Path, decided: Membership, before: Membership) -> bool:
+    """Return whether a unit has documents that move."""
+    return any(
+        bool((decided.codes(rows["hash"]) != before.codes(rows["hash"])).any())
+        for rows in kept_rows(folder, place)
+    )
 
 
 def overrides_of(decision: Decision) -> tuple[tuple[int, str], ...]:

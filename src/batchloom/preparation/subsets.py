@@ -29,9 +29,14 @@ class Membership:
     test_fraction: float
     overrides: tuple[tuple[int, str], ...] = ()
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of all subsets but ``train``."""
+        return {"val": self.val_fraction, "test": self.test_fraction}
+
     def wanted(self) -> tuple[str, ...]:
         """Subsets that must not be empty where there are documents for them."""
-        shares = {"train": 1.0, "val": self.val_fraction, "test": self.test_fraction}
+        shares = {"train": 1.0, **self.shares}
         return tuple(name for name in SUBSETS if shares[name] > 0)
 
     def empty_notes(
@@ -61,9 +66,13 @@ class Membership:
         codes = np.zeros(len(u), np.uint8)
         codes[u < self.val_fraction + self.test_fraction] = SUBSETS.index("test")
         codes[u < self.val_fraction] = SUBSETS.index("val")
-        for value, name in self.overrides:
-            low, high = np.uint64(value & (2**64 - 1)), np.uint64(value >> 64)
-            codes[(hashes[:, 1] == high) & (hashes[:, 0] == low)] = SUBSETS.index(name)
+        if self.overrides:
+            decided = dict(self.overrides)
+            highs = np.array([value >> 64 for value in decided], np.uint64)
+            for place in np.flatnonzero(np.isin(hashes[:, 1], highs)).tolist():
+                low, high = hashes[place].tolist()
+                if name := decided.get((high << 64) | low):
+                    codes[place] = SUBSETS.index(name)
         return codes
 
 

@@ -39,7 +39,7 @@ SPOOL_NAME = "spool"
 # Suffixes of keys, of what was found to stand twice, and of documents that go for being alike.
 KEYS, FOUND, DROPS = ".keys", ".rows", ".drops"
 # Of the temporary files; a job begun by another version is begun anew.
-WORK_VERSION = 6
+WORK_VERSION = 7
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -96,8 +96,10 @@ class UnitKept(msgspec.Struct, frozen=True):
 
     ``seen`` is how many of the documents that went have no tokens in the unit's files.
     ``smallest`` holds the few smallest distinct hashes of each subset, ``shards`` how many shards each
-    subset fills as the shares of the subsets say; ``dropped`` is the number of documents that went; ``moved``
-    whether some stand in another subset than the shares say, as older generations decided.
+    subset fills as the shares of the subsets say, ``subsets`` its tokens; ``dropped`` is the number of documents
+    that went; ``moved`` whether some stand in another subset than the shares say, as older generations decided.
+    ``long`` counts documents (and pairs) longer than a shard may be, ``longest`` is the length of the longest of
+    them, its part, its record and its offset.
     """
 
     parts: list[Kept]
@@ -108,6 +110,9 @@ class UnitKept(msgspec.Struct, frozen=True):
     shards: dict[str, int]
     moved: bool = False
     seen: int = 0
+    subsets: dict[str, int] = {}
+    long: int = 0
+    longest: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +128,14 @@ class Decision(msgspec.Struct, frozen=True):
     """``decision.json``: what is decided over all units before shards are written.
 
     ``shards`` gives, for each unit and subset, the number of the unit's first shard and how many
-    it has.
+    it has; ``moved`` names the units with documents in another subset than the shares say; ``tokens`` are those
+    of each subset, with older generations.
     """
 
     overrides: dict[str, str]
     shards: list[dict[str, tuple[int, int]]]
+    moved: list[int]
+    tokens: dict[str, int]
 
 
 class JobFacts(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal, final
 
@@ -101,6 +101,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
     train_on: TrainOn | None = None,
     max_tokens: int | None = None,
     media: MediaRecipe | Mapping[str, Any] | None = None,
+    follow_links: bool | None = None,
     lanes: int | None = None,
     pool_size: int | None = None,
     packing: str = "best_fit",
@@ -118,7 +119,8 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
 
     Args:
         inputs, recipe, tokenizer, end_token, text_field, mapping, ignore, split_on, normalize, clean, dtype,
-        val_fraction, test_fraction, max_bad, template, train_on, max_tokens, media: as ``prepare`` takes them.
+        val_fraction, test_fraction, max_bad, template, train_on, max_tokens, media, follow_links: as ``prepare``
+            takes them.
         seq_len, packing, seed, shuffle: see :class:`PlanSpec`.
         global_batch_size: sequences of a step over all ranks.
         steps: of the run; a stream has no length of its own.
@@ -248,6 +250,8 @@ class Stream:
             )
         if settings.keep is not None:
             check_keep(recipe.inputs, settings.keep)
+        # A stream begins before all documents are known, so none of them can move between subsets.
+        recipe = replace(recipe, balance_subsets=False)
         self._folder, held = make_own_folder()
         weakref.finalize(self, _remove, self._folder, held, os.getpid())
         self.recipe, self._settings = recipe, settings

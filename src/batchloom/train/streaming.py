@@ -44,11 +44,13 @@ class StreamRequest:
         tokenizer: as prepare takes it; None for its default.
         media: the settings of images and audio, as prepare takes them; None where none are read.
         options: how it is read.
+        follow_links: as prepare takes it.
     """
 
     inputs: tuple[str, ...]
     tokenizer: str | None = None
     media: Mapping[str, str] | None = None
+    follow_links: bool = False
     options: StreamOptions = field(default_factory=StreamOptions)
 
 
@@ -74,6 +76,7 @@ class StreamData:
             list(request.inputs),
             tokenizer=request.tokenizer,
             media=request.media,
+            follow_links=request.follow_links,
             seq_len=settings.seq_len,
             global_batch_size=settings.global_batch_size,
             steps=settings.steps,
@@ -217,4 +220,4 @@ def _ending(data: StreamData, out: Path) -> str:
         for name, value in named.items()
         if value is not None
     ]
-    return f"batchloom prepare {inputs}{''.join(options)} --dedup none --out {quote(str(out))}"
+    return f"batchloom prepare {inputs}{''.join(options)} --dedup none --no-balance-subsets --out {quote(str(out))}"
