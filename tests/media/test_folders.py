@@ -175,3 +175,32 @@ def test_images_alone_are_no_input(folder, processor, tmp_path):
     shutil.rmtree(folder / "more")
     with pytest.raises(InputMissingError, match="3 images and sounds without a text of their name"):
         prepared(folder, tmp_path / "out", processor)
+
+
+@pytest.mark.parametrize("keep", ["reference", "embed"])
+def test_images_behind_a_link_that_leaves_the_folder_are_read_only_where_links_are_followed(
+    folder, processor, tmp_path, keep
+):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for place, target in ((NAMES[0], outside / "cat.jpg"), (NAMES[3], outside / "deep.jpg")):
+        shutil.move(folder / place, target)
+        (folder / place).symlink_to(target)
+    (folder / "again.jpg").symlink_to(NAMES[1])
+    names = (*NAMES, "again.jpg")
+    rows = [{"file_name": name, "text": f"Cat {n}."} for n, name in enumerate(names)]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    some = {"media": {"keep": keep}, "max_bad": 5}
+    store, _ = prepared(folder, tmp_path / "some", processor, **some)
+    inside = [NAMES[1], NAMES[2], "again.jpg"]
+    assert len(store) == len(inside)
+    lines = (store.path / "quarantine.jsonl").read_text().splitlines()
+    reasons = [json.loads(line)["reason"] for line in lines]
+    assert len(reasons) == 2
+    assert all("through a symbolic link to " in one for one in reasons)
+    assert all("--follow-links" in one for one in reasons)
+    store, _ = prepared(folder, tmp_path / "all", processor, follow_links=True, **some)
+    assert len(store) == len(names)
+    # They are what they were, so that batches follow the links that were followed.
+    batches = list(batchloom.Loader(store, seq_len=300, global_batch_size=1))
+    assert sum(len(batch["image_grid_thw"]) for batch in batches) == len(names)

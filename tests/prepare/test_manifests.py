@@ -125,6 +125,7 @@ DEFAULTS = {
     "packing_length": 32_000,
     "packing_strategy": "first_fit",
     "filter_overlong": True,
+    "follow_links": False,
     "videos": {},
 }
 

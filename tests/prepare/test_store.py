@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 import batchloom
 from batchloom import InputError, open_store
+from batchloom.preparation.balance import Candidates
 from batchloom.preparation.encode import hash_documents
 from batchloom.preparation.subsets import Membership, unit_interval
 from batchloom.preparation.unit_files import with_control
@@ -289,3 +290,20 @@ def test_an_explicit_uint16_with_a_larger_vocabulary_is_refused(tmp_path):
     store = open_store(tmp_path / "store")
     assert store.dtype == np.dtype("<i4")
     assert store[0].ids.tolist() == [5, 69_999, 70_000]
+
+
+@pytest.mark.parametrize("heaviest", [True, False])
+def test_candidates_are_those_of_all_documents_whatever_their_order(heaviest):
+    rng = np.random.default_rng(3)
+    hashes = rng.integers(0, 2**64, (400, 2), np.uint64, endpoint=False)
+    hashes = hashes[rng.integers(0, 400, 3000)]
+    lengths = rng.integers(1, 500, 3000).astype(np.uint32)
+    whole, small = Candidates(heaviest=heaviest), Candidates(heaviest=heaviest, most=50)
+    whole.add(hashes, lengths)
+    for at in range(0, 3000, 100):
+        small.add(hashes[at : at + 100], lengths[at : at + 100])
+    groups = whole.groups()
+    assert sum(one.tokens for one in groups) == lengths.sum()
+    if not heaviest:
+        assert small.groups() == groups[:50]
+    assert len(small.groups()) == 50

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from batchloom import InputError
 from batchloom.core import InputMissingError
 from batchloom.core.files import absolute
-from batchloom.sources import input_labels, list_sources
+from batchloom.sources import Asked, input_labels, list_sources
 from batchloom.sources.kinds import ending_of
 from batchloom.sources.listing import STORE_MARK
 from batchloom.store import MANIFEST_NAME
@@ -143,7 +143,7 @@ def test_links_in_circles_end(corpus):
     os.symlink(corpus, corpus / "a" / "up")
     os.symlink("nowhere", corpus / "a" / "broken.txt")
     os.symlink("itself", corpus / "a" / "itself")
-    listing = list_sources(["corpus/a"])
+    listing = list_sources(["corpus/a"], asked=[Asked(follow_links=True)])
     assert "corpus/a/up/b.txt" in [source.name for source in listing.sources]
     assert "3 broken links" in listing.notes[0] or "2 broken links" in listing.notes[0]
     assert "folders linked twice" in listing.notes[0]

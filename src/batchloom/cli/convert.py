@@ -49,6 +49,13 @@ def convert(
         ),
     ] = "0.1%",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    follow_links: Annotated[
+        bool,
+        typer.Option(
+            "--follow-links",
+            help="Follow symbolic links that lead out of an input folder, as for prepare.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end.")
     ] = False,
@@ -64,6 +71,7 @@ def convert(
             split_on=marker(split_on),
             max_bad=max_bad,
             force=force,
+            follow_links=follow_links,
             listener=display.show,
         )
     # Standard output holds the rows where they go there.

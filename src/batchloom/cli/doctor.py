@@ -73,6 +73,13 @@ def doctor(
     data_folder: Annotated[
         str | None, typer.Option(help="Where paths of images and audio begin, as for prepare.")
     ] = None,
+    follow_links: Annotated[
+        bool,
+        typer.Option(
+            "--follow-links",
+            help="Follow symbolic links that lead out of an input folder, as for prepare.",
+        ),
+    ] = False,
     seq_len: Annotated[int, typer.Option(help="Tokens of a sequence, for packing.")] = 2048,
     global_batch_size: Annotated[
         int | None, typer.Option(help="Sequences of a step, for the steps of an epoch.")
@@ -110,6 +117,7 @@ def doctor(
                 train_on=train_on,  # type: ignore[arg-type]  # the recipe checks it
                 max_tokens=max_tokens,
                 overlong=overlong,  # type: ignore[arg-type]
+                follow_links=follow_links,
                 seq_len=seq_len,
                 global_batch_size=global_batch_size,
                 full=full,

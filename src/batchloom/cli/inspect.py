@@ -13,7 +13,7 @@ import batchloom
 from batchloom.batches.inspect import Inspection
 from batchloom.cli.console import plain_console
 from batchloom.core.values import counted, visible
-from batchloom.preparation.balance import share_notes
+from batchloom.preparation import share_notes
 from batchloom.store.format import MANIFEST_NAME, PAGE_NAME, of_generation
 from batchloom.store.manifest import read_manifest
 

@@ -117,6 +117,14 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = None,
+    follow_links: Annotated[
+        bool,
+        typer.Option(
+            "--follow-links",
+            help="With --stream or --input-file: follow symbolic links that lead out of an input folder.",
+            rich_help_panel=_DATA,
+        ),
+    ] = False,
     if_missing: Annotated[
         str,
         typer.Option(
@@ -317,7 +325,9 @@ def train(
                 if_missing=if_missing,
                 generation=generation,
                 stream=None if stream is None else tuple(stream),
-                options=StreamOptions(lanes=lanes, workers=stream_workers, keep=keep),
+                options=StreamOptions(
+                    lanes=lanes, workers=stream_workers, keep=keep, follow_links=follow_links
+                ),
                 media=media_given(processor, data_folder),
                 gone=tuple(gone or ()),
                 opened=_opened(cache, cache_limit, verify),

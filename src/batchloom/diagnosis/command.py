@@ -76,6 +76,8 @@ def _command(
             value = getattr(spec, name)
             if value != _default(spec, name):
                 words += [f"--{name.replace('_', '-')}", _typed(name, value)]
+    if recipe.follow_links:
+        words.append("--follow-links")
     if not recipe.reading.normalize:
         words.append("--no-normalize")
     return " ".join(map(quote, words))

@@ -112,6 +112,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     train_on: TrainOn | None = None,
     max_tokens: int | None = None,
     overlong: Overlong = "drop",
+    follow_links: bool = False,
     seq_len: int = 2048,
     global_batch_size: int | None = None,
     full: bool = False,
@@ -127,7 +128,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         inputs: as for :func:`batchloom.prepare`; also stores and Megatron prefixes.
         tokenizer: as for ``prepare``; None: its default, or none where that cannot be had.
         end_token, text_field, mapping, ignore, split_on, normalize, media, max_bad, template, train_on, max_tokens,
-            overlong: as ``prepare`` takes them; see :class:`Recipe`, :class:`ReadRecipe` and :class:`ChatRecipe`.
+            overlong, follow_links: as ``prepare`` takes them; see :class:`Recipe` and what it holds.
         seq_len: tokens of a sequence, for packing.
         global_batch_size: sequences of a step, for the steps of an epoch.
         full: whether everything is read, whatever its size.
@@ -136,8 +137,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
 
     Raises:
         SettingsError: settings that are unknown or contradict each other.
-        InputMissingError: an input does not exist or holds nothing that can be used.
-        InputError: an input cannot be listed.
+        InputMissingError, InputError: an input does not exist, holds nothing that can be used, or cannot be listed.
         TokenizerError: the tokenizer that was named cannot be had.
     """
     given = as_given(inputs)
@@ -159,6 +159,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         end_token=end_token,
         reading=chosen.reading,
         max_bad=max_bad,
+        follow_links=follow_links or chosen.follow_links,
         dedup=usual_dedup(reading)[0],
         chat=ChatRecipe(
             template=template, train_on=train_on, max_tokens=max_tokens, overlong=overlong

@@ -23,11 +23,13 @@ class Places:
 
     Attributes:
         folder: a folder of this machine or a URL; paths that leave it are refused.
+        follow_links: whether symbolic links below the folder may lead out of it.
         limits: how much is read of what lies elsewhere.
     """
 
     folder: str
     limits: MediaLimits = field(default_factory=MediaLimits)
+    follow_links: bool = True
 
     @contextmanager
     def open(self, medium: Medium) -> Iterator[Content]:
@@ -46,12 +48,15 @@ class Places:
             return
         path, stretch = stretch_of(place)
         try:
+            self._refuse_links(path)
             file = OpenFile(Path(path), stretch)
         except FileNotFoundError:
             raise UnusableRecordError(
                 f"is not there: {shown(place):.300}; paths begin at {self.folder}: say where else they do "
                 "(--data-folder, of train, too; of a Loader media=MediaSpec(folder=...))"
             ) from None
+        except UnusableRecordError:
+            raise
         except EOFError:
             raise UnusableRecordError(
                 f"is not in its tar any more, which has become shorter: {shown(path):.300}"
@@ -94,6 +99,17 @@ class Places:
                 "with --data-folder, if that is meant"
             )
         return whole
+
+    def _refuse_links(self, path: str) -> None:
+        """Refuse a path that leaves the folder through a symbolic link."""
+        if self.follow_links:
+            return
+        real, folder = os.path.realpath(path), os.path.realpath(self.folder)
+        if not real.startswith(folder.rstrip("/") + "/"):
+            raise UnusableRecordError(
+                f"lies outside of {self.folder}, through a symbolic link to {shown(real):.300}; --follow-links follows "
+                "it, if that is meant"
+            )
 
     def _below_url(self, place: str) -> str:
         base = self.folder.rstrip("/")

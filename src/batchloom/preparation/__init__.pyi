@@ -1,3 +1,8 @@
+from .balance import (
+    DocumentGroup as DocumentGroup,
+    balance_subsets as balance_subsets,
+    share_notes as share_notes,
+)
 from .chat_encoder import ChatEncoder as ChatEncoder
 from .conversations import ChatRules as ChatRules, encode_conversations as encode_conversations
 from .convert import convert as convert

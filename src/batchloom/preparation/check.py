@@ -145,7 +145,12 @@ def _check_prepared(place: Path, vocab_size: int | None, generation: int | None)
 
 def _check_raw(given: str, text_field: str | None) -> Verdict:
     found = read_inputs(given, ReadRecipe(text_field=text_field), None)
-    recipe = Recipe(inputs=found.inputs, sources=found.sources, reading=found.reading)
+    recipe = Recipe(
+        inputs=found.inputs,
+        sources=found.sources,
+        reading=found.reading,
+        follow_links=found.follow_links,
+    )
     with Spool() as spool:
         listing = list_inputs(recipe, spool)
         listing = replace(listing, notes=(*found.notes, *listing.notes))

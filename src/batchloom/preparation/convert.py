@@ -38,6 +38,7 @@ from batchloom.preparation.row_files import JsonRowFile, Row, RowFile
 from batchloom.preparation.row_types import Shape, Untabular, changes, written
 from batchloom.preparation.tally import Listener, Note, Phase, Tally
 from batchloom.sources.beginnings import read_ahead
+from batchloom.sources.forms import Asked
 from batchloom.sources.kinds import COLUMNAR, kind_by_name
 from batchloom.sources.listing import Listing, list_sources
 from batchloom.sources.parts import PartReader
@@ -99,6 +100,7 @@ def convert(
     split_on: str = "auto",
     max_bad: int | str = "0.1%",
     force: bool = False,
+    follow_links: bool = False,
     listener: Listener | None = None,
 ) -> Converted:
     """Write the rows of any input that ``prepare`` reads into one file, in their order, untouched.
@@ -117,6 +119,7 @@ def convert(
         max_bad: records that may be unusable: a number, or a share such as ``"0.1%"``, which
             allows at least 10.
         force: replace a file that exists.
+        follow_links: follow symbolic links that lead out of an input folder; else they are skipped.
         listener: is called with notes and progress.
 
     Raises:
@@ -141,7 +144,7 @@ def convert(
         _refuse_existing(target)
     hear = listener or (lambda _: None)
     rules = ReadRules(text_field, split_on, Limits())
-    listing = _listed(given, target, hear)
+    listing = _listed(given, target, hear, follow_links=follow_links)
     found = _checked_columns(listing, rules, recipe.reading.mapping, columns)
     job = _Job(listing, rules, chooser(found, columns), max_bad, hear)
     return job.run(target)
@@ -182,9 +185,11 @@ def _refuse_existing(target: _Target) -> None:
             )
 
 
-def _listed(inputs: Sequence[str], target: _Target, hear: Listener) -> Listing:
+def _listed(
+    inputs: Sequence[str], target: _Target, hear: Listener, *, follow_links: bool
+) -> Listing:
     """The input without the output and what an earlier run left of it."""
-    listing = list_sources(inputs)
+    listing = list_sources(inputs, asked=[Asked(follow_links=follow_links)] * len(inputs))
     for note in listing.notes:
         hear(Note(note))
     if target.path is None or target.quarantine is None:

@@ -268,6 +268,7 @@ class DatasetConfig(_Settings):
         packing_strategy: ``first_fit``, ``window_N``, ``best_fit`` or ``wrap``.
         filter_overlong: whether documents longer than a sequence are left out; else they are cut, and where there
             are images or sounds, which are never cut, refused.
+        follow_links: whether symbolic links are followed that lead out of a folder of data; else they are skipped.
         videos: which frames of videos are seen. Its keys may stand beside the other settings, too:
             ``video_sampling_strategy``, whether ``fps`` or ``frame_num`` says how many (where there is none ``fps``,
             unless ``frame_num`` alone is given), and ``fps``, ``frame_num``, ``video_max_frames``,
@@ -287,6 +288,7 @@ class DatasetConfig(_Settings):
     packing_length: Annotated[StrictInt, AfterValidator(_length)] = 32_000
     packing_strategy: Annotated[StrictStr, AfterValidator(_strategy)] = "first_fit"
     filter_overlong: StrictBool = True
+    follow_links: StrictBool = False
     videos: dict[StrictStr, Any] = Field(default_factory=dict)
 
     _written: Written = PrivateAttr(default_factory=Written)

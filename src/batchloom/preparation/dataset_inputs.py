@@ -22,6 +22,7 @@ from batchloom.preparation.dataset_file import Written
 from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.reading_recipe import SourceRecipe
 from batchloom.sources.hub import hub_name
+from batchloom.sources.link_bounds import LinkBounds, is_inside
 from batchloom.sources.listing import fixed_part, not_found
 from batchloom.sources.presets import preset
 
@@ -42,6 +43,7 @@ class Expanded:
         multimodal: where it is said of a data set that it holds images or sounds, and what; empty for none.
         processor: the processor that is named for those; None for none.
         sampling: which frames of their videos are seen.
+        follow_links: one of them asks to follow symbolic links that lead out of an input folder.
     """
 
     inputs: tuple[str, ...]
@@ -51,6 +53,7 @@ class Expanded:
     multimodal: str = ""
     processor: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
+    follow_links: bool = False
 
 
 def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
@@ -66,6 +69,7 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
     named: dict[str, str] = {}
     notes: list[str] = []
     multimodal: list[tuple[str, DatasetConfig]] = []
+    follow_links = False
     for one in given:
         if isinstance(one, str) and not is_manifest(one):
             inputs.append(one)
@@ -73,6 +77,7 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
             continue
         config = DatasetConfig.load(local_path(one)) if isinstance(one, str) else one
         notes += config.notes
+        follow_links |= config.follow_links
         if config.tokenizer is not None:
             named.setdefault(config.tokenizer, str(config.written.file or "a DatasetConfig"))
         located = _located(config)
@@ -101,6 +106,7 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
         next((where for where, _ in multimodal), ""),
         next(iter(processors), None),
         _one_sampling(multimodal),
+        follow_links,
     )
 
 
@@ -237,7 +243,7 @@ class _Places:
     lists: bool = False
     missing: list[tuple[str, str]] = field(default_factory=list)
     far: bool = False
-    _real: dict[str, str] = field(default_factory=dict)
+    _links: LinkBounds = field(default_factory=LinkBounds)
 
     def find(self, entry: DatasetEntry, place: str) -> str:
         """The input that a data set is; what is not there is kept for ``raise_missing``."""
@@ -341,23 +347,11 @@ class _Places:
     def _stay(self, full: str, root: str, place: str, given: str, what: str) -> None:
         """Refuse a path that is not below a folder, by its parts or by where a link leads."""
         plain, begin = os.path.abspath(full), os.path.abspath(root or ".")  # noqa: PTH100
-        if not _within(plain, begin):
+        if not is_inside(plain, begin):
             raise _left(place, given, what)
-        top, real = self._resolved(begin), self._resolved(fixed_part(plain))
-        if not _within(real, top):
+        top, real = self._links.resolve(begin), self._links.resolve(fixed_part(plain))
+        if not is_inside(real, top):
             raise _left(place, given, f"{what}, through a symbolic link to {real}")
-
-    def _resolved(self, path: str) -> str:
-        """Where a path leads; folders are remembered, since there may be a hundred thousand files."""
-        folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100
-        if folder not in self._real:
-            self._real[folder] = os.path.realpath(folder)
-        full = f"{self._real[folder].rstrip('/')}/{name}"
-        return os.path.realpath(full) if os.path.islink(full) else full  # noqa: PTH114
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _left(place: str, given: str, what: str) -> InputError:

@@ -12,6 +12,7 @@ from batchloom.core.addresses import is_url, shown
 from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import to_plain
+from batchloom.sources.forms import Asked
 from batchloom.sources.listing import list_sources
 from batchloom.sources.parts import PartReader
 from batchloom.sources.places import error_of
@@ -27,6 +28,8 @@ from batchloom.text.steps import CleanStep
 DECONTAMINATE = "decontaminate"
 BAD_WORDS = "bad_words"
 _DEEPEST = 32
+# What is skipped of a set would be trained on unseen.
+_FOLLOWED = Asked(follow_links=True)
 # A file written again so soon after may have the very same times.
 _SETTLED_NS = 2_000_000_000
 
@@ -149,7 +152,7 @@ def records_of(place: str) -> Iterator[tuple[str, ...]]:
 def _records(place: str, read: _Contents) -> Iterator[tuple[str, ...]]:
     """The records of a set, and when they are through, what they were read from in ``read``."""
     rules = ReadRules(None, "line", Limits())
-    for source in list_sources([place]).sources:
+    for source in list_sources([place], asked=[_FOLLOWED]).sources:
         with PartReader(Part(source, 0, source.size), rules) as reader:
             before = 0
             for found in reader:
@@ -175,7 +178,10 @@ def _identity(settings: Decontaminate, contents: Mapping[str, _Contents]) -> str
 
 def _contents_of(place: str) -> _Contents:
     """What an evaluation set holds, told by its bytes."""
-    return [(source.kind, _hash_of(source)) for source in list_sources([place]).sources]
+    return [
+        (source.kind, _hash_of(source))
+        for source in list_sources([place], asked=[_FOLLOWED]).sources
+    ]
 
 
 def _hash_of(source: Source) -> str:

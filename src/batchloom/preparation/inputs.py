@@ -37,6 +37,7 @@ class Inputs:
         reading: how they are read, where nothing else is said of one.
         tokenizer: as ``prepare`` takes it.
         notes: what is to be told before work begins.
+        follow_links: a manifest asks to follow symbolic links that lead out of an input folder.
     """
 
     inputs: tuple[str, ...]
@@ -44,6 +45,7 @@ class Inputs:
     reading: ReadRecipe
     tokenizer: str
     notes: tuple[str, ...] = ()
+    follow_links: bool = False
 
 
 def read_inputs(
@@ -79,7 +81,8 @@ def read_inputs(
     if reading.media is not None and reading.media.sampling == Sampling():
         reading = replace(reading, media=replace(reading.media, sampling=found.sampling))
     chosen = tokenizer if tokenizer is not None else found.tokenizer or _usual(reading)
-    return Inputs(found.inputs, *lifted(found.sources, reading), chosen, found.notes)
+    said = lifted(found.sources, reading)
+    return Inputs(found.inputs, *said, chosen, found.notes, found.follow_links)
 
 
 def _usual(reading: ReadRecipe) -> str:
@@ -110,7 +113,8 @@ def list_inputs(
     Raises:
         InputError: a file is asked for twice, each time as something else: it is read once.
     """
-    asked = [source.asked for source in recipe.sources]
+    sources = [recipe.source(number) for number in range(len(recipe.inputs))]
+    asked = [replace(one.asked, follow_links=recipe.follow_links) for one in sources]
     listing = list_sources(
         recipe.inputs,
         asked=asked,

@@ -242,7 +242,12 @@ class Readings:
         if media is None:
             return None
         kinds = job_processor(media, self._recipe.tokenizer).families
-        places = Places(_media_folder(media, source, own_folder=own_folder), media.limits)
+        places = Places(
+            _media_folder(media, source, own_folder=own_folder),
+            media.limits,
+            # Media inside of a tar lie where the tar itself does.
+            follow_links=own_folder or self._recipe.follow_links,
+        )
         return Looker(places, kinds, media.sampling, held=media.keep == "embed")
 
 

@@ -155,6 +155,8 @@ def _choose(
     values, problems = _full(_over(stated.settings, given))
     reading = ReadRecipe(**{name: values[name] for name in _READING if name in values})
     found = _inputs(said, stated, reading, values.get("tokenizer"), by_label=by_label)
+    if found.follow_links:
+        values.setdefault("follow_links", True)
     chat = ChatRecipe()
     try:
         chat = ChatRecipe(**{name: values[name] for name in _CHAT if name in values})

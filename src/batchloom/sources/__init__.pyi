@@ -1,5 +1,6 @@
 from .beginnings import read_ahead as read_ahead
 from .cuts import RecordBounds as RecordBounds, document_end as document_end
+from .forms import Asked as Asked
 from .hub import hub_name as hub_name
 from .labels import input_labels as input_labels
 from .listing import list_sources as list_sources

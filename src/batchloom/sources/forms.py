@@ -39,10 +39,12 @@ class Asked:
     Attributes:
         form: what its files are; None: told by their names and contents.
         place: where it was asked for, for messages; empty where the input itself says it.
+        follow_links: whether symbolic links are followed that lead out of its folder.
     """
 
     form: Form | None = None
     place: str = ""
+    follow_links: bool = False
 
 
 def fits(form: Form | None, kind: Kind | None) -> bool:

@@ -38,6 +38,7 @@ from batchloom.sources.hub import (
 from batchloom.sources.kept import KEPT
 from batchloom.sources.kinds import Verdict, archive_by_name, kind_by_name, must_look
 from batchloom.sources.labels import Names, paths_and_labels
+from batchloom.sources.link_bounds import LinkBounds
 from batchloom.sources.looks import Seen, archive_sources, judge_as, judge_file
 from batchloom.sources.presets import preset_names
 from batchloom.sources.remote import (
@@ -95,7 +96,9 @@ def list_sources(
     """List the files of ``inputs`` in the order given, inside a folder sorted by path.
 
     Hidden files, ``__pycache__``, stores, empty files, and what is of no kind that is read are
-    left out of folders, globs and archives, and counted in the notes. A file named twice is listed once.
+    left out of folders, globs and archives, and counted in the notes; so are symbolic links that lead out of a
+    folder, or out of the folder before the first wildcard of a glob. A file named twice is listed once, also
+    where the second name is a link to it. An input that is a link itself is followed.
 
     Args:
         inputs: files, folders and globs, also behind URLs, and ``-`` for standard input.
@@ -149,6 +152,7 @@ class _Lister:
         streaming: bool | None,
         media: bool,
     ) -> None:
+        self._links = LinkBounds()
         self._names, self._seen, self._media = Names(), seen, media
         self._spool, self._streaming = spool, streaming
         self.sources: list[Source] = []
@@ -162,13 +166,14 @@ class _Lister:
         self._twice: list[str] = []
         self._otherwise: list[str] = []
         self._asked = ("", False)
+        self._top = ""
 
     def add(self, given: str, label: str, number: int, said: Asked) -> None:
         self._input, self._said = number, said
         self._left, self._twice, self._otherwise = Counter(), [], []
         self._alone, self._records = 0, False
         self._unread: set[str] = set()
-        self._folders = set()
+        self._folders, self._outside = set(), set[str]()
         before, called = len(self.sources), label if is_far(given) else given
         if given == STANDARD_INPUT:
             given = self._spooled().standard_input()
@@ -253,6 +258,8 @@ class _Lister:
     def _tell(self, label: str) -> None:
         if self._alone and not self._records:
             self._left["images and sounds without a text of their name"] = self._alone
+        if self._outside:
+            self.notes.append(printable(self._links_note(label)))
         if self._left:
             counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
             # Of archives media are read in tars alone.
@@ -272,7 +279,21 @@ class _Lister:
             more = f" and {len(self._twice) - 1:,} more" if len(self._twice) > 1 else ""
             self.notes.append(f"Named more than once, read once: {self._twice[0]}{more}.")
 
+    def _links_note(self, label: str) -> str:
+        links = (
+            "1 symbolic link leads"
+            if len(self._outside) == 1
+            else f"{len(self._outside):,} symbolic links lead"
+        )
+        verb = "is" if len(self._outside) == 1 else "are"
+        return (
+            f"{links} out of the input folder ({label}) and {verb} skipped: {min(self._outside)}"
+            f"{', ...' if len(self._outside) > 1 else ''}; --follow-links follows them."
+        )
+
     def _nothing_in(self, place: str, given: str) -> str:
+        if self._outside:
+            return f"{given} holds no usable file. {self._links_note(given)}"
         counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
         if is_url(place) and set(self._left) == {"files of stores"}:
             return (
@@ -297,23 +318,28 @@ class _Lister:
         matches = sorted(glob.glob(pattern, recursive=True), key=lambda path: path.split("/"))  # noqa: PTH207
         # Names under an absolute pattern begin where its first wildcard stands, as its label does.
         cut = len(os.path.normpath(pattern)) - len(label)
+        top = fixed_part(pattern)
         for path in matches:
             name = os.path.normpath(path)[cut:]
             found = self._stat(path)
             if found is None:
                 self._left["broken links"] += 1
+            elif link := self._link_out(top, path):
+                self._outside.add(link)
             elif stat.S_ISDIR(found.st_mode):
                 # After ** the files below come as matches of their own.
                 if not pattern.endswith(("**", "**/", "**/*")):
-                    self._add_folder(path, name, found)
+                    self._add_folder(path, name, found, top)
             elif self._in_store(path):
                 self._left["files of stores"] += 1
             else:
                 self._add_file(path, name, found)
 
-    def _add_folder(self, folder: str, name: str, found: os.stat_result) -> None:
+    def _add_folder(
+        self, folder: str, name: str, found: os.stat_result, top: str | None = None
+    ) -> None:
         """Everything below a folder; an explicit stack, since folders may be deeper than calls."""
-        stack = [(folder, name, found)]
+        self._top, stack = top or folder, [(folder, name, found)]
         while stack:
             path, label, status = stack.pop()
             if stat.S_ISDIR(status.st_mode):
@@ -321,6 +347,10 @@ class _Lister:
                     stack += reversed(self._saved(path, label) or self._entries(path, label))
             else:
                 self._add_file(path, label, status)
+
+    def _link_out(self, top: str, path: str) -> str | None:
+        """Return the link by which a path leaves the input folder; None where it may be read."""
+        return None if self._said.follow_links else self._links.link_out_of(top, path)
 
     def _in_store(self, path: str) -> bool:
         """Whether a file lies in the folder of a store; the last answer is remembered."""
@@ -356,6 +386,11 @@ class _Lister:
         for path, status in found:
             if status is None:
                 raise InputMissingError(f"{path} is missing: the saved dataset {folder} names it.")
+            if self._link_out(self._top, path):
+                raise InputError(
+                    f"{path}, a file of the saved dataset {folder}, is a symbolic link that leads out of the input "
+                    "folder; --follow-links follows it."
+                )
         prefix = "" if label in ("", ".") else f"{label}/"
         return [
             (path, prefix + path.rpartition("/")[2], status)
@@ -377,6 +412,8 @@ class _Lister:
                         self._left["__pycache__"] += 1
                     elif (status := self._stat(entry.path)) is None:
                         self._left["broken links"] += 1
+                    elif entry.is_symlink() and self._link_out(self._top, entry.path):
+                        self._outside.add(entry.path)
                     else:
                         entries.append((entry.path, prefix + entry.name, status))
         except OSError as error:

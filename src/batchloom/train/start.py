@@ -57,7 +57,7 @@ class DataRequest:
         generation: of the store at ``data``; None for the newest, or for the one that a run which goes on
             was begun on.
         stream: raw inputs, read while the run goes on; excludes the others.
-        options: of a stream, how it is read.
+        options: of a stream, how it is read; of what is prepared, whether links are followed.
         media: the settings of images and audio: of what is prepared or streamed ``processor`` and ``data_folder``; of
             stores ``data_folder``, where paths begin when media have moved.
         gone: of stores, lists of documents whose media are gone, which are served as padding.
@@ -115,6 +115,8 @@ class DataRequest:
             problems.append(
                 f"--processor: {media['processor']} goes with --stream and --input-file only; a store has its own"
             )
+        if self.options.follow_links and not raw:
+            problems.append("--follow-links: goes with --stream and --input-file only")
         if self.gone and self.data is None and self.mixture is None:
             problems.append("--gone: goes with --data and --mixture only")
         read = self.options
@@ -361,7 +363,10 @@ def _data(
     if data.input_file is None:
         yield data.data or Path()
         return
-    with temporary_store(data.input_file, data.tokenizer, data.media, ranks, say) as store:
+    with temporary_store(
+        *(data.input_file, data.tokenizer, data.media, ranks, say),
+        follow_links=data.options.follow_links,
+    ) as store:
         yield store
 
 

@@ -28,11 +28,13 @@ class StreamOptions:
         lanes: how many parts of the input are read side by side.
         workers: processes of each rank that tokenize; None for one a core.
         keep: a folder where the store of the inputs grows meanwhile.
+        follow_links: whether symbolic links are followed that lead out of an input folder.
     """
 
     lanes: int | None = None
     workers: int | None = None
     keep: Path | None = None
+    follow_links: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +46,11 @@ class StreamRequest:
         tokenizer: as prepare takes it; None for its default.
         media: the settings of images and audio, as prepare takes them; None where none are read.
         options: how it is read.
-        follow_links: as prepare takes it.
     """
 
     inputs: tuple[str, ...]
     tokenizer: str | None = None
     media: Mapping[str, str] | None = None
-    follow_links: bool = False
     options: StreamOptions = field(default_factory=StreamOptions)
 
 
@@ -76,7 +76,7 @@ class StreamData:
             list(request.inputs),
             tokenizer=request.tokenizer,
             media=request.media,
-            follow_links=request.follow_links,
+            follow_links=options.follow_links,
             seq_len=settings.seq_len,
             global_batch_size=settings.global_batch_size,
             steps=settings.steps,
@@ -220,4 +220,5 @@ def _ending(data: StreamData, out: Path) -> str:
         for name, value in named.items()
         if value is not None
     ]
+    options += [" --follow-links"] if asked.options.follow_links else []
     return f"batchloom prepare {inputs}{''.join(options)} --dedup none --no-balance-subsets --out {quote(str(out))}"

@@ -30,6 +30,8 @@ def temporary_store(
     media: Mapping[str, str] | None,
     ranks: Ranks,
     say: Say,
+    *,
+    follow_links: bool = False,
 ) -> Iterator[Path]:
     """Prepare an input into a store that is removed at the end; once on each machine.
 
@@ -41,6 +43,7 @@ def temporary_store(
         media: the settings of images and audio, as prepare takes them; None where none are read.
         ranks: the first rank of a machine prepares, its neighbours wait.
         say: prints one line.
+        follow_links: as prepare takes it.
 
     Raises:
         InputMissingError: there is nothing at ``inputs``.
@@ -65,7 +68,9 @@ def temporary_store(
         if ranks.first:
             say(f"input  {inputs} is prepared in {store}, which is removed at the end")
         ranks.patiently(
-            lambda: batchloom.prepare(inputs, out=store, tokenizer=tokenizer, media=media)
+            lambda: batchloom.prepare(
+                inputs, out=store, tokenizer=tokenizer, media=media, follow_links=follow_links
+            )
         )
         yield Path(ranks.path_of_first_neighbour(str(store)))
 
