@@ -129,8 +129,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         tokenizer: as for ``prepare``; None: its default, or none where that cannot be had.
         end_token, text_field, mapping, ignore, split_on, normalize, media, max_bad, template, train_on, max_tokens,
             overlong, follow_links: as ``prepare`` takes them; see :class:`Recipe` and what it holds.
-        seq_len: tokens of a sequence, for packing.
-        global_batch_size: sequences of a step, for the steps of an epoch.
+        seq_len, global_batch_size: tokens of a sequence and sequences of a step, for packing and the steps of an epoch.
         full: whether everything is read, whatever its size.
         preview: documents of each source that are shown.
         progress: is called with a :class:`Progress`, some times a second.
