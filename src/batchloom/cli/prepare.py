@@ -413,14 +413,7 @@ def prepare(
     if out is None:
         raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
     settings = RunSettings(
-        execution=Execution(
-            workers=int(workers) if workers.isdecimal() else workers,  # type: ignore[arg-type]  # it is checked there
-            engine=engine,  # type: ignore[arg-type]  # it is checked there
-            address=address,
-            memory=None
-            if memory_per_worker is None
-            else parse_size(memory_per_worker, "--memory-per-worker"),
-        ),
+        execution=_execution(workers, engine, address, memory_per_worker),
         append=append,
         restart=restart,
         hash_inputs=hash_inputs,
@@ -434,6 +427,16 @@ def prepare(
     if profile:
         print_profile(plain_console(stderr=as_json), last_facts(out))
     return 0
+
+
+def _execution(workers: str, engine: str, address: str | None, memory: str | None) -> Execution:
+    """Build the settings of workers from the words of the command line."""
+    return Execution(
+        workers=int(workers) if workers.isdecimal() else workers,  # type: ignore[arg-type]  # it is checked there
+        engine=engine,  # type: ignore[arg-type]  # it is checked there
+        address=address,
+        memory=None if memory is None else parse_size(memory, "--memory-per-worker"),
+    )
 
 
 def _print_recipe(chosen: Chosen) -> int:
