@@ -377,3 +377,48 @@ def test_cleaning_that_is_not_for_conversations_is_told(tmp_path, caplog):
         batchloom.prepare(
             str(tmp_path / "text.jsonl"), out=tmp_path / "o", tokenizer="bytes", clean=["length"]
         )
+
+
+def sharegpt_calls(number):
+    call = {"name": "add", "arguments": {"a": number, "b": number}}
+    return [
+        {"from": "human", "value": f"{number} + {number}?"},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": f"[{2 * number}]"},
+        {"from": "gpt", "value": f"It is {2 * number}."},
+    ]
+
+
+def openai_calls(number):
+    function = {"name": "add", "arguments": json.dumps({"a": number, "b": number})}
+    call = {"id": "1", "type": "function", "function": function}
+    return [
+        {"role": "user", "content": f"{number} + {number}?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": f"[{2 * number}]", "tool_call_id": "1"},
+        {"role": "assistant", "content": f"It is {2 * number}."},
+    ]
+
+
+@pytest.mark.parametrize("tools", [None, [{"name": "add"}], '[{"name": "add"}]'])
+@pytest.mark.parametrize(
+    ("column", "turns"), [("conversations", sharegpt_calls), ("messages", openai_calls)]
+)
+def test_tool_calls_need_no_template(tmp_path, column, turns, tools):
+    """The default, ``plain``: as many records with calls as without, and nothing is kept aside."""
+    rows = [{column: turns(number), "tools": tools} for number in range(40)]
+    rows += [{column: turns(number)[::3], "tools": tools} for number in range(40)]
+    result = make(tmp_path, rows, max_bad=0, prove=True)
+    assert result.counts.quarantined == 0
+    assert not any("leaves out" in note for note in result.notes)
+    store = batchloom.open_store(result.path)
+    assert len(store) == 80
+    for number in range(40):
+        call = f'{{"name": "add", "arguments": {{"a": {number}, "b": {number}}}}}'
+        answer = f"It is {2 * number}.<|endoftext|>"
+        assert trained_text(store, number) == (
+            f"<tool_call>\n{call}\n</tool_call><|endoftext|>{answer}"
+        )
+        assert trained_text(store, 40 + number) == answer
+        assert f"Tool:\n[{2 * number}]\n\n" in store[number].text
+        assert store[number].text.startswith('Tools:\n{"name": "add"}\n\n') is bool(tools)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import fingerprint
+from batchloom.core.values import counted
 from batchloom.plan.edits import Edit
 from batchloom.plan.lanes import (
     LANE_POOL_SIZE,
@@ -168,6 +169,13 @@ class LanePlan:
             )
         self._lanes = [_Lane(self, lane) for lane in range(lanes)]
         self._lock = RLock()
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        return (
+            f"LanePlan({counted(self.lanes, 'lane')}, {self.steps:,} steps of {spec.global_batch_size:,} sequences of "
+            f"{spec.seq_len:,} tokens, packing {spec.packing}, seed {spec.seed})"
+        )
 
     def edited(self, edit: Edit) -> NoReturn:
         """Refuse an edit.

@@ -148,6 +148,16 @@ class Mixture:
         raise_problems(problems)
         _refuse_other_tokenizers(self.stores)
 
+    def __repr__(self) -> str:
+        stores = ", ".join(
+            f"{name} ({store.tokens:,} tokens)" for name, store in self.stores.items()
+        )
+        weights = self.weights if isinstance(self.weights, str) else dict(self.weights)
+        stages = f", {len(self.stages)} later stages" if self.stages else ""
+        return (
+            f"Mixture({weights!r} in {self.unit} of {stores}, exhausted {self.exhausted}{stages})"
+        )
+
     def _idle_problems(self) -> list[str]:
         """Settings that would have no effect beside the others."""
         problems = []

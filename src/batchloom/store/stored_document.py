@@ -1,6 +1,6 @@
 """A document of an open store."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ class StoredDocument:
 
     number: int
     ids: NDArray[np.generic]
-    _store: "Store"
+    _store: "Store" = field(repr=False)
 
     @property
     def text(self) -> str:
