@@ -1,5 +1,7 @@
 """The ``--map`` that is proposed for unknown columns reads all that they say, or none is proposed."""
 
+import json
+
 import pytest
 
 import batchloom
@@ -145,6 +147,13 @@ def test_nothing_of_a_conversation_is_left_out(tmp_path, record, suggestion):
         assert all(some in text for some in said(one))
 
 
+def test_json_text_of_messages_is_a_conversation(tmp_path):
+    """As CSV files hold them."""
+    talk = json.dumps([ASKED, answer("<good>")])
+    _, store = prepared(tmp_path, {"dialog": talk, "id": "7"}, "messages=dialog")
+    assert text_of(store[0].ids).startswith("User:\n<asked>\n\nAssistant:\n<good>")
+
+
 def test_a_label_makes_a_labelled_answer(tmp_path):
     record = {"User query": "<asked>", "reply": "<good>", "label": True}
     _, store = prepared(tmp_path, record, "prompt=User query,response=reply")
@@ -170,6 +179,14 @@ def test_a_label_makes_a_labelled_answer(tmp_path):
         ({"question": "q", "answer": ["a", "b"]}, "'answer[1]'"),
         ({"data": {"query": "q", "reply": "a", "history": "c"}}, "'data.history'"),
         ({"dialog": [ASKED, answer("a")], "functions": [{"name": "f"}]}, "'functions'"),
+        (
+            {
+                "prompt": "q",
+                "chosen_messages": json.dumps([answer("a")]),
+                "rejected_messages": json.dumps([answer("b")]),
+            },
+            "'rejected_messages'",
+        ),
         ({"post": "q", "good_reply": "a", "bad_reply": "b", "dialog_history": "c"}, "'dialog_history'"),
     ],
 )  # fmt: skip

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence, Set as AbstractSet
 from typing import Any
 
+import orjson
+
 from batchloom.chat.columns import Row, label_of, listed, says_something, value_at
 from batchloom.chat.mapping import as_found
 from batchloom.chat.record_keys import describe_unreadable
@@ -265,12 +267,22 @@ def _role(turn: Any) -> Any:
 
 
 def _is_messages(value: Any) -> bool:
+    """Whether a value is a list of messages, or JSON text of one."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return False
     return isinstance(value, list) and bool(value) and is_turns(value) and bool(_role(value[0]))
 
 
 def _is_speech(*values: Any) -> bool:
     """Whether all values are texts, messages or lists of messages."""
-    return all(isinstance(one, str) or _role(one) or _is_messages(one) for one in values)
+    # Only a column of messages may hold them as JSON text.
+    return all(
+        not _is_messages(one) if isinstance(one, str) else _role(one) or _is_messages(one)
+        for one in values
+    )
 
 
 def _words(name: str) -> set[str]:
