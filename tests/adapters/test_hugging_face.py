@@ -363,10 +363,18 @@ def test_a_model_that_lets_documents_see_each_other_is_refused(store, tmp_path):
         TrainError, match=r"Blind lets packed documents see each other.*packing='none'"
     ):
         make_trainer(store, tmp_path, model=Blind(tiny_model(store))).train()
-    cached = make_trainer(store, tmp_path)
+
+
+def test_a_cache_that_was_turned_on_is_turned_off(store, tmp_path):
+    cached, plain = (
+        make_trainer(store, tmp_path / "cached"),
+        make_trainer(store, tmp_path / "plain"),
+    )
     cached.model.config.use_cache = True
-    with pytest.raises(TrainError, match="LlamaForCausalLM lets packed documents see each other"):
-        cached.train()
+    cached.train()
+    assert cached.model.config.use_cache is False
+    plain.train()
+    assert losses(cached) == losses(plain)
 
 
 class ByMask(torch.nn.Module):
