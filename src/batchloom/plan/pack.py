@@ -178,9 +178,9 @@ def _sliding_window(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, 
     """Fill one sequence after the other from a window that slides over the items.
 
     The window holds the first ``size`` items that are in no sequence yet, and the next one enters as soon
-    as one is taken. A sequence takes the first of them, so that none waits for more than ``size``
-    sequences, and then the longest that fits (of equal ones the first) until none does. Once fewer than
-    ``size`` are left, it takes the longest of them first.
+    as one is taken. A sequence takes the first of them, so that none waits for long, and then the longest
+    that fits (of equal ones the first) until none does. Once fewer than ``size`` are left, it takes the
+    longest of them first.
     """
     by_length = np.argsort(lengths, kind="stable")
     places = np.empty(len(lengths), np.int64)
