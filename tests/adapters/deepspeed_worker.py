@@ -10,13 +10,14 @@ import torch.distributed as dist
 from adapters.deepspeed_operators import leave_out_operators
 from batchloom import Loader, StateError, open_store
 from batchloom.adapters.deepspeed import attach, batch_sizes, join, load_newest, save, scale
+from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.core import TrainError
 from batchloom.examples.job import adamw, tiny_model
 
 SIZES = {"seq_len": 64, "global_batch_size": 4, "steps": 4, "micro_batch_size": 1}
 
 
-def engine_of(store, stage, sizes):
+def engine_of(store, stage, sizes, **given):
     import deepspeed
 
     model = tiny_model(store)
@@ -27,7 +28,7 @@ def engine_of(store, stage, sizes):
         "gradient_clipping": 0.0,
     }
     return deepspeed.initialize(
-        model=model, optimizer=adamw(model.parameters(), 3e-3), config=config
+        model=model, optimizer=adamw(model.parameters(), 3e-3), config=config, **given
     )[0]
 
 
@@ -90,5 +91,8 @@ if __name__ == "__main__":
         TrainError, match=r"train_batch_size 2 instead of 4, gradient_acc.* 1 instead of 2"
     ):
         attach(engine_of(store, 1, wrong), loader)
+    engine = engine_of(store, 1, batch_sizes(loader), training_data=LoaderDataset(loader))
+    with pytest.raises(TrainError, match=r"given training_data \(LoaderDataset\).*leave training"):
+        attach(engine, loader)
     dist.barrier()
     dist.destroy_process_group()

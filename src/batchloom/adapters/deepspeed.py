@@ -61,6 +61,13 @@ def attach(engine: Any, loader: Loader) -> None:
         PlanError: edits change how many passes a step takes.
         TrainError: the engine has other sizes, ranks, or reads its data by itself; names what to give.
     """
+    if engine.training_dataloader is not None:
+        given = type(engine.training_dataloader.dataset).__name__
+        raise TrainError(
+            f"deepspeed.initialize was given training_data ({given}), which "
+            "DeepSpeed shuffles and deals by itself: leave training_data out, and iterate the Loader, which reads this "
+            "rank's share already."
+        )
     _refuse_other_steps(engine, loader)
     ranks = loader.share_at(0).place.world_size
     if engine.dp_world_size != ranks:
