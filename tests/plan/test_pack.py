@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -163,6 +165,16 @@ def test_a_window_of_a_whole_pool_is_filled(size):
         for name in (f"window_{size}", f"window_{size}@1")
     }
     assert fill[f"window_{size}"] > max(0.985, fill[f"window_{size}@1"])
+
+
+@pytest.mark.parametrize("size", [2, 10_000])
+def test_windows_take_memory_for_their_pool_alone(size):
+    lengths = np.random.default_rng(0).integers(1, 2048, 16_384)
+    tracemalloc.start()
+    pack(lengths, 2048, f"window_{size}")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 400 * len(lengths)
 
 
 @given(lengths=st.lists(st.integers(1, 29), max_size=100), size=st.integers(1, 40))

@@ -15,7 +15,7 @@ from batchloom.adapters.requirements import installed, require
 from batchloom.batches.media_rules import text_alone
 from batchloom.comparison.against import near
 from batchloom.comparison.difference import AHEAD, Difference, Wanted, differing, explained
-from batchloom.comparison.finished import FinishedRuns
+from batchloom.comparison.finished_runs import FinishedRuns
 from batchloom.comparison.frameworks import FRAMEWORKS, Framework, by_name, hash_example, missing
 from batchloom.comparison.launch import Record, run_example
 from batchloom.core.errors import InputError, SettingsError, TrainError
@@ -203,7 +203,7 @@ def compare(spec: CompareSpec, say: Say = print, out: Path | None = None) -> Com
     wanted = Wanted(loaders, spec.steps)
     finished = None
     if out is not None:
-        command = _command(spec, place, chosen, loaders[0].plan.fingerprint)
+        command = _command(spec, chosen, loaders[0].plan.fingerprint)
         finished = FinishedRuns(out, command, say)
     outcomes: list[Outcome] = []
     losses: list[float] = []
@@ -277,14 +277,15 @@ def _loader(store: Store, spec: CompareSpec, rank: int) -> Loader:
     return loader
 
 
-def _command(
-    spec: CompareSpec, place: str, chosen: Sequence[Framework], plan: str
-) -> dict[str, Any]:
-    """Return everything that decides what a framework's run gives, by the name to show for it."""
+def _command(spec: CompareSpec, chosen: Sequence[Framework], plan: str) -> dict[str, Any]:
+    """Return everything that decides what a framework's run gives, by the name to show for it.
+
+    The plan stands for the store: a URL can hold credentials, which are written nowhere.
+    """
+    settings = {name: value for name, value in asdict(spec).items() if name != "store"}
     packages = {one.package for framework in chosen for one in framework.needs}
     return {
-        **asdict(spec),
-        "store": place,
+        **settings,
         "plan": plan,
         "frameworks": [framework.name for framework in chosen],
         **{f"the example {one.name}": hash_example(one) for one in chosen},

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from batchloom.comparison.finished import PARTIAL
+from batchloom.comparison.finished_runs import PARTIAL
 from batchloom.comparison.page import page
 from batchloom.comparison.pictures import draw
 from batchloom.comparison.told import Found, plain_of
