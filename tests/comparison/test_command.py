@@ -295,7 +295,7 @@ def test_the_same_command_goes_on_after_a_stop(store, tmp_path, capsys, monkeypa
     wait.touch()
     words = ["compare", store, *SIZES, "--frameworks", f"pytorch,{example}", "--out"]
     with start_processes("-m", "batchloom", *words, str(out)) as (command,):
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while "waiting.py: running" not in command.err.read_text():
             assert time.monotonic() < until, command.err.read_text()
             time.sleep(0.05)
