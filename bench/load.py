@@ -1,10 +1,14 @@
 """Load throughput against peers, in one run: tokens/s of ready [32, 2048] batches, cache warm.
 
     python bench/load.py [--documents 200000] [--seconds 4] [--peers]
+    python bench/load.py --verify [--documents 400000] [--ranks 1] [--rounds 5]
 
 Prints tokens/s for batchloom's whole path (permute, pack, assign, assemble, one process) and,
 with --peers, for Megatron's GPTDataset + DataLoader, litdata's TokensLoader and a nanoGPT-style
 random sampler over the same tokens, and the ratios to each.
+
+With --verify it reads two whole epochs with each verify= in turn, in which every 4 KiB is read for the first
+time and again, and prints medians by processor time and by the clock; --ranks N reads the share of rank 0 of N.
 """
 
 import argparse
@@ -53,6 +57,48 @@ def ours(folder: Path, output: str, prefetch: int = 4, augment=None):
     )
     for batch in loader:
         yield batch["input_ids"].shape[0] * SEQ_LEN
+
+
+def measure_epochs(folder: Path, verify: str, ranks: int) -> list[tuple[float, float]]:
+    """Tokens per second of processor and of clock time of the first and the second epoch of one rank."""
+    loader = batchloom.Loader(
+        batchloom.open_store(folder, verify=verify),
+        seq_len=SEQ_LEN,
+        global_batch_size=BATCH * ranks,
+        epochs=2,
+        rank=0,
+        world_size=ranks,
+        output="numpy",
+        prefetch=0,
+    )
+    batches, speeds = iter(loader), []
+    for _ in range(2):
+        processor, clock, tokens = time.process_time(), time.perf_counter(), 0
+        for batch in itertools.islice(batches, loader.plan.steps // 2):
+            tokens += batch["input_ids"].size
+        spent = time.process_time() - processor, time.perf_counter() - clock
+        speeds.append((tokens / spent[0], tokens / spent[1]))
+    batches.close()
+    return speeds
+
+
+def compare_verify(folder: Path, ranks: int, rounds: int) -> None:
+    """Print the speed of each ``verify``, and its cost against ``off`` in the same round."""
+    choices = ("off", "first-read", "full")
+    speeds = {verify: [] for verify in choices}
+    for number in range(rounds):
+        # Whoever comes first finds other caches.
+        for verify in choices[number % 3 :] + choices[: number % 3]:
+            speeds[verify].append(measure_epochs(folder, verify, ranks))
+    print(f"rank 0 of {ranks}, tokens/s of processor time (by the clock), and cost against off")
+    for verify in choices:
+        for epoch in (0, 1):
+            ours = np.array([one[epoch] for one in speeds[verify]])
+            base = np.array([one[epoch] for one in speeds["off"]])
+            (processor, clock), cost = np.median(ours, 0) / 1e6, np.median(base / ours, 0) - 1
+            print(
+                f"{verify:12} epoch {epoch + 1}  {processor:6.0f} M ({clock:.0f} M)   {cost[0]:+.1%} ({cost[1]:+.1%})"
+            )
 
 
 def nanogpt(folder: Path):
@@ -145,12 +191,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare verify=off, first-read and full"
+    )
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1])
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="batchloom-bench-"))
     try:
         store = make_store(work / "store", options.documents)
         for path in (store / "train").glob("*.bin"):
             path.read_bytes()
+        if options.verify:
+            for ranks in options.ranks:
+                compare_verify(store, ranks, options.rounds)
+            return
         sources = {
             "batchloom numpy": lambda: ours(store, "numpy"),
             "batchloom torch": lambda: ours(store, "torch"),

@@ -119,7 +119,8 @@ def _compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) -> tup
     subsets: dict[str, SubsetEntry] = {}
     lost = _Lost(base)
     for name, entry in base.subsets.items():
-        store = open_store(folder, name, generation=base.generation)
+        # Without it a flipped bit would get a checksum of its own.
+        store = open_store(folder, name, generation=base.generation, verify="first-read")
         if not store.removed.size and len(entry.all_layers) == 1:
             subsets[name] = entry
             continue

@@ -1,9 +1,10 @@
 """Checking shards of this machine while they are read: each block of 4 KiB once, or every time."""
 
 from pathlib import Path
-from typing import Any, final
+from typing import NamedTuple, final
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
@@ -11,7 +12,20 @@ from batchloom.store.format import checksum
 from batchloom.store.headed import CHECK
 from batchloom.store.index import map_file
 from batchloom.store.manifest import SubsetEntry
-from batchloom.store.sums import BLOCK, Sums, block_sums, map_sums
+from batchloom.store.sums import BLOCK, PLAIN, Sums, map_sums
+
+Ids = NDArray[np.int64]
+# Entries of a .sums file that one of its roots is of.
+ENTRIES = BLOCK // PLAIN
+
+
+class _Mapped(NamedTuple):
+    """A mapped shard: its bytes, the entries of its blocks, and which of these were compared."""
+
+    data: memoryview
+    entries: memoryview
+    sums: Sums
+    known: bytearray
 
 
 @final
@@ -25,17 +39,26 @@ class FirstRead:
 
     Attributes:
         always: as given.
+        most: shards that are kept mapped, besides those of the store; each takes two descriptors.
 
     Raises:
-        StoreError: the lengths of the documents were changed.
+        StoreError: the lengths of the documents were changed, or the list of removed ones.
     """
 
     def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:
-        self._folder, self._subset, self.always = folder, subset, always
-        self._sums: dict[int, Sums | None] = {}
-        self._sound: dict[int, NDArray[np.bool_]] = {}
+        self._folder, self._subset, self.always, self.most = folder, subset, always, 16
+        # Behind the blocks of each shard is one more: an empty document at its end lies there.
+        blocks = [-(-shard.bytes // BLOCK) + 1 for shard in subset.shards]
+        self._bases = np.cumsum([0, *blocks[:-1]])
+        # Memory that is not written to is not taken.
+        self._sound = np.zeros(sum(blocks), bool)
+        self._sound[self._bases + blocks - 1] = True
+        self._shards: dict[int, _Mapped] = {}
+        self._compared: set[int] = set()
         for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
             self._whole(folder / name, layer.lengths)
+        if subset.removed is not None and subset.removed_file is not None:
+            self._whole(folder / subset.removed_file, subset.removed.file)
 
     def mask(self, shard: int) -> None:
         """Check the mask of a shard.
@@ -47,43 +70,73 @@ class FirstRead:
         if entry.mask is not None:
             self._whole(self._folder / f"{entry.name}.mask", entry.mask)
 
-    def span(self, shard: int, tokens: NDArray[Any], begin: int, stop: int) -> None:
-        """Check the blocks that hold tokens ``begin`` to ``stop - 1`` of a mapped shard.
+    def spans(self, shards: Ids, begins: Ids, sizes: Ids) -> None:
+        """Check the blocks that hold spans of mapped shards.
+
+        Args:
+            shards: the shard of each [N].
+            begins: the byte where each begins in it [N].
+            sizes: bytes of each [N].
 
         Raises:
-            StoreError: the shard was changed, or its ``.sums``.
+            StoreError: a shard was changed, or its ``.sums``.
         """
-        size = tokens.itemsize
-        first, last = begin * size // BLOCK, -(-stop * size // BLOCK)
-        sound = self._sound.get(shard)
-        if sound is None:
-            sound = self._begin(shard, tokens)
-        if stop == begin or (not self.always and sound[first:last].all()):
-            return
-        sums = self._sums[shard]
-        if sums is None:
-            return
-        raw = tokens.view(np.uint8)[BLOCK * first : BLOCK * last]
-        if not np.array_equal(block_sums(raw.data), sums.expected(first, last)):
-            entry = self._subset.shards[shard]
-            raise StoreError(
-                f"{self._folder / entry.name}.bin holds other bytes from {BLOCK * first:,} to {BLOCK * last:,} than "
-                f"its checksums say: it was changed or damaged. {CHECK}"
-            )
-        sound[first:last] = True
-
-    def _begin(self, shard: int, tokens: NDArray[Any]) -> NDArray[np.bool_]:
-        entry = self._subset.shards[shard]
-        blocks = -(-tokens.nbytes // BLOCK)
-        if entry.sums is None:
-            self._whole(self._folder / f"{entry.name}.bin", entry.bin)
-            self._sums[shard], sound = None, np.ones(blocks, bool)
+        bases = self._bases.take(shards)
+        firsts = bases + begins // BLOCK
+        lasts = np.maximum(firsts, bases + (begins + (sizes - 1)) // BLOCK)
+        if self.always:
+            doubtful = np.flatnonzero(sizes)
         else:
-            path = self._folder / f"{entry.name}.sums"
-            self._sums[shard] = map_sums(path, entry.sums, tokens.nbytes)
-            sound = np.zeros(blocks, bool)
-        self._sound[shard] = sound
-        return sound
+            # Of a span of three blocks and more those in the middle are looked at, too.
+            sound = self._sound.take(firsts)
+            sound &= self._sound.take(lasts)
+            sound &= lasts - firsts <= 1
+            if sound.all():
+                return
+            doubtful = np.flatnonzero(~sound)
+        counts = lasts[doubtful] - firsts[doubtful] + 1
+        before = np.cumsum(counts) - counts
+        blocks = np.arange(counts.sum()) + (firsts[doubtful] - before).repeat(counts)
+        owners = shards[doubtful].repeat(counts)
+        if not self.always:
+            unknown = ~self._sound.take(blocks)
+            blocks, owners = blocks[unknown], owners[unknown]
+        self._check(owners.tolist(), (blocks - self._bases.take(owners)).tolist())
+        self._sound[blocks] = True
+
+    def _check(self, owners: list[int], blocks: list[int]) -> None:
+        digest, shards = xxhash.xxh3_64_intdigest, self._shards
+        for shard, block in zip(owners, blocks, strict=True):
+            mapped = shards.get(shard) or self._map(shard)
+            if mapped is None:
+                continue
+            data, entries, sums, known = mapped
+            if not known[block // ENTRIES]:
+                sums.expected(block, block + 1)
+                known[block // ENTRIES] = 1
+            if digest(data[BLOCK * block : BLOCK * block + BLOCK]) != entries[block]:
+                name = self._subset.shards[shard].name
+                raise StoreError(
+                    f"{self._folder / name}.bin holds other bytes from {BLOCK * block:,} to {BLOCK * (block + 1):,} "
+                    f"than its checksums say: it was changed or damaged. {CHECK}"
+                )
+
+    def _map(self, shard: int) -> "_Mapped | None":
+        """Map a shard; None of an older store, which is compared as a whole, once."""
+        entry = self._subset.shards[shard]
+        path = self._folder / f"{entry.name}.bin"
+        if entry.sums is None:
+            if shard not in self._compared:
+                self._whole(path, entry.bin)
+                self._compared.add(shard)
+            return None
+        data = map_file(path)
+        sums = map_sums(self._folder / f"{entry.name}.sums", entry.sums, len(data))
+        if len(self._shards) >= self.most:
+            self._shards.pop(next(iter(self._shards)))
+        mapped = _Mapped(data, sums.entries, sums, bytearray(-(-len(sums.entries) // ENTRIES)))
+        self._shards[shard] = mapped
+        return mapped
 
     def _whole(self, path: Path, stated: str) -> None:
         if checksum(map_file(path)) != stated:

@@ -103,7 +103,10 @@ class Store:
         )
         self._masked = masked_shards(manifest, split, places)
         self._masks: dict[int, Mask] = {}
-        self._most = mapped_limit(len(places), 3 if self._masked else 2)
+        files = 2 + bool(self._masked) + 2 * (self._checks is not None)
+        self._most = mapped_limit(len(places), files)
+        if self._checks is not None:
+            self._checks.most = self._most
         self._opens = 0
 
     def __len__(self) -> int:
@@ -391,7 +394,8 @@ class Store:
         shards = self._bounds.searchsorted(documents, side="right")
         locals_ = documents - self._starts[shards]
         views: list[NDArray[np.generic]] = []
-        mapped, checks = self._opens, self._checks
+        mapped = self._opens
+        begins: list[int] = []
         for shard, local, start, stop in zip(
             shards.tolist(), locals_.tolist(), starts.tolist(), stops.tolist(), strict=True
         ):
@@ -403,9 +407,11 @@ class Store:
                 found = self._shard(shard)
             pointers, tokens = found
             begin = pointers[local] >> shift
-            if checks is not None:
-                checks.span(shard, tokens, begin + start, begin + stop)
+            begins.append(begin)
             views.append(tokens[begin + start : begin + stop])
+        if self._checks is not None and begins:
+            places = (np.array(begins) + starts) << shift
+            self._checks.spans(shards, places, lengths << shift)
         return self._without_removed(documents, views)
 
     def fetch(self, documents: NDArray[np.int64], block: int = 1) -> None:
@@ -453,6 +459,8 @@ class Store:
     def keep_mapped(self, shards: int) -> None:
         """Keep so many shards mapped at most, where other stores need descriptors, too."""
         self._most = min(self._most, shards)
+        if self._checks is not None:
+            self._checks.most = self._most
 
     def mask(
         self,

@@ -167,6 +167,11 @@ class Sums:
         return self._entries[first:stop, 0]
 
     @property
+    def entries(self) -> memoryview:
+        """The checksums of all blocks as Python ints, of a ``.bin``; not checked before :meth:`expected` is."""
+        return self._raw.data.cast("Q")
+
+    @property
     def before(self) -> Sum64:
         """Tokens before each block, u64 [N]."""
         return self._entries[:, 1]
