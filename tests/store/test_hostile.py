@@ -124,13 +124,14 @@ FILE_ATTACKS = {
     "bin gone": (lambda f: (f / BIN).unlink(), "cannot be read"),
     "pointer of another document": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", 42)), "not where its index points"),
     "pointer into a token": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", 7)), "not where its index points"),
-    "lengths shorter": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 3)), "not where its index points"),
+    "lengths shorter": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 3)), "have 1,032 tokens, the manifest says 1,050"),
+    "lengths that add up": (lambda f: patch(f / LENGTHS, 0, struct.pack("<2I", 3, 39)), "not where its index points"),
     "idx a pipe": (lambda f: pipe(f / IDX), "a pipe or a device"),
     "bin a pipe": (lambda f: pipe(f / BIN), "a pipe or a device"),
     "lengths a pipe": (lambda f: pipe(f / LENGTHS), "a pipe or a device"),
     "manifest a pipe": (lambda f: pipe(f / "dataset_metadata.json"), "a pipe or a device"),
     "lengths cut": (lambda f: cut(f / LENGTHS, 4), "50 documents take 200"),
-    "lengths lie": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 400)), "not where its index points"),
+    "lengths lie": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 400)), "have 1,429 tokens, the manifest says 1,050"),
 }  # fmt: skip
 
 
@@ -317,9 +318,7 @@ def test_a_shard_larger_than_its_documents_is_refused(folder):
             m["subsets"]["train"].update(tokens=1051),
         ),
     )
-    with pytest.raises(
-        StoreError, match="has 842 bytes, the manifest says 842 and its documents take 840"
-    ):
+    with pytest.raises(StoreError, match="have 1,050 tokens, the manifest says 1,051"):
         read_everything(folder)
 
 

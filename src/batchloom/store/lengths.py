@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.store.format import LENGTHS_NAME
+from batchloom.store.headed import CHECK
 from batchloom.store.index import map_file
 from batchloom.store.manifest import SubsetEntry
 
@@ -16,6 +18,7 @@ from batchloom.store.manifest import SubsetEntry
 _LARGE = 1 << 22
 # Fewer lengths than a pool has, more of them, or those of more pages are read as they are touched.
 _MANY, _MOST, _MOST_PAGES = 1024, 1 << 17, 1 << 13
+_NO_LIMIT = 1 << 32
 
 
 def beyond(place: object, document: int, tokens: int, stop: int) -> StoreError:
@@ -39,15 +42,16 @@ class StoreLengths:
 
     Args:
         arrays: the lengths of the documents each generation added, uint32.
+        longest: no document has more tokens; a plan would cut a damaged length into millions of pieces.
 
     Attributes:
         layers: how many documents each of them added; a plan packs no two of them together.
     """
 
-    __slots__ = ("_arrays", "_asked", "_maps", "_starts", "_taken", "layers", "size")
+    __slots__ = ("_arrays", "_asked", "_longest", "_maps", "_starts", "_taken", "layers", "size")
 
-    def __init__(self, *arrays: NDArray[np.uint32]) -> None:
-        self._arrays = arrays
+    def __init__(self, *arrays: NDArray[np.uint32], longest: int = _NO_LIMIT) -> None:
+        self._arrays, self._longest = arrays, longest
         self._maps = [_map_of(array) for array in arrays]
         # By array the pages that were asked for, and the lengths taken since the first of them.
         self._asked: dict[int, NDArray[np.bool_]] = {}
@@ -60,7 +64,7 @@ class StoreLengths:
         """Lengths of these documents in tokens, uint32 of the same length."""
         if len(self._arrays) == 1:
             self._read_ahead(0, documents)
-            return self._arrays[0][documents]
+            return self._checked(self._arrays[0][documents])
         found = np.empty(len(documents), np.uint32)
         layers = self._starts.searchsorted(documents, side="right") - 1
         for layer in np.unique(layers).tolist():
@@ -68,7 +72,16 @@ class StoreLengths:
             inside = documents[mine] - self._starts[layer]
             self._read_ahead(layer, inside)
             found[mine] = self._arrays[layer][inside]
-        return found
+        return self._checked(found)
+
+    def _checked(self, lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Refuse lengths of a pool that no document can have; those of a batch's spans are of a pool."""
+        if len(lengths) >= _MANY and (longest := int(lengths.max())) > self._longest:
+            raise StoreError(
+                f"A document of the store has {longest:,} tokens by its lengths, and no shard has more than "
+                f"{self._longest:,}. {CHECK}"
+            )
+        return lengths
 
     def _read_ahead(self, layer: int, documents: NDArray[np.int64]) -> None:
         """Have the system read the pages of many lengths at once, in place of each when it is touched.
@@ -148,4 +161,11 @@ def map_lengths(folder: Path, subset: SubsetEntry) -> StoreLengths:
                 f"{folder / name} has {len(view)} bytes; {layer.documents} documents take {4 * layer.documents}."
             )
         arrays.append(np.frombuffer(view, "<u4"))
-    return StoreLengths(*arrays)
+    if subset.documents <= _LARGE:
+        tokens = sum(int(array.sum(dtype=np.uint64)) for array in arrays)
+        if tokens != subset.tokens:
+            raise StoreError(
+                f"The documents in {folder}/{LENGTHS_NAME} have {tokens:,} tokens, the manifest says "
+                f"{subset.tokens:,}. {CHECK}"
+            )
+    return StoreLengths(*arrays, longest=max((shard.tokens for shard in subset.shards), default=0))

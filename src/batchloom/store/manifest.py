@@ -514,7 +514,7 @@ def _contradictions(manifest: Manifest) -> list[str]:
     for field, value in (("end_id", tokenizer.end_id), ("bos_id", tokenizer.bos_id)):
         if value is not None and not 0 <= value < tokenizer.vocab_size:
             problems.append(f"{field} {value} is not of the vocabulary")
-    problems += _mixed(manifest)
+    problems += _mixed(manifest) + _recipe_faults(manifest.recipe)
     problems += history_faults(manifest.generation, manifest.history, len(manifest.sources))
     records = sum(part.records for source in manifest.sources for part in source.parts)
     if records > _MOST_RECORDS:
@@ -538,6 +538,23 @@ def _contradictions(manifest: Manifest) -> list[str]:
             )
         problems += [f"subset {name!r} {fault}" for fault in _generation_faults(manifest, subset)]
     return problems
+
+
+def _recipe_faults(recipe: dict[str, Any]) -> list[str]:
+    """List the groups of a recipe that are of another type than readers take them for."""
+    reading = recipe.get("reading")
+    groups = {
+        "reading": (reading, dict),
+        "reading.media": (reading.get("media") if isinstance(reading, dict) else None, dict),
+        "chat": (recipe.get("chat"), dict),
+        "inputs": (recipe.get("inputs"), list),
+        "sources": (recipe.get("sources"), list),
+    }
+    return [
+        f"recipe.{name} is {type(value).__name__} and not {kind.__name__}"
+        for name, (value, kind) in groups.items()
+        if not isinstance(value, kind | None)
+    ]
 
 
 def _generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str]:
