@@ -36,7 +36,9 @@ def messages(file: BinaryIO, size: int) -> list[Message]:
         ValueError: it is cut short or no such file.
     """
     file.seek(0)
-    at = 8 if file.read(len(FILE_MAGIC)) == FILE_MAGIC else 0
+    at = 0
+    if file.read(len(FILE_MAGIC)) == FILE_MAGIC:
+        at, size = 8, _directory_start(file, size)
     found: list[Message] = []
     while at < size:
         file.seek(at)
@@ -60,6 +62,19 @@ def messages(file: BinaryIO, size: int) -> list[Message]:
         found.append(Message(kind, at, stop, body))
         at = stop
     return found
+
+
+def _directory_start(file: BinaryIO, size: int) -> int:
+    """Return where the directory at the end of an IPC file begins: early writers left out the end mark."""
+    tail_bytes = 4 + len(FILE_MAGIC)
+    file.seek(max(0, size - tail_bytes))
+    tail = file.read(tail_bytes)
+    if len(tail) < tail_bytes or tail[4:] != FILE_MAGIC:
+        raise ValueError("it is cut short: the mark of its end is missing")
+    start = size - tail_bytes - int(struct.unpack("<i", tail[:4])[0])
+    if not 8 <= start <= size - tail_bytes:
+        raise ValueError("its directory is damaged")
+    return start
 
 
 def _header(data: bytes) -> tuple[int, int]:

@@ -23,9 +23,10 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
 from batchloom.core.values import BYTES_REMEDY
 from batchloom.sources.archives import BOMB_BYTES, BOMB_RATIO
-from batchloom.sources.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, Message, messages
+from batchloom.sources.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, messages
 from batchloom.sources.faults import SNIPPET_BYTES, around, missing_field, snippet, too_large
 from batchloom.sources.opening import path_here
+from batchloom.sources.parquet_footer import read_row_groups
 from batchloom.sources.plain_values import binary_type, plain_batch, text_type
 from batchloom.sources.rules import ReadRules, Source
 from batchloom.sources.streams import open_source
@@ -140,32 +141,31 @@ class _ParquetGroups:
         self._file = pq.ParquetFile(
             file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
         )
-        meta = self._file.metadata
         self.schema: pa.Schema = self._file.schema_arrow
-        self._sizes = [meta.row_group(at) for at in range(meta.num_row_groups)]
-        unpacked = sum(group.total_byte_size for group in self._sizes)
+        self._row_groups = read_row_groups(file, size)
+        unpacked = sum(group.unpacked for group in self._row_groups)
         if unpacked > max(BOMB_BYTES, BOMB_RATIO * size):
             raise ValueError(
                 f"it unpacks to {unpacked:,} bytes, more than {BOMB_RATIO:,} times its size, as a zip bomb does"
             )
-        starts = [_group_start(group) for group in self._sizes]
+        starts = [group.start for group in self._row_groups]
         ordered = all(a < b for a, b in pairwise(starts))
         self.starts = starts if ordered and all(0 < at < size for at in starts) else [0]
-        rows = [group.num_rows for group in self._sizes]
+        rows = [group.rows for group in self._row_groups]
         self.rows: list[int] | None = rows if len(rows) == len(self.starts) else [sum(rows)]
 
     def batches(
         self, first: int, last: int, field: str | None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         groups = range(first, last)
-        if len(self.starts) != len(self._sizes):
-            groups = range(len(self._sizes) if first == 0 < last else 0)
+        if len(self.starts) != len(self._row_groups):
+            groups = range(len(self._row_groups) if first == 0 < last else 0)
         for group in groups:
-            offset = self.starts[group] if len(self.starts) == len(self._sizes) else 0
-            meta = self._sizes[group]
-            if not meta.num_rows:
+            offset = self.starts[group] if len(self.starts) == len(self._row_groups) else 0
+            meta = self._row_groups[group]
+            if not meta.rows:
                 continue
-            average = max(1, meta.total_byte_size // meta.num_rows)
+            average = max(1, meta.unpacked // meta.rows)
             batches = self._file.iter_batches(
                 batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES // average)),
                 row_groups=[group],
@@ -176,36 +176,27 @@ class _ParquetGroups:
                 yield offset, batch
 
 
-def _group_start(group: Any) -> int:
-    """The first byte of a row group."""
-    starts = []
-    for at in range(group.num_columns):
-        column = group.column(at)
-        starts.append(column.data_page_offset)
-        if column.has_dictionary_page and column.dictionary_page_offset:
-            starts.append(column.dictionary_page_offset)
-    return int(min(starts, default=0))
-
-
 @final
 class _ArrowGroups:
+    """Record batches of an IPC file or stream.
+
+    Both are read as streams, messages found by their headers: of a file object of Python ``open_file`` reads the
+    directory in a thread, which ends the process where it lets go of that object while the interpreter exits.
+    """
+
     def __init__(self, file: BinaryIO, source: Source) -> None:
-        self._raw, self._source = file, source
+        self._raw = file
         self._is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
-        self._found = self._messages(source.size)
-        large = max((one.body for one in self._found), default=0) > _MAPPED_BYTES
+        self._found = messages(file, source.size)
+        if not self._found:
+            raise ValueError("it has no schema")
+        large = max(one.body for one in self._found) > _MAPPED_BYTES
         here = path_here(source.path, source.size) if source.member is None else None
         self._mapped = _mapped(here) if large and here else None
         self._starts = [one.start for one in self._found if one.kind == BATCH]
-        file.seek(0)
-        if self._is_file:
-            opened = pa.ipc.open_file(self._whole())
-            self.schema, self._count = opened.schema, opened.num_record_batches
-            apart = len(self._starts) == self._count
-        else:
-            self.schema = pa.ipc.open_stream(self._whole()).schema
-            # Also where it cannot be mapped: where a file lies decides no part.
-            apart = not large or source.member is not None
+        # Also where it cannot be mapped: where a file lies decides no part.
+        apart = self._is_file or not large or source.member is not None
+        self.schema: pa.Schema = pa.ipc.open_stream(self._chained(0, 0)).schema
         self.starts = self._starts if apart and self._starts else [0]
         self.rows: list[int] | None = None
 
@@ -241,27 +232,20 @@ class _ArrowGroups:
         some = field is not None and self._mapped is None
         only = [self.schema.names.index(field)] if field is not None and some else None
         options = pa.ipc.IpcReadOptions(included_fields=only, use_threads=False)
-        if self._is_file:
-            opened = pa.ipc.open_file(self._whole(), options=options)
-            apart = self.starts == self._starts
-            for at in range(first, last) if apart else range(self._count):
-                yield (self.starts[at] if apart else 0), lambda at=at: opened.get_batch(at)  # type: ignore[misc]
+        if self._mapped is not None and self._is_file:
+            opened = pa.ipc.open_file(pa.py_buffer(self._mapped), options=options)
+            if opened.num_record_batches != len(self._starts):
+                raise ValueError("its directory does not match its record batches")
+            for at in range(first, last):
+                yield self.starts[at], lambda at=at: opened.get_batch(at)  # type: ignore[misc]
             return
         apart = self.starts == self._starts
+        whole = self._mapped is not None or not apart
         stream = pa.ipc.open_stream(
-            self._chained(first, last) if apart else self._whole(), options=options
+            self._whole() if whole else self._chained(first, last), options=options
         )
         for start in self._starts[first:last] if apart else self._starts:
             yield (start if apart else 0), stream.read_next_batch
-
-    def _messages(self, size: int) -> list[Message]:
-        try:
-            return messages(self._raw, size)
-        except ValueError:
-            # A file has a directory at its end; a stream has nothing else.
-            if self._is_file:
-                return []
-            raise
 
     def _whole(self) -> Any:
         if self._mapped is not None:
@@ -271,6 +255,10 @@ class _ArrowGroups:
 
     def _chained(self, first: int, last: int) -> BinaryIO:
         """A stream of the schema, all dictionaries needed, and batches [first, last)."""
+        if first == last:
+            return cast(
+                "BinaryIO", _Stretches(self._raw, [(self._found[0].start, self._found[0].stop)])
+            )
         start = self._starts[first]
         stop = self._starts[last] if last < len(self._starts) else self._found[-1].stop
         before = [one for one in self._found if one.start < start and one.kind != BATCH]

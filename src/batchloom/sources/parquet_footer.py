@@ -1,0 +1,199 @@
+"""Row groups of a Parquet file, read from its footer.
+
+pyarrow reads footers too, but ends the process where the metadata of a column chunk is not sound: it takes no
+exception of the C++ library there. So nothing is asked of it about a column chunk before the chunk is read.
+
+The layout is that of Apache Parquet's ``parquet.thrift`` in Thrift's compact protocol.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, final
+
+_MAGIC = b"PAR1"
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = range(
+    1, 14
+)
+_FIXED = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
+_MOST_DEPTH = 64
+# Numbers of fields in parquet.thrift.
+_FILE_ROW_GROUPS = 4
+_GROUP_COLUMNS, _GROUP_BYTES, _GROUP_ROWS = 1, 2, 3
+_CHUNK_METADATA, _CHUNK_CRYPTO = 3, 8
+_DATA_PAGE, _DICTIONARY_PAGE = 9, 11
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A row group: its rows, its bytes before compression, and the first byte of its pages."""
+
+    rows: int
+    unpacked: int
+    start: int
+
+
+def read_row_groups(file: BinaryIO, size: int) -> list[RowGroup]:
+    """Return the row groups of a Parquet file of ``size`` bytes.
+
+    Raises:
+        ValueError: the footer is damaged, or columns are encrypted.
+    """
+    tail_bytes = 4 + len(_MAGIC)
+    file.seek(size - tail_bytes, os.SEEK_SET)
+    tail = file.read(tail_bytes)
+    length = struct.unpack("<I", tail[:4])[0] if len(tail) == tail_bytes else size
+    if tail[4:] != _MAGIC or length > size - tail_bytes:
+        raise ValueError("its footer is damaged")
+    file.seek(size - tail_bytes - length)
+    reader = _CompactReader(_read_exactly(file, length))
+    groups: list[RowGroup] = []
+    try:
+        for number, kind in reader.fields():
+            if (number, kind) == (_FILE_ROW_GROUPS, _LIST):
+                groups = [_row_group(reader) for _ in reader.structs()]
+            else:
+                reader.skip(kind)
+    except (IndexError, struct.error) as error:
+        raise ValueError("its footer is damaged") from error
+    return groups
+
+
+def _read_exactly(file: BinaryIO, size: int) -> bytes:
+    pieces = []
+    while size and (data := file.read(size)):
+        pieces.append(data)
+        size -= len(data)
+    return b"".join(pieces)
+
+
+def _row_group(reader: "_CompactReader") -> RowGroup:
+    rows = unpacked = 0
+    starts: list[int] = []
+    for number, kind in reader.fields():
+        if (number, kind) == (_GROUP_COLUMNS, _LIST):
+            for _ in reader.structs():
+                starts += _chunk_pages(reader)
+        elif (number, kind) == (_GROUP_BYTES, _I64):
+            unpacked = reader.integer()
+        elif (number, kind) == (_GROUP_ROWS, _I64):
+            rows = reader.integer()
+        else:
+            reader.skip(kind)
+    return RowGroup(rows, unpacked, min(starts, default=0))
+
+
+def _chunk_pages(reader: "_CompactReader") -> list[int]:
+    """Return where the pages of a column chunk begin: data, and dictionary if it has one."""
+    pages: list[int] = []
+    for number, kind in reader.fields():
+        if number == _CHUNK_CRYPTO:
+            raise ValueError("it has encrypted columns")
+        if (number, kind) != (_CHUNK_METADATA, _STRUCT):
+            reader.skip(kind)
+            continue
+        for inner, inner_kind in reader.fields():
+            if inner_kind == _I64 and inner in (_DATA_PAGE, _DICTIONARY_PAGE):
+                place = reader.integer()
+                if place or inner == _DATA_PAGE:
+                    pages.append(place)
+            else:
+                reader.skip(inner_kind)
+    return pages
+
+
+@final
+class _CompactReader:
+    """Thrift's compact protocol: what stands at one place after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def fields(self) -> Iterator[tuple[int, int]]:
+        """Yield number and type of each field of a struct; its value is read or skipped in between."""
+        number = 0
+        while header := self._byte():
+            delta, kind = header >> 4, header & 15
+            number = number + delta if delta else self.integer()
+            yield number, kind
+
+    def structs(self) -> Iterator[None]:
+        """Yield once for each element of a list of structs."""
+        size, kind = self._list_header()
+        if kind != _STRUCT and size:
+            raise ValueError("its footer is damaged")
+        for _ in range(size):
+            yield
+
+    def integer(self) -> int:
+        """Read a signed integer."""
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)
+
+    def skip(self, kind: int, depth: int = 0) -> None:
+        """Skip the value of a field."""
+        if kind in (_I16, _I32, _I64):
+            self._varint()
+        elif kind == _BINARY:
+            self._skip_bytes(self._varint())
+        elif kind in _FIXED:
+            self._skip_bytes(_FIXED[kind])
+        elif kind not in (_TRUE, _FALSE):
+            self._skip_nested(kind, depth + 1)
+
+    def _skip_nested(self, kind: int, depth: int) -> None:
+        if depth > _MOST_DEPTH:
+            raise ValueError("its footer is damaged")
+        if kind == _STRUCT:
+            for _, inner in self.fields():
+                self.skip(inner, depth)
+        elif kind in (_LIST, _SET):
+            size, inner = self._list_header()
+            for _ in range(size):
+                self._skip_element(inner, depth)
+        elif kind == _MAP:
+            size = self._varint()
+            kinds = self._byte() if size else 0
+            for _ in range(size):
+                self._skip_element(kinds >> 4, depth)
+                self._skip_element(kinds & 15, depth)
+        else:
+            raise ValueError("its footer is damaged")
+
+    def _skip_element(self, kind: int, depth: int) -> None:
+        """Skip an element of a collection: unlike in a field, a boolean takes a byte."""
+        self.skip(_BYTE if kind in (_TRUE, _FALSE) else kind, depth)
+
+    def _list_header(self) -> tuple[int, int]:
+        header = self._byte()
+        size = header >> 4
+        return (self._varint() if size == 15 else size), header & 15
+
+    def _skip_bytes(self, count: int) -> None:
+        self._at += count
+        if self._at > len(self._data):
+            raise ValueError("its footer is damaged")
+
+    def _byte(self) -> int:
+        value = self._data[self._at]
+        self._at += 1
+        return value
+
+    def _varint(self) -> int:
+        data, at = self._data, self._at
+        value = data[at]
+        at += 1
+        if value > 127:
+            value &= 127
+            shift = 7
+            while (byte := data[at]) > 127:
+                value |= (byte & 127) << shift
+                shift += 7
+                at += 1
+                if shift > 63:
+                    raise ValueError("its footer is damaged")
+            value |= byte << shift
+            at += 1
+        self._at = at
+        return value

@@ -1,0 +1,213 @@
+"""Damaged Arrow and Parquet files end in an error that names them, and end no process."""
+
+import io
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
+import pytest
+
+from batchloom import BatchloomError, InputError
+from sources.reading import Read
+
+ROWS = [
+    {"text": f"row {n} é", "n": n, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}}
+    for n in range(60)
+]
+TABLE = pa.Table.from_pylist(ROWS)
+PACKED = TABLE.set_column(0, "text", TABLE["text"].dictionary_encode())
+VIEWS = pa.table(
+    {
+        "text": pa.array([row["text"] for row in ROWS], pa.string_view()),
+        "pairs": pa.array([[("a", 1)]] * 60, pa.map_(pa.string(), pa.int64())),
+        "two": pa.array([[1, 2]] * 60, pa.list_(pa.int8(), 2)),
+    }
+)
+EDGES = [
+    b"\xff" * 4,
+    b"\0\0\0\x80",
+    b"\xff\xff\xff\x7f",
+    b"\0" * 8,
+    b"\xff" * 8,
+    b"\xff" * 7 + b"\x7f",
+]
+
+
+def ipc(table, make, compression):
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    buffer = io.BytesIO()
+    with make(buffer, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=25)
+    return ".arrow", buffer.getvalue()
+
+
+def parquet(table, **options):
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, row_group_size=25, **options)
+    return ".parquet", buffer.getvalue()
+
+
+def sound_files():
+    """Files of each kind: (ending, bytes)."""
+    tables = (TABLE, PACKED, VIEWS)
+    makers = (pa.ipc.new_file, pa.ipc.new_stream)
+    files = [
+        ipc(table, make, compression)
+        for table in tables
+        for make in makers
+        for compression in (None, "lz4", "zstd")
+    ]
+    forms = (
+        {},
+        {"compression": "none", "data_page_version": "2.0"},
+        {"compression": "gzip", "use_dictionary": False},
+        {"compression": "none", "use_dictionary": False},
+    )
+    return files + [parquet(table, **form) for table in tables for form in forms]
+
+
+def damaged(data, choose):
+    """Some bytes of a file changed, removed, inserted or copied, most often near its ends."""
+    data = bytearray(data)
+    for _ in range(choose.choice((1, 1, 1, 2, 3, 8))):
+        size = len(data)
+        near = (choose.randrange(size), choose.randrange(600), size - 1 - choose.randrange(1500))
+        at, other = max(0, min(choose.choice(near), size - 1)), choose.randrange(size)
+        how = choose.randrange(6)
+        if how == 0:
+            data[at] ^= 1 << choose.randrange(8)
+        elif how == 1:
+            data[at] = choose.randrange(256)
+        elif how == 2:
+            edge = choose.choice(EDGES)
+            data[at : at + len(edge)] = edge
+        elif how == 3:
+            del data[at : at + choose.randrange(1, 40)]
+        elif how == 4:
+            data[at:at] = choose.randbytes(choose.randrange(1, 20))
+        else:
+            data[at : at + 30] = data[other : other + 30]
+    return bytes(data)
+
+
+def read_damaged(folder, first, last):
+    """Read files of some seeds, each with all its columns and with its text alone."""
+    pa.set_cpu_count(1)
+    files = sound_files()
+    for seed in range(first, last):
+        choose = random.Random(seed)
+        ending, data = choose.choice(files)
+        path = Path(folder) / f"{seed}{ending}"
+        path.write_bytes(damaged(data, choose))
+        print(seed, flush=True)
+        for field in (None, "text"):
+            try:
+                Read(path, field=field, unit=4000)
+            except BatchloomError as error:
+                if path.name not in str(error):
+                    raise AssertionError(str(error)) from error
+        path.unlink()
+
+
+def run_seeds(folder, first, last):
+    code = f"from sources.test_damaged_tables import read_damaged; read_damaged({str(folder)!r}, {first}, {last})"
+    paths = [str(Path(__file__).parent.parent), *sys.path]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    seed = done.stdout.split()[-1] if done.stdout else "none"
+    assert done.returncode == 0, f"seed {seed}: {done.returncode}\n{done.stderr[-3000:]}"
+    assert int(seed) == last - 1
+
+
+def test_no_damage_ends_the_process(tmp_path):
+    run_seeds(tmp_path, 0, 400)
+
+
+@pytest.mark.slow
+def test_no_damage_of_many_ends_the_process(tmp_path):
+    run_seeds(tmp_path, 400, 12_000)
+
+
+# pyarrow read the directory of a file in a thread, and a process that ended before the thread did was aborted.
+EXITS = """
+import os, sys
+from batchloom import InputError
+from batchloom.sources import list_sources, ReadRules, RecordBounds
+import batchloom.sources.tables
+source = list_sources([sys.argv[1]]).sources[0]
+bounds = RecordBounds(ReadRules())
+for _ in range(12):
+    if not (child := os.fork()):
+        try:
+            bounds.starts(source)
+        except InputError:
+            sys.exit(3)
+    status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == 3, status
+"""
+
+
+def test_a_process_that_ends_after_a_damaged_file_ends_as_it_should(tmp_path):
+    path = tmp_path / "a.arrow"
+    path.write_bytes(b"ARROW1\0\0" + b"\xff" * 400)
+    done = subprocess.run([sys.executable, "-c", EXITS, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+class KmsClient(pe.KmsClient):
+    """Keys that are not wrapped at all."""
+
+    def wrap_key(self, key, name):
+        return key.hex()
+
+    def unwrap_key(self, key, name):
+        return bytes.fromhex(key)
+
+
+def test_a_file_with_an_encrypted_column_is_named(tmp_path):
+    factory = pe.CryptoFactory(lambda _: KmsClient())
+    keys = pe.EncryptionConfiguration(
+        "footer", column_keys={"key": ["text"]}, plaintext_footer=True
+    )
+    encryption = factory.file_encryption_properties(pe.KmsConnectionConfig(), keys)
+    path = tmp_path / "a.parquet"
+    table = TABLE.select(["text", "n"])
+    with pq.ParquetWriter(path, table.schema, encryption_properties=encryption) as writer:
+        writer.write_table(table)
+    with pytest.raises(InputError, match="a.parquet is encrypted, which is not read"):
+        Read(path)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dictionary": False}, {"compression": "none"}])
+def test_row_groups_are_those_that_pyarrow_tells(tmp_path, options):
+    wide = pa.table({f"c{n}": [f"{n}-{row}" for row in range(60)] for n in range(20)})
+    path = tmp_path / "a.parquet"
+    for table in (TABLE, wide, TABLE[:0]):
+        pq.write_table(table, path, row_group_size=7, **options)
+        meta = pq.ParquetFile(path).metadata
+        starts = []
+        for number in range(meta.num_row_groups):
+            group = meta.row_group(number)
+            columns = [group.column(at) for at in range(group.num_columns)]
+            pages = [column.data_page_offset for column in columns]
+            pages += [one.dictionary_page_offset for one in columns if one.has_dictionary_page]
+            starts += [min(pages)] if group.num_rows else []
+        found = Read(path, unit=2000)
+        assert sorted(set(found.offsets)) == starts
+        assert found.seen == table.num_rows
+
+
+def test_an_ipc_file_without_the_mark_of_its_end_is_read(tmp_path):
+    """Arrow before 0.15 left it out."""
+    _, data = ipc(TABLE, pa.ipc.new_file, None)
+    length = int.from_bytes(data[-10:-6], "little")
+    mark = len(data) - 10 - length - 8
+    assert data[mark : mark + 8] == b"\xff\xff\xff\xff\0\0\0\0"
+    path = tmp_path / "a.arrow"
+    path.write_bytes(data[:mark] + data[mark + 8 :])
+    assert Read(path).values == ROWS
