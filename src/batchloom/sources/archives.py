@@ -21,10 +21,9 @@ from batchloom.sources.kinds import ArchiveKind, archive_by_name
 from batchloom.sources.opening import open_place
 from batchloom.sources.unpack import Broken, Compression, Deflated, OnceRead, Unpacker, unpacker
 
-# Together, members may unpack to this many times the archive's bytes, once they pass the size.
-BOMB_RATIO, BOMB_BYTES = 1000, 1 << 30
-# The same of a member that is packed itself, so that many of them cannot grow one by one.
-BOMB_MEMBER_BYTES = 16 << 20
+# Once it passes the size, a file may unpack to this many times its bytes; so may each packed member of an archive,
+# and all of them together. The slowest reader goes through the size in less than a second.
+BOMB_RATIO, BOMB_BYTES = 1000, 16 << 20
 
 _STORED, _DEFLATED = 0, 8
 _LOCAL = struct.Struct("<4s22xHH")

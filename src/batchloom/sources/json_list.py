@@ -23,6 +23,8 @@ MUST_BE_LIST = "JSON file must contain a list of objects"
 _KEYS_SHOWN = 8
 _KEY_BYTES = 1 << 16
 _LEAD = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
+# No parser takes it, and looking for its end in ever more text takes long.
+_DEEP = re.compile(rb"[\[{]{1000000}")
 _SCALAR_END = re.compile(rb"[,\]]")
 # In text whose quotes are out of step, what stood between strings reads as strings of its own.
 _STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
@@ -152,6 +154,8 @@ class _List:
                 yield found
             elif not self._closed:
                 start = self._next()
+                if start is not None and _DEEP.match(text.data, start):
+                    text.fail("values are nested more than 1,000,000 deep", start)
                 if start is not None and len(text.data) - start > self._most:
                     yield self._oversize(start)
                 elif not text.more():

@@ -272,7 +272,12 @@ class _Reader:
     def header(self) -> Header:
         """The header, from the source's first bytes."""
         lines = self._lines
-        first = next(lines, "")
+        try:
+            first = next(lines, "")
+        except _TooLargeError as error:
+            raise InputError(
+                f"{self._name} has no readable header (it does not end): {_HEADER}"
+            ) from error
         refuse_wide(self._name, lines.start)
         if "\r" in first.rstrip("\r\n"):
             raise InputError(

@@ -8,7 +8,7 @@ import xxhash
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import because
-from batchloom.sources.archives import BOMB_BYTES, BOMB_MEMBER_BYTES, BOMB_RATIO, open_member
+from batchloom.sources.archives import BOMB_BYTES, BOMB_RATIO, open_member
 from batchloom.sources.opening import open_place
 from batchloom.sources.remote import remote_status
 from batchloom.sources.rules import Source
@@ -114,10 +114,10 @@ class PartStream:
         return data
 
     def _check_ratio(self, size: int) -> None:
-        position, packed, least = self.position + size, max(self._file.tell(), 1), BOMB_BYTES
+        position, packed = self.position + size, max(self._file.tell(), 1)
         if (member := self.source.member) is not None:
-            packed, least = min(packed, member.packed, member.archive.size), BOMB_MEMBER_BYTES
-        if position > least and position > BOMB_RATIO * packed:
+            packed = min(packed, member.packed, member.archive.size)
+        if position > max(BOMB_BYTES, BOMB_RATIO * packed):
             raise InputError(
                 f"{self.source.name} unpacks to more than {BOMB_RATIO:,} times its size ({position:,} bytes from "
                 f"{packed:,}): this is taken for a zip bomb; unpack it yourself if it is none."
