@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import xxhash
@@ -40,6 +40,7 @@ from batchloom.store.history import (
     Made,
     RemovedEntry,
     Size,
+    SubsetName,
     history_faults,
     layer_faults,
     readable,
@@ -222,7 +223,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     recipe_fingerprint: str
     counts: Counts
     subsets: dict[str, SubsetEntry]
-    subset_overrides: dict[Digest, Literal["train", "val", "test"]]
+    subset_overrides: dict[Digest, SubsetName]
     sources: tuple[SourceEntry, ...]
     history: tuple[GenerationEntry, ...] = ()
     processor: ProcessorEntry | None = None
