@@ -208,6 +208,19 @@ def test_a_rejected_response_makes_a_pair():
     assert pair.chosen.tools == pair.rejected.tools == tools
 
 
+def test_json_text_of_messages_is_read_in_every_column_of_turns():
+    good, bad = TALK, [user("q"), assistant("bad")]
+    pair = {"chosen": good, "rejected": bad}
+    as_text = {name: json.dumps(value) for name, value in pair.items()}
+    assert read(as_text) == read(pair)
+    halves = {"prompt": [user("q")], "completion": [assistant("a")]}
+    assert read({name: json.dumps(value) for name, value in halves.items()}) == read(halves)
+    # Other JSON is the text of an answer.
+    for text in ('[{"name": "f"}]', '[{"role": 1, "content": "a"}]', "[{", "[]"):
+        found = read({"prompt": "q", "chosen": text, "rejected": "bad"})
+        assert found.chosen.messages[1]["content"] == text
+
+
 def test_a_conversation_with_a_pair_in_it_is_decided_by_the_user():
     good, bad = TALK, [user("q"), assistant("bad")]
     record = {"prompt": "q", "messages": good, "chosen": good, "rejected": bad, "score_chosen": 4.0}

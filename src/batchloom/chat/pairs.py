@@ -4,7 +4,15 @@ from collections.abc import Callable
 
 from batchloom.chat.columns import Row
 from batchloom.chat.schema import TURNS, Schema
-from batchloom.chat.speech import Column, Frame, asked_reader, demand_answer, full_text, spoken
+from batchloom.chat.speech import (
+    Column,
+    Frame,
+    asked_reader,
+    demand_answer,
+    full_text,
+    parse_messages,
+    spoken,
+)
 from batchloom.chat.turns import Turns, read_turns
 from batchloom.core.conversation import Pair
 from batchloom.core.errors import UnusableRecordError
@@ -27,7 +35,7 @@ def pair_reader(schema: Schema) -> Callable[[Row], Pair]:
     turns_only = chosen.names[0] in TURNS
 
     def read(row: Row) -> Pair:
-        good, bad = chosen.get(row), rejected.get(row)
+        good, bad = parse_messages(chosen.get(row)), parse_messages(rejected.get(row))
         if good == bad and good is not None:
             raise UnusableRecordError(
                 f"columns {chosen.names[0]!r} and {rejected.names[0]!r} hold the same: there is no preference"

@@ -1,16 +1,21 @@
 """What the columns of a record say: prompts, answers, and the system and tools around them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
 from batchloom.chat.columns import Lookup, Row, absent, heads, lookup, says_something, value_at
+from batchloom.chat.record_keys import messages_in
 from batchloom.chat.schema import Schema
 from batchloom.chat.turns import Turns, empty, read_tools, read_turns
 from batchloom.core.conversation import Conversation
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.values import BYTES_REMEDY, kind_of
 
+# Of roles that TRL and others fill with messages; a response is always a text.
+_MAY_BE_MESSAGES = frozenset(("prompt", "completion", "chosen", "rejected"))
+_MESSAGES = re.compile(r"\s*\[\s*\{")
 NO_TURNS: Turns = ([], [])
 _MEDIA = frozenset({"images", "image", "videos", "video", "audios", "audio"})
 
@@ -86,8 +91,22 @@ def _past(value: Any, name: str) -> list[dict[str, Any]]:
     return turns
 
 
+def parse_messages(value: Any) -> Any:
+    """Return the messages of JSON text, as CSV and Parquet hold them; any other value as it is."""
+    if not isinstance(value, str) or not _MESSAGES.match(value):
+        return value
+    messages = messages_in(value)
+    whole = messages and all(
+        isinstance(one.get("role", one.get("from")), str) and {"content", "value"} & one.keys()
+        for one in messages
+    )
+    return messages if whole else value
+
+
 def spoken(row: Row, column: Column, value: Any, role: str) -> Turns:
     """A text as the one turn of ``role``; a message or a list of messages as they are."""
+    if column.role in _MAY_BE_MESSAGES:
+        value = parse_messages(value)
     if isinstance(value, str):
         if empty(value):
             full_text(row, column, value)

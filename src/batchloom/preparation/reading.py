@@ -13,6 +13,7 @@ from batchloom.chat.frames import with_frames
 from batchloom.chat.record_keys import unused_columns, unused_message_keys
 from batchloom.chat.records import Read, Record, record_reader
 from batchloom.chat.schema import Schema
+from batchloom.chat.speech import parse_messages
 from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
@@ -404,7 +405,7 @@ def _preference_reading(
     if schema.form == "pair":
         column = schema.columns["chosen"][0]
         first = next((v for row in rows if (v := value_at(row, column)) is not None), None)
-        texts = "prompt" not in schema.columns and isinstance(first, str)
+        texts = "prompt" not in schema.columns and isinstance(parse_messages(first), str)
         read, way = _alike(read, texts=texts), "text-pairs" if texts else "pairs"
     asked = chat.rules(completion=True)
     return Reading(rules, way, read, asked, schema.description, _filled(schema, rows))
