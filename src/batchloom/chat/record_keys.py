@@ -21,6 +21,11 @@ def _equals(*values: object) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str | int | float) and value in values
 
 
+def _is_no_answer(value: Any) -> bool:
+    """Return whether a value is no text and no messages, such as a flag."""
+    return not isinstance(value, str | list | dict)
+
+
 def _counts_up(value: Any) -> bool:
     """Return whether positions belong to one document."""
     return list(value) == list(range(len(value)))
@@ -80,7 +85,11 @@ _LOSS_SCALE = UnsupportedKey(
 )
 _PAIR_REMEDY = "prepare the pairs with --map chosen=...,rejected=..., or the conversations with --map messages=..."
 _OF_PAIR = UnsupportedKey(
-    "TRL and LLaMA-Factory", "makes the record a preference", _PAIR_REMEDY, of_form=True
+    "TRL and LLaMA-Factory",
+    "makes the record a preference",
+    _PAIR_REMEDY,
+    is_neutral=_is_no_answer,
+    of_form=True,
 )
 _OF_SWIFT_PAIR = _OF_PAIR._replace(library="ms-swift")
 _KTO_TAG = UnsupportedKey(
@@ -331,7 +340,10 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
         )
         for entry, names in names_of.items()
     ]
-    sides = {"chosen", "rejected"} <= {name for names in names_of.values() for name in names}
+    sides = _OF_PAIR in names_of and any(
+        all(has_effect(row.get(name), _OF_PAIR) for name in ("chosen", "rejected"))
+        for row in records
+    )
     raise SchemaError(
         "; ".join(problems),
         list(dict.fromkeys(name for row in records for name in row)),
