@@ -88,19 +88,20 @@ def test_a_run_goes_on(workspace: Workspace, name: str) -> None:
         EXPECTED.check(section, describe_batches(batches)["steps"])
 
 
-def test_a_state_of_the_first_windows_goes_on_with_them(
+def test_a_state_of_the_first_windows_names_what_goes_on_with_it(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``window_16`` had another rule at first, under this name; a run that began with it keeps it."""
+    """``window_16`` had another rule at first, and its fingerprints have this name."""
     again = _store(workspace, packing="window_16")
     assert again.plan.identity["spec"]["packing"] == "window_16@2"
     saved = EXPECTED.read("store, first windows: state")
-    with pytest.raises(StateError, match=r"\(packing='window_16@1' gives the first version\)"):
-        again.plan.resume(saved)
+    with pytest.raises(StateError, match="give packing='window_16@1' to go on with it"):
+        again.load_state_dict(saved)
+    again = _store(workspace, packing="window_16@1")
+    assert again.plan.identity["spec"]["packing"] == "window_16"
     again.load_state_dict(saved)
     section = "store, first windows: after the state, rank 0 of 1"
     EXPECTED.check(section, describe_batches(_take(again, _AFTER))["steps"])
-    assert again.plan.spec.packing == "window_16@1"
     (workspace.root / "first.json").write_text(json.dumps(saved), "utf-8")
     with workspace.entered():
         assert run(["plan", "stores/jsonl-mapped", "--checkpoint", "first.json"]) == 0

@@ -85,6 +85,22 @@ def test_resuming_takes_the_runs_own_settings(store, config, tmp_path, capsys):
     assert "seq_len was 32 and is 16" in capsys.readouterr().err
 
 
+def test_a_run_of_the_first_windows_goes_on_with_them(store, config, tmp_path, capsys):
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    words = ["--data", store.path, "--config-file", config, "--packing", "window_8@1", "--out"]
+    assert train(*words, whole) == 0
+    assert train(*words, out, "--stop-at", 3) == 0
+    # As it was written when there was one version.
+    settings = out / "run.json"
+    settings.write_text(settings.read_text().replace("window_8@1", "window_8"))
+    assert train("--data", store.path, "--out", out, "--resume") == 1
+    assert "give packing='window_8@1' to go on with it" in capsys.readouterr().err
+    assert train("--data", store.path, "--out", out, "--resume", "--packing", "window_8@1") == 0
+    assert steps_of(out) == steps_of(whole)
+    assert train("--data", store.path, "--out", out, "--resume", "--packing", "window_4@1") == 1
+    assert "order.packing was 'window_8@1' and is 'window_4@1'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

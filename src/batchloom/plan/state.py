@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -12,7 +11,6 @@ from batchloom.core.fingerprint import broken_link, fingerprint
 from batchloom.plan.cut import Cut
 from batchloom.plan.edits import edit_from
 from batchloom.plan.mixture import Mixture
-from batchloom.plan.pack import packing_from_identity
 from batchloom.plan.source import Cursor, quotas
 from batchloom.plan.spec import ORDER_VERSION
 
@@ -122,16 +120,11 @@ def resume_at(plan: "Plan", state: dict[str, Any]) -> int:
 def with_journal(plan: "Plan", state: Any) -> "Plan":
     """The plan with the edits a state's journal holds, where it has none of its own.
 
-    A state of the first version of ``window_N`` goes on with that version.
-
     Raises:
         StateError: the journal is none, or adds a source whose store the plan does not have.
     """
     journal = state.get("edits") if isinstance(state, dict) else None
-    if plan.edits:
-        return plan
-    plan = _with_packing_version(plan, state)
-    if not journal:
+    if not journal or plan.edits:
         return plan
     try:
         number = broken_link(state.get("identity"), journal)
@@ -149,18 +142,6 @@ def with_journal(plan: "Plan", state: Any) -> "Plan":
         raise StateError(
             f"The state's journal of edits cannot be used: {error}. Use the one that was saved."
         ) from error
-
-
-def _with_packing_version(plan: "Plan", state: Any) -> "Plan":
-    """The plan with the version of its packing that made a state."""
-    try:
-        packing = packing_from_identity(state["identity"]["spec"]["packing"])
-    except (KeyError, TypeError, AttributeError):
-        # Not the state of a plan: who resumes from it says so.
-        return plan
-    if packing != f"{plan.spec.packing}@1":
-        return plan
-    return type(plan)(plan.data, replace(plan.spec, packing=packing))
 
 
 def _refuse_without_stores(plan: "Plan", journal: list[dict[str, Any]]) -> None:
@@ -295,7 +276,10 @@ def other_settings(theirs: Any, ours: dict[str, Any], named: str) -> str:
     packing = ours["spec"]["packing"]
     bare = packing.removesuffix("@2")
     if f"spec.packing was {bare!r} and is {packing!r}" in lines:
-        told += f" (packing={bare + '@1'!r} gives the first version)"
+        return (
+            f"The state belongs to another plan: {told}. It was packed by the first version of this rule: give "
+            f"packing={bare + '@1'!r} to go on with it."
+        )
     return (
         f"The state belongs to another plan: {told}. Give the settings and the store the state was made with, or start "
         "without it."

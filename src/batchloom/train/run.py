@@ -401,7 +401,10 @@ def _allowed_changes(before: dict[str, Any], asked: dict[str, Any]) -> list[str]
     old, new = _flattened(before), _flattened(asked)
     names = sorted(name for name in {*old, *new} if not name.startswith(_PLACES))
     changed = [name for name in names if old.get(name) != new.get(name)]
-    refused = [name for name in changed if name.startswith(_FIXED)]
+    # A run may have been started when this was the one version of its packing; its states know which it was.
+    first = f"{old.get('order.packing')}@1"
+    same = {"order.packing"} if new.get("order.packing") == first else set()
+    refused = [name for name in changed if name.startswith(_FIXED) and name not in same]
     if refused:
         fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused)
         raise StateError(
