@@ -142,7 +142,7 @@ def _nearest(columns: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _guess(columns: Mapping[str, Any]) -> dict[str, str]:
-    """Return a mapping that would make a record of these columns, empty where nothing speaks for one."""
+    """Return a mapping that would read these columns, empty without a likely one."""
     for good, bad in _SIDES:
         if pair := _pair(columns, good, bad):
             return pair
@@ -185,7 +185,7 @@ def _guess(columns: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _pair(columns: Mapping[str, Any], good: str, bad: str) -> dict[str, str]:
-    """Return the mapping for two columns whose names differ in these words alone, empty without such."""
+    """Return the mapping of a pair whose names differ in two words, else an empty one."""
     names = {name.lower(): name for name in columns if isinstance(name, str)}
     for name in columns:
         if good not in _words(name):
@@ -215,7 +215,7 @@ def _pair(columns: Mapping[str, Any], good: str, bad: str) -> dict[str, str]:
 
 
 def _others(form: Form, columns: Mapping[str, Any], used: AbstractSet[str]) -> dict[str, str]:
-    """Return the optional roles whose columns are known by names in other capitals, such as ``System``."""
+    """Return optional roles whose columns have a known name in other capitals."""
     found = {}
     for role, names in _RULES[form].optional.items():
         named = [name for name in columns if name not in used and name.lower() in names]
@@ -227,7 +227,7 @@ def _others(form: Form, columns: Mapping[str, Any], used: AbstractSet[str]) -> d
 def _left_out(
     guess: Mapping[str, str], columns: Mapping[str, Any], rows: Sequence[Row]
 ) -> list[str]:
-    """Return the columns with a meaning for training that a guess would not use."""
+    """Return the columns that matter for training and that a guess would not use."""
     if not guess:
         return []
     rule = next(rule for rule in FORMS if guess.keys() <= rule.roles)
@@ -252,13 +252,13 @@ def _left_out(
 
 
 def _is_meaningful(name: str, value: Any) -> bool:
-    """Whether a column changes what is to be trained, by its name or by holding turns."""
+    """Return whether a column matters for training: it holds turns, or is named so."""
     words = _words(name)
     return _is_messages(value) or bool(words & _MEANINGFUL and not words & _ABOUT)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is an object of columns, not a message."""
+    """Return whether a value is an object of columns, not a message."""
     return isinstance(value, dict) and not _role(value)
 
 
@@ -267,7 +267,7 @@ def _role(turn: Any) -> Any:
 
 
 def _is_messages(value: Any) -> bool:
-    """Whether a value is a list of messages, or JSON text of one."""
+    """Return whether a value is a list of messages, or JSON text of one."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = orjson.loads(value)
@@ -277,7 +277,7 @@ def _is_messages(value: Any) -> bool:
 
 
 def _is_speech(*values: Any) -> bool:
-    """Whether all values are texts, messages or lists of messages."""
+    """Return whether all values are texts, messages or lists of messages."""
     # Only a column of messages may hold them as JSON text.
     return all(
         not _is_messages(one) if isinstance(one, str) else _role(one) or _is_messages(one)
@@ -286,7 +286,7 @@ def _is_speech(*values: Any) -> bool:
 
 
 def _words(name: str) -> set[str]:
-    """Return the words in the name of a column, in lower case and without the ``s`` of a plural."""
+    """Return the words in a column's name, in lower case, with and without a last s."""
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
     return {word.lower() for word in words} | {word.lower().removesuffix("s") for word in words}
 

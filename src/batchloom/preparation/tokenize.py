@@ -355,7 +355,7 @@ class UnitRun:
             row = rows[error.number]
             bad = _bad(row, error.reason)
             raise UnusableError(self._unit.number, int(row["part"]), bad) from None
-        # All of a batch at once: who counts them sees their share of the records.
+        # A batch is reported as one, so that the coordinator sees the share of its records that are bad.
         for part, faults in itertools.groupby(
             made.faults, key=lambda left: int(rows[left.number]["part"])
         ):
