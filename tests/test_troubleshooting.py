@@ -185,7 +185,8 @@ HERE = {
     "it spells a control token that cannot be told from the template's own": lambda _: spelled(),
     "No training shards found in ...": lambda _: (
         Path("d").mkdir(), GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", "d")),
-    "There is no store at ...": lambda _: batchloom.open_store("nowhere"),
+    "There is no store at ...": lambda _: (
+        Path("notes.txt").write_text("text"), batchloom.open_store("notes.txt")),
     "is an unfinished store; give its prepare command again: it goes on": lambda _: unfinished(),
     "dataset_metadata.json was changed or damaged: its checksum is ..., and its content has ...": (
         lambda _: edited_manifest()),

@@ -37,7 +37,7 @@ def test_log_has_a_line_a_generation(store, tmp_path, capsys):
     assert [one["made"] for one in logged] == ["prepared", "appended", "removed"]
     assert logged[1]["sources"] == ["more/b.jsonl"]
     assert run(["log", str(tmp_path / "nothing")]) == 1
-    assert "There is no store at" in capsys.readouterr().err
+    assert "There is no file or folder" in capsys.readouterr().err
 
 
 def test_remove_and_compact(store, tmp_path, capsys):

@@ -358,7 +358,7 @@ def test_documents_far_longer_than_a_sequence_are_planned_without_their_rows(shu
         (["plan", "--assume", "9 tokens, 5 documents", "--write", *SIZES], "no store to keep"),
         (["plan", "--mixture", "web=0.7,code=0.3", *SIZES], "steps: missing"),
         (["plan", "web", "--tokens-per-second", "0", *SIZES], "not a number above 0"),
-        (["plan", "nowhere", *SIZES], "There is no store"),
+        (["plan", "nowhere", *SIZES], "There is no file or folder"),
         (["plan", "web", *SIZES, "--world-size", "3"], "cannot be dealt evenly to 3 ranks"),
         (["plan", "web", *SIZES, "--world-size", str(10**20)], "cannot be dealt evenly"),
         (["plan", "web", *SIZES, "--world-size", "0"], "world-size: 0 is no whole number"),

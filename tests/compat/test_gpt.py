@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "empty"):
         with pytest.raises(FileNotFoundError, match=f"No training shards found in {folder}: "):
             GPTDataLoader(CONFIG, "bytes", folder)
-    with pytest.raises(FileNotFoundError, match="There is no store at"):
+    with pytest.raises(FileNotFoundError, match="There is no file or folder"):
         GPTDataLoader(CONFIG, "bytes", tmp_path / "nowhere")
     narrow = shards(tmp_path / "narrow", np.arange(1001), [1001], "<u2")
     with pytest.raises(ValueError, match=r"2,002 bytes, no multiple of the 4 of uint32"):

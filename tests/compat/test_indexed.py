@@ -62,7 +62,7 @@ def test_what_is_not_there(tmp_path):
             data[number]
     with pytest.raises(IndexError, match="Sequence 0 has 3 tokens; there are none from 1 to 9"):
         data.get(0, 1, 8)
-    with pytest.raises(FileNotFoundError, match="There is no store at"):
+    with pytest.raises(FileNotFoundError, match="There is no file or folder"):
         IndexedDataset(tmp_path / "q")
     (tmp_path / "p.bin").write_bytes(b"\0")
     with pytest.raises(ValueError, match="one of the two is cut short"):

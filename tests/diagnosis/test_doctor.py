@@ -255,6 +255,19 @@ def test_sources_of_other_schemas_are_told(tmp_path):
     assert any("2 different schemas" in warning for warning in found.warnings)
 
 
+def test_files_of_text_and_texts_in_a_column_are_of_one_schema(tmp_path):
+    (tmp_path / "a.txt").write_text("Some text.")
+    jsonl(tmp_path / "b.jsonl", [{"text": "More text."}])
+    assert not any("different schemas" in warning for warning in diagnose(tmp_path).warnings)
+    # Columns of other names may be a mistake, and conversations are something else.
+    jsonl(tmp_path / "c.jsonl", [{"content": "Other text."}])
+    assert any("2 different schemas" in warning for warning in diagnose(tmp_path).warnings)
+    (tmp_path / "b.jsonl").unlink()
+    jsonl(tmp_path / "c.jsonl", CHATS)
+    warnings = diagnose(tmp_path).warnings
+    assert any("2 different schemas: plain text (" in warning for warning in warnings)
+
+
 def test_a_template_that_changes_turns_is_told(tmp_path):
     template = tmp_path / "t.jinja"
     template.write_text(

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import batchloom
 from batchloom import InputError, Recipe, SettingsError, TokenizerError, open_store, prepare
 from batchloom.core import InputMissingError, RecordError, TooManyBadRecordsError
 from batchloom.preparation import unit_files
@@ -411,3 +412,16 @@ def test_a_few_bad_records_of_some_kinds_name_the_commonest(tmp_path):
     assert re.search(
         r"Mend the commonest fault, which 5\d of them have \(messages\[1\]\.content", text
     )
+
+
+def test_a_tokenizer_that_found_no_text_says_nothing_of_pairs(tmp_path):
+    """All records are bad, which ends the job: more text would not help."""
+    (tmp_path / "a.jsonl").write_text('{"text": 1\n' * 3)
+    notes = []
+    asked = {"tokenizer": "train:300", "max_bad": 100, "progress": notes.append}
+    with pytest.raises(InputMissingError, match="No document came of 3 records: 3 bad"):
+        batchloom.prepare(tmp_path / "a.jsonl", out=tmp_path / "s", **asked)
+    assert not any("pairs" in getattr(note, "text", "") for note in notes)
+    (tmp_path / "b.jsonl").write_text('{"text": "few words"}\n')
+    batchloom.prepare(tmp_path / "b.jsonl", out=tmp_path / "t", **asked)
+    assert any("the input has no more pairs" in getattr(note, "text", "") for note in notes)

@@ -267,7 +267,7 @@ def test_npy_files_that_hold_no_ids(tmp_path, array, sentence):
 
 def test_inputs_that_are_none(tmp_path, prefix):
     cases = [
-        ([tmp_path / "no"], InputMissingError, "There is no token file"),
+        ([tmp_path / "no"], InputMissingError, "There is no file or folder "),
         ([tmp_path / "empty"], InputMissingError, "0 bytes"),
         ([tmp_path / "folder"], InputMissingError, "holds no Megatron prefix"),
         ([tmp_path / "store"], InputError, "is a store already"),

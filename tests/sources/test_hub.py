@@ -251,9 +251,13 @@ def test_what_lies_here_is_never_looked_up_on_the_hub(tmp_path, monkeypatch):
         "pile",
     ]
     with pytest.raises(
-        ImportError, match=r"no file or folder org/other.*pip install datasets transformers"
+        ImportError, match=r"no file or folder other/name.*pip install datasets transformers"
     ):
-        list_sources(["org/other"])
+        list_sources(["other/name"])
+    # Below a folder that is here a mistyped path is meant, and no data set of the Hub.
+    for place in ("org/nmae", "org/name/b"):
+        with pytest.raises(FileNotFoundError, match=f"There is no file or folder {place}: "):
+            list_sources([place])
     with pytest.raises(
         FileNotFoundError,
         match="no file or folder tiny_shakespear: .*; did you mean 'tiny_shakespeare'",

@@ -197,7 +197,7 @@ def test_every_problem_is_told_at_once():
 @pytest.mark.parametrize("name", ["dumy", "Dummy", "dummy2", "distributed-dummy", "x:dummy"])
 def test_only_its_names_are_it(name):
     assert parse_synthetic(name) is None
-    with pytest.raises(StoreError, match=f"There is no store at {name}"):
+    with pytest.raises(StoreError, match=f"There is no file or folder {name}: "):
         batchloom.open_store(name)
 
 
@@ -235,7 +235,7 @@ def test_check_tells_the_three_apart(tmp_path):
     raw = batchloom.check(tmp_path / "a.jsonl")
     assert (raw.data, raw.kind) == ("real", "file")
     assert raw.used.endswith("--out STORE reads 1 document of it")
-    with pytest.raises(FileNotFoundError, match="There is nothing at .*nowhere"):
+    with pytest.raises(FileNotFoundError, match="There is no file or folder .*nowhere"):
         batchloom.check(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="did you mean 'dummy'"):
         batchloom.check("dumy")

@@ -18,7 +18,7 @@ from batchloom.core.fingerprint import key128
 from batchloom.core.spec import shown, whole
 from batchloom.plan.permute import Permutation
 from batchloom.preparation.direct import Direct, Documents, encode_directly
-from batchloom.sources.hub import hub_name
+from batchloom.sources.hub import find_hub_name
 from batchloom.sources.listing import list_sources
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import ReadRules, Source
@@ -148,8 +148,8 @@ def _place(path_or_id: str | os.PathLike[str], split: str) -> str:
         raise InputError(
             f"split: {split!r} of {place}, which is one file and has no splits; name the file of that split."
         )
-    name = hub_name(place)
-    if os.path.isdir(place) or name is None:  # noqa: PTH112
+    name = find_hub_name(place)
+    if name is None:
         return f"{place}/{split}"
     config = f":{name.config}" if name.config else ""
     revision = f"@{name.revision}" if name.revision else ""

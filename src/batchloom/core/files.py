@@ -150,6 +150,16 @@ def refuse_url(place: str | os.PathLike[str], what: str) -> None:
         )
 
 
+def describe_missing(path: str, remedy: str) -> str:
+    """Return the one sentence about a path where nothing is, with a name that was perhaps meant.
+
+    Args:
+        path: as it was given.
+        remedy: what to name in its place, without a full stop.
+    """
+    return f"There is no file or folder {path}: {remedy}{nearest_path(path)}"
+
+
 def nearest_path(path: str) -> str:
     """The end of a sentence about a path that does not exist: what was meant, if that can be told."""
     if os.path.islink(path):  # noqa: PTH114 - a string stays a string

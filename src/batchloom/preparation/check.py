@@ -16,10 +16,9 @@ from batchloom.core.errors import (
     StoreError,
     StoreMissingError,
 )
-from batchloom.core.files import because, nearest_path
+from batchloom.core.files import because
 from batchloom.core.reach import is_web
-from batchloom.core.spec import nearest
-from batchloom.core.synthetic import NAMES, parse_synthetic
+from batchloom.core.synthetic import parse_synthetic
 from batchloom.core.values import counted
 from batchloom.preparation.duplicates import Duplicates
 from batchloom.preparation.encode import document_keys
@@ -32,8 +31,8 @@ from batchloom.preparation.units import plan_units
 from batchloom.preparation.walk import walk
 from batchloom.sources.beginnings import read_ahead
 from batchloom.sources.cuts import RecordBounds
-from batchloom.sources.hub import hub_name
-from batchloom.sources.listing import Listing
+from batchloom.sources.hub import find_hub_name
+from batchloom.sources.listing import Listing, not_found
 from batchloom.sources.places import error_of
 from batchloom.sources.rules import Limits, Part, ReadRules
 from batchloom.sources.spool import Spool
@@ -80,7 +79,7 @@ def check(
     if is_far(given) and generation is None:
         return _check_raw(given, text_field)
     try:
-        verdict = _check_prepared(place, vocab_size, generation)
+        verdict = _check_prepared(given, vocab_size, generation)
     except BatchloomError:
         raise
     except OSError as error:
@@ -118,8 +117,9 @@ def _check_far(url: str, text_field: str | None, generation: int | None) -> Verd
     return verdict
 
 
-def _check_prepared(place: Path, vocab_size: int | None, generation: int | None) -> Verdict | None:
+def _check_prepared(given: str, vocab_size: int | None, generation: int | None) -> Verdict | None:
     """The verdict on a store or a prefix; None where there is something else."""
+    place = Path(given)
     if (place / MANIFEST_NAME).exists():
         return verify_store(place, generation=generation)
     if generation is not None:
@@ -127,17 +127,12 @@ def _check_prepared(place: Path, vocab_size: int | None, generation: int | None)
     stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
     if not place.is_dir() and stem.name and stem.with_name(stem.name + ".idx").is_file():
         return verify_prefix(stem, vocab_size)
-    if stem == place and not os.path.lexists(place) and hub_name(str(place)):
+    if stem == place and find_hub_name(given):
         return None
     if not place.exists():
         if not os.path.lexists(place) and parse_synthetic(str(place)):
             return verify_synthetic(str(place))
-        hint = nearest_path(str(place))
-        if hint == ".":
-            hint = nearest(str(place).partition(":")[0], NAMES) or hint
-        raise InputMissingError(
-            f"There is nothing at {place}, no store, no Megatron prefix, no file: check the path{hint}"
-        )
+        raise InputMissingError(not_found(given))
     if half := half_a_store(place):
         raise InputError(half)
     return None

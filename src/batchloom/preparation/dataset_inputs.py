@@ -21,7 +21,7 @@ from batchloom.preparation.dataset_config import (
 from batchloom.preparation.dataset_file import Written
 from batchloom.preparation.manifests import is_manifest
 from batchloom.preparation.reading_recipe import SourceRecipe
-from batchloom.sources.hub import hub_name
+from batchloom.sources.hub import find_hub_name, hub_name
 from batchloom.sources.link_bounds import LinkBounds, is_inside
 from batchloom.sources.listing import fixed_part, not_found
 from batchloom.sources.presets import preset
@@ -301,12 +301,12 @@ class _Places:
         )
 
     def _may_be_far(self, entry: DatasetEntry) -> bool:
-        form = entry.data_type
-        return (
-            not entry.data_folder
-            and form in (None, "hf_dataset")
-            and hub_name(entry.path) is not None
-        )
+        if entry.data_folder or entry.data_type not in (None, "hf_dataset"):
+            return False
+        if entry.data_type or entry.config or entry.split or entry.revision:
+            return hub_name(entry.path) is not None
+        folder = "" if self.written.file is None else str(self.written.file.parent)
+        return find_hub_name(entry.path, folder) is not None
 
     def _url(self, entry: DatasetEntry, place: str) -> str:
         folder = (entry.data_folder or "").rstrip("/")
@@ -376,9 +376,8 @@ def _of_hub(entry: DatasetEntry, place: str) -> str:
             )
         name = replace(name, **{word: beside or said})
     if not (entry.config or entry.split or entry.revision):
-        # A folder of that name beside the job is not what the manifest names.
-        here = os.path.lexists(entry.path)
-        plain = here and not (name.config or name.split)
+        # A folder of that name where the job runs is not what the manifest names.
+        plain = find_hub_name(entry.path) is None and not (name.config or name.split)
         revision = f"@{name.revision}" if name.revision else ""
         return f"hf://datasets/{name.repo}{revision}" if plain else entry.path
     config = f":{name.config}" if name.config else ""

@@ -330,9 +330,12 @@ def _judge(case: _Case) -> None:
         case.warnings.append(
             f"{about}{counted(empty, 'record')} without any text: no document comes of them."
         )
+    # Files of text and texts in a column are the same kind of record.
+    readings = [group.reading for group in groups if group.reading and not group.fault]
+    texts = any(one.detected and one.way == "text" for one in readings)
     schemas: dict[str, str] = {}
     for group in groups:
-        if group.reading and not group.fault:
+        if group.reading and not group.fault and (group.reading.detected or not texts):
             schemas.setdefault(group.reading.detected or "plain text", group.sources[0].name)
     if len(schemas) > 1:
         listed = "; ".join(f"{schema} ({name})" for schema, name in list(schemas.items())[:_SHOWN])

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, InputMissingError, StoreError
-from batchloom.core.files import refuse_url
+from batchloom.core.files import describe_missing, refuse_url
 from batchloom.sources.labels import input_labels
 from batchloom.sources.listing import STORE_MARK
 from batchloom.store.index import map_file
@@ -123,10 +123,8 @@ def _find(path: Path, label: str) -> Found:
     try:
         status = tokens.stat()
     except OSError as error:
-        raise InputMissingError(
-            f"There is no token file {tokens}: wanted are a Megatron prefix (NAME.bin with NAME.idx), a flat file of "
-            "ids, or a .npy."
-        ) from error
+        remedy = "name a Megatron prefix (NAME.bin with NAME.idx), a flat file of ids, or a .npy"
+        raise InputMissingError(describe_missing(str(tokens), remedy)) from error
     if not stat.S_ISREG(status.st_mode):
         raise InputError(
             f"{tokens} is neither a file nor a folder; write what it gives into a file first."

@@ -67,14 +67,16 @@ def job_tokenizer(
         tokenizer = tokenizer_from_state(state)
     elif size is not None:
         _refuse_ids(sources, readings)
-        tokenizer = train_tokenizer(learning_texts(sample(TRAIN_BYTES, TRAIN_PROBE)), size)
+        learned_from = list(learning_texts(sample(TRAIN_BYTES, TRAIN_PROBE)))
+        tokenizer = train_tokenizer(learned_from, size)
+        # Without any text, of bad records alone perhaps, the job ends soon and says why.
+        if tokenizer.vocab_size < size and any(learned_from):
+            tell(
+                f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that are seen twice. "
+                "More text, or a smaller number, gives as many as asked."
+            )
     else:
         tokenizer = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
-    if size is not None and state is None and tokenizer.vocab_size < size:
-        tell(
-            f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that are seen twice. "
-            "More text, or a smaller number, gives as many as asked."
-        )
     tokenizer = verify_engine(tokenizer, sample(VERIFY_BYTES, VERIFY_PROBE))
     if tokenizer.engine.note:
         tell(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")

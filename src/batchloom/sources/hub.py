@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from batchloom.core.addresses import is_url
 from batchloom.core.errors import (
     AccessError,
     DownloadError,
@@ -80,6 +81,26 @@ def hub_name(place: str) -> HubName | None:
         return None
     found = match.groupdict()
     return HubName(*(found[part] or "" for part in ("repo", "config", "split", "revision")))
+
+
+def find_hub_name(place: str, folder: str = "") -> HubName | None:
+    """Return what a place names on the Hub; None for a path of this machine, also for one where nothing is.
+
+    A file or folder of that name comes first. ``data/train`` next to a folder ``data`` is a path, too: mistyped, it is
+    no data set of the Hub.
+
+    Args:
+        place: as it was given.
+        folder: where relative paths begin; the working folder by default.
+    """
+    name = hub_name(place)
+    if name is None or is_url(place):
+        return name
+    first, slash, _ = place.partition("/")
+    here = os.path.lexists(os.path.join(folder, place))  # noqa: PTH118 - a string stays a string
+    below = os.path.isdir(os.path.join(folder, first))  # noqa: PTH112, PTH118
+    is_plain = bool(slash) and ":" not in place and "@" not in place
+    return None if here or (below and is_plain) else name
 
 
 def revision_of(url: str) -> str:

@@ -19,7 +19,7 @@ from batchloom.core.addresses import (
     shown,
 )
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import absolute, because, nearest_path, printable
+from batchloom.core.files import absolute, because, describe_missing, printable
 from batchloom.core.media import kind_by_name as medium_by_name
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES
@@ -28,6 +28,7 @@ from batchloom.sources.beginnings import files_ahead, inputs_ahead
 from batchloom.sources.forms import Asked, asked_of, disagreement, fits, retold
 from batchloom.sources.hub import (
     HubName,
+    find_hub_name,
     hub_name,
     keep_copies,
     list_hub,
@@ -182,11 +183,11 @@ class _Lister:
             )
         if is_url(given):
             check_address(given)
-        far = hub_name(given)
+        far = find_hub_name(given)
         if far is None:
             given = pin(given)
-        found = None if far and is_url(given) else self._stat(given)
-        if far and found is None:
+        found = None if far else self._stat(given)
+        if far:
             self._add_hub(far)
         elif is_url(given):
             self._add_far(given, label, found)
@@ -609,8 +610,12 @@ def not_found(given: str) -> str:
     named = kind_by_name(given)
     called = {"jsonl": "JSONL", "json": "JSON", "csv": "CSV", "parquet": "Parquet"}
     kind = called.get(named.kind or "") if named else None
-    fact = f"{kind} file not found: {given}" if kind else f"There is no file or folder {given}"
-    hint = nearest_path(given)
-    if hint == ".":
-        hint = nearest(given, preset_names()) or hint
-    return f"{fact}: name files, folders or quoted globs that exist{hint}"
+    remedy = "name files, folders or quoted globs that exist"
+    if hub_name(given) is not None and not is_url(given):
+        remedy += f" (a data set of the Hub: hf://datasets/{given})"
+    told = describe_missing(given, remedy)
+    if kind:
+        told = told.replace("There is no file or folder", f"{kind} file not found:", 1)
+    if told.endswith("."):
+        told = told[:-1] + (nearest(given, (*preset_names(), *NAMES)) or ".")
+    return told

@@ -33,6 +33,7 @@ from batchloom.store.manifest import (
     read_manifest,
 )
 from batchloom.store.media import ShardMedia, map_media
+from batchloom.store.missing import store_folder
 from batchloom.store.opening import open_store
 from batchloom.store.pairs import Sides
 from batchloom.store.reader import Store
@@ -84,7 +85,7 @@ def compact_store(
         OutputError: the store cannot be written.
     """
     refuse_url(path, "The store")
-    folder = Path(path).absolute()
+    folder = store_folder(path)
     read_manifest(folder)
     with changing(folder):
         base = read_manifest(folder)

@@ -9,6 +9,7 @@ import msgspec
 from batchloom.core.files import NOT_JSON, read_regular, refuse_url
 from batchloom.store.format import REPORT_NAME, of_generation
 from batchloom.store.manifest import read_manifest
+from batchloom.store.missing import store_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def read_log(path: str | os.PathLike[str]) -> tuple[Logged, ...]:
         StoreMissingError, StoreError: there is no store, or its manifest is damaged.
     """
     refuse_url(path, "The store")
-    folder = Path(path).absolute()
+    folder = store_folder(path)
     manifest = read_manifest(folder)
     logged, before = [], 0
     for entry in manifest.all_history:

@@ -1,9 +1,10 @@
 """The error for a path where no store is: what lies there instead, and what to do with it."""
 
+import os
 from pathlib import Path
 
 from batchloom.core.errors import StoreMissingError
-from batchloom.core.files import nearest_path
+from batchloom.core.files import describe_missing
 from batchloom.core.spec import nearest
 from batchloom.core.synthetic import NAMES
 from batchloom.store.format import MANIFEST_NAME, SUBSETS, WORK_NAME
@@ -16,6 +17,23 @@ def no_store(path: Path) -> StoreMissingError:
     except OSError:
         # What may not be looked into holds no store for this process.
         return StoreMissingError(f"There is no store at {path} that can be looked into.")
+
+
+def store_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute folder of a store.
+
+    Raises:
+        StoreMissingError: there is no store; names the path as it was given.
+    """
+    folder = Path(path).absolute()
+    try:
+        is_missing = not (folder / MANIFEST_NAME).exists()
+    except OSError:
+        # What may not be looked into is told by whoever reads it.
+        is_missing = False
+    if is_missing:
+        raise no_store(Path(path))
+    return folder
 
 
 def half_a_store(path: Path) -> str:
@@ -42,10 +60,9 @@ def _sentence(path: Path) -> str:
         return f"{lead}the folder is empty. Make one with: batchloom prepare INPUT... --out {path}"
     if path.exists():
         return f"{lead}this is a pipe or a device. Name the folder that batchloom prepare made."
-    meant = nearest_path(str(path))
-    if meant == ".":
-        meant = nearest(str(path).partition(":")[0], NAMES) or meant
-    return (
-        f"{lead}neither a folder with a manifest nor {path.name}.bin with {path.name}.idx{meant} "
-        f"Make one with: batchloom prepare INPUT... --out {path}"
+    told = describe_missing(
+        str(path),
+        f"name a store (batchloom prepare INPUT... --out {path} makes one), or a Megatron prefix without its ending",
     )
+    synthetic = nearest(str(path).partition(":")[0], NAMES)
+    return f"{told[:-1]}{synthetic}" if synthetic and told.endswith("ending.") else told

@@ -22,6 +22,7 @@ from batchloom.store.generations import (
 )
 from batchloom.store.history import RemovedEntry
 from batchloom.store.manifest import Manifest, read_manifest
+from batchloom.store.missing import store_folder
 from batchloom.store.opening import open_store
 from batchloom.store.reader import Store
 from batchloom.store.removed import are_removed, removed_bytes
@@ -90,7 +91,7 @@ def remove_documents(
     if not sources and documents_file is None:
         raise SettingsError(["sources: missing; name sources, or give documents_file"])
     refuse_url(path, "The store")
-    folder = Path(path).absolute()
+    folder = store_folder(path)
     base = read_manifest(folder)
     with nullcontext() if dry_run else changing(folder):
         base = read_manifest(folder)

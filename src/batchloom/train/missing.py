@@ -10,6 +10,7 @@ from batchloom.core.synthetic import DISTRIBUTED_DUMMY, SyntheticSpec
 from batchloom.train.pretrained import read_model_config
 from batchloom.train.ranks import Ranks
 from batchloom.train.settings import PretrainedSettings, TrainSettings
+from batchloom.train.temporary import missing_input
 
 _LOG = logging.getLogger("batchloom")
 
@@ -32,7 +33,7 @@ def stand_in(
     """
     reason = _absent_store(Path(data)) if data is not None and not is_url(str(data)) else ""
     if input_file is not None and _is_absent(input_file):
-        reason = f"--input-file: there is no {input_file}."
+        reason = f"--input-file: {missing_input(input_file)}"
     absent = int(ranks.total(float(bool(reason)))[0])
     if not absent:
         return None

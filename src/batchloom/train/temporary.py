@@ -11,7 +11,7 @@ from types import FrameType
 
 import batchloom
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import refuse_url
+from batchloom.core.files import describe_missing, refuse_url
 from batchloom.train.log import Say
 from batchloom.train.ranks import Ranks
 
@@ -21,6 +21,11 @@ _ROOM = 6
 _PACKED = 8
 _PACKED_SUFFIXES = (".gz", ".zst")
 _MANIFESTS = (".yaml", ".yml")
+
+
+def missing_input(inputs: Path) -> str:
+    """Return the sentence about an input that is not there."""
+    return describe_missing(str(inputs), "name a file or folder that exists")
 
 
 @contextmanager
@@ -52,7 +57,7 @@ def temporary_store(
     """
     if not inputs.exists():
         refuse_url(inputs, "--input-file")
-        raise InputMissingError(f"--input-file: there is no {inputs}.")
+        raise InputMissingError(f"--input-file: {missing_input(inputs)}")
     if inputs.suffix.lower() in _MANIFESTS and inputs.is_file():
         raise InputError(
             f"--input-file: {inputs} is a manifest by its name; give it as --dataset-config {inputs}"

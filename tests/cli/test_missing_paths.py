@@ -1,0 +1,83 @@
+"""A path where nothing is gives one answer in every command, and the Hub is not asked for it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import batchloom
+from batchloom.cli import run
+from batchloom.core import InputMissingError, StoreMissingError
+
+ORDER = ["--seq-len", "64", "--global-batch-size", "2"]
+COMMANDS = {
+    "prepare": ["prepare", "PATH", "--out", "made", "--tokenizer", "bytes"],
+    "doctor": ["doctor", "PATH"],
+    "check": ["check", "PATH"],
+    "convert": ["convert", "PATH", "--out", "rows.jsonl"],
+    "import": ["import", "PATH", "--out", "made", "--tokenizer", "bytes"],
+    "inspect": ["inspect", "PATH"],
+    "plan": ["plan", "PATH", *ORDER],
+    "explain": ["explain", "PATH", "--step", "0", *ORDER],
+    "when": ["when", "PATH", "--document", "0", *ORDER],
+    "export": ["export", "PATH", "--to", "flat", "--out", "made"],
+    "log": ["log", "PATH"],
+    "remove": ["remove", "PATH", "--source", "a"],
+    "compact": ["compact", "PATH"],
+    "compare": ["compare", "PATH"],
+    "train --data": ["train", "--data", "PATH", "--out", "made", "--max-iters", "1"],
+    "train --stream": ["train", "--stream", "PATH", "--out", "made", "--max-iters", "1"],
+    "train --input-file": ["train", "--input-file", "PATH", "--out", "made", "--max-iters", "1"],
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder ``stores`` with a folder ``web``; whoever asks the Hub fails in another way."""
+    (tmp_path / "stores/web").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_the_same(command, folder, capsys):
+    for path, meant in (
+        ("stores/wbe", "; did you mean 'web'?"),
+        ("stores/nothing/below", "."),
+        ("nothing", "."),
+        (f"{folder}/stores/wbe", "; did you mean 'web'?"),
+    ):
+        assert run([path if word == "PATH" else word for word in COMMANDS[command]]) == 1
+        told = " ".join(capsys.readouterr().err.split())
+        assert f"There is no file or folder {path}: name " in told, command
+        assert told.endswith(meant), command
+        assert "download" not in told
+
+
+def test_check_as_json_says_so_too(capsys):
+    assert run(["check", "stores/wbe", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["data"] == "absent"
+    assert found["faults"][0].startswith("There is no file or folder stores/wbe: name ")
+
+
+def test_python_says_the_same():
+    with pytest.raises(StoreMissingError, match="There is no file or folder stores/wbe: .*'web'"):
+        batchloom.open_store("stores/wbe")
+    order = {"seq_len": 64, "global_batch_size": 2, "steps": 1}
+    with pytest.raises(InputMissingError, match="There is no file or folder stores/wbe: .*'web'"):
+        batchloom.stream("stores/wbe", **order)
+
+
+def test_a_name_of_the_hub_is_one_where_no_folder_has_its_first_part():
+    with pytest.raises(InputMissingError, match="a data set of the Hub: hf://datasets/stores/wbe"):
+        batchloom.check("stores/wbe")
+    # Without such a folder, and where more than a path is said, the Hub is meant.
+    for name in ("org/name", "stores/wbe@main", "stores/wbe:config/train"):
+        with pytest.raises(batchloom.BatchloomError, match="org/name|stores/wbe") as caught:
+            batchloom.check(name)
+        assert "There is no file or folder stores/wbe: name" not in str(caught.value)
+    Path("org").mkdir()
+    with pytest.raises(InputMissingError, match="There is no file or folder org/name: "):
+        batchloom.check("org/name")
