@@ -51,6 +51,10 @@ def shard(manifest):
     return manifest["subsets"]["train"]["shards"][0]
 
 
+def source(manifest):
+    return manifest["sources"][0]
+
+
 MANIFEST_ATTACKS = {
     "etc passwd": (lambda m: shard(m).update(name="../../etc/passwd"), "not of the form shard_00000"),
     "absolute name": (lambda m: shard(m).update(name="/etc/passwd"), "not of the form shard_00000"),
@@ -67,6 +71,19 @@ MANIFEST_ATTACKS = {
     "surprise": (lambda m: m.update(surprise=1), "unknown field `surprise`"),
     "missing": (lambda m: m.pop("tokenizer"), "missing required field `tokenizer`"),
     "wrong type": (lambda m: shard(m).update(tokens="12"), "Expected `int`, got `str`"),
+    "parts": (lambda m: source(m).update(parts=[[0, 9, -1]]), r"Expected `int` >= 0 - at `\$.sources\[0\].parts\[0\]\[2\]`"),
+    "huge parts": (lambda m: source(m).update(parts=[[0, 2**70, 50]]), r"Expected `int` <= \d+ - at `\$.sources\[0\].parts"),
+    "parts as floats": (lambda m: source(m).update(parts=[[0, 0.5, 50]]), "Expected `int`, got `float`"),
+    "parts of too many records": (lambda m: source(m).update(parts=[[0, 9, 2**40]] * 1025), "the parts of its sources have"),
+    "weight": (lambda m: source(m).update(weight=0), "Expected `float` > 0"),
+    "checksum of a shard": (lambda m: shard(m).update(bin="-" + "1" * 31), "Expected `str` matching regex"),
+    "trained without a mask": (lambda m: shard(m).update(trained=3), "contradict each other"),
+    "trained": (lambda m: shard(m).update(trained=10**6, mask="0" * 32), "contradict each other"),
+    "bos_id": (lambda m: m["tokenizer"].update(bos_id=-1), "bos_id -1 is not of the vocabulary"),
+    "override": (lambda m: m.update(subset_overrides={"0" * 32: "x"}), "subset 'x' is none of"),
+    "overridden": (lambda m: m.update(subset_overrides={"x": "val"}), "matching regex|length"),
+    "recipe": (lambda m: m.update(recipe={"reading": 3}), "recipe.reading is int and not dict"),
+    "generation": (lambda m: m.update(generation=2**64), "Expected `int` <="),
     "huge number": (lambda m: shard(m).update(tokens=2**80), r"Expected `int` <= \d+ - at .*shards\[0\].tokens"),
 }  # fmt: skip
 

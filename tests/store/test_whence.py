@@ -44,3 +44,20 @@ def test_a_part_that_no_source_has_is_damage_and_no_answer(tmp_path, part):
     for ask in (lambda: documents_of(store, origin.source, origin.record), lambda: store.origin(3)):
         with pytest.raises(StoreError, match="names a part of its sources that the manifest does"):
             ask()
+
+
+def test_a_record_that_its_part_does_not_have_is_damage_and_no_answer(tmp_path):
+    store = write_store(tmp_path / "s", [[n % 250, 256] for n in range(100)])
+    assert store.origin(70).record == 70
+    path = next(tmp_path.glob("s/train/*.docs"))
+    data = bytearray(path.read_bytes())
+    # Behind a header of 32 bytes and the hashes; see docs/format.md.
+    at = 32 + 16 * len(store) + 8 * 70
+    data[at : at + 8] = (1 << 40).to_bytes(8, "little")
+    path.write_bytes(data)
+    store = open_store(store.path)
+    assert store.origin(69).record == 69
+    with pytest.raises(
+        StoreError, match=r"names record 1,099,511,627,776 of a part of given .* 100"
+    ):
+        store.origin(70)

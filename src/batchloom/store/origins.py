@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.headed import HEADER, read_header, unlike
+from batchloom.store.headed import CHECK, HEADER, read_header, unlike
 from batchloom.store.index import map_file
 from batchloom.store.manifest import SourceEntry
 
@@ -118,14 +118,28 @@ def origins_of(view: memoryview, path: Path) -> Origins:
 
 
 class Places(NamedTuple):
-    """Of every part of a store's sources its source, and the records of that source before it."""
+    """Of every part of a store's sources its source, its records, and the records of that source before it."""
 
     sources: Sequence[SourceEntry]
     numbers: NDArray[np.int64]
+    records: NDArray[np.int64]
     before: NDArray[np.int64]
 
     def named(self, found: Origins) -> list[Origin]:
-        """Where documents came from, in words."""
+        """Where documents came from, in words.
+
+        Raises:
+            StoreError: a record that its part does not have.
+        """
+        beyond = np.flatnonzero(found.records >= self.records[found.parts].astype(np.uint64))
+        if beyond.size:
+            at = int(beyond[0])
+            part = int(found.parts[at])
+            raise StoreError(
+                f"A document names record {int(found.records[at]):,} of a part of "
+                f"{self.sources[int(self.numbers[part])].name} that has {int(self.records[part]):,}: its .docs is "
+                f"damaged. {CHECK}"
+            )
         named = []
         columns = (found.parts, found.records, found.offsets, found.hashes)
         for part, record, offset, halves in zip(*(one.tolist() for one in columns), strict=True):
@@ -145,7 +159,7 @@ def places_of(sources: Sequence[SourceEntry]) -> Places:
     all_before = np.cumsum(records) - records
     firsts = np.cumsum(sizes) - sizes
     first = all_before[np.minimum(firsts, max(len(records) - 1, 0))] if len(records) else firsts
-    return Places(sources, numbers, all_before - np.repeat(first, sizes))
+    return Places(sources, numbers, records, all_before - np.repeat(first, sizes))
 
 
 def known_parts(found: Origins, sources: Sequence[SourceEntry], store: Path) -> Origins:
