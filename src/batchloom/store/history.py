@@ -12,7 +12,6 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 # An XXH3-128.
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]*$", min_length=32, max_length=32)]
-SubsetName = Annotated[str, msgspec.Meta(pattern="^(train|val|test)$")]
 
 
 class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

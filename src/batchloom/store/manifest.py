@@ -40,7 +40,6 @@ from batchloom.store.history import (
     Made,
     RemovedEntry,
     Size,
-    SubsetName,
     history_faults,
     layer_faults,
     readable,
@@ -223,7 +222,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     recipe_fingerprint: str
     counts: Counts
     subsets: dict[str, SubsetEntry]
-    subset_overrides: dict[Digest, SubsetName]
+    subset_overrides: dict[Digest, str]
     sources: tuple[SourceEntry, ...]
     history: tuple[GenerationEntry, ...] = ()
     processor: ProcessorEntry | None = None
@@ -520,9 +519,10 @@ def _contradictions(manifest: Manifest) -> list[str]:
     records = sum(part.records for source in manifest.sources for part in source.parts)
     if records > _MOST_RECORDS:
         problems.append(f"the parts of its sources have {records} records")
-    for name, subset in manifest.subsets.items():
+    for name in (*manifest.subsets, *manifest.subset_overrides.values()):
         if name not in SUBSETS:
             problems.append(f"subset {name!r} is none of {', '.join(SUBSETS)}")
+    for name, subset in manifest.subsets.items():
         for shard in subset.shards:
             if not SHARD_NAME.fullmatch(shard.name):
                 problems.append(f"shard name {shard.name!r} is not of the form shard_00000")
