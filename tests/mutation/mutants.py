@@ -373,7 +373,7 @@ STORE = (
     Mutant(
         "older-manifest-not-compared",
         "store/manifest.py",
-        "if checksum(data) != newest.history[generation - 1].manifest:",
+        "if expected is not None and split_checksum(data)[0] != expected:",
         "if not data:",
         ("store/test_generations.py", "store/test_hostile.py"),
     ),
@@ -492,9 +492,17 @@ CHAT = (
     Mutant(
         "weight-trains-user-turns",
         "chat/turns.py",
-        'return train if weight and message["role"] != "assistant" else bool(weight)',
-        "return bool(weight)",
-        ("chat/test_schemas.py", "chat/test_turns.py"),
+        'if message["role"] != "assistant":',
+        "if not message:",
+        ("chat/test_record_keys.py", "chat/test_turns.py"),
+    ),
+    # A key of another library that changes what is trained is ignored without a word.
+    Mutant(
+        "unsupported-key-ignored",
+        "chat/record_keys.py",
+        "return says_something(value) and value != {} and not entry.is_neutral(value)",
+        "return False",
+        ("chat/test_record_keys.py",),
     ),
     # The stop token behind an answer carries no loss, so that a model never learns to stop.
     Mutant(
