@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 import batchloom
-from batchloom import Loader, StoreError, check, open_store
+from batchloom import InputError, Loader, StoreError, check, open_store
 from batchloom.cli import run
 from batchloom.store import read_manifest, remove_documents
 from batchloom.testing import append_documents, write_store
@@ -300,3 +300,19 @@ def test_a_large_manifest_comes_whole_and_a_larger_one_not_at_all(
         ):
             open_store(f"{web.url}/store", cache=tmp_path / "cache")
     assert [one[2] for one in web.asked] == ["bytes=0-8388607", "bytes=0-0"]
+
+
+def test_inputs_whose_manifest_could_not_be_read_are_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for number in range(5):
+        (tmp_path / f"in/{number}.txt").write_text(f"Text {number}.")
+    given = {"tokenizer": "bytes", "workers": 1}
+    monkeypatch.setattr("batchloom.preparation.making.SMALL_FILE_LIMIT", 1000)
+    with pytest.raises(InputError, match="5 input files make a manifest of more than 1,000 bytes"):
+        batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **given)
+    monkeypatch.undo()
+    # What is behind it: the manifest itself, when it is written.
+    monkeypatch.setattr("batchloom.store.manifest.SMALL_FILE_LIMIT", 1000)
+    with pytest.raises(StoreError, match="would have .* bytes, and at most 1,000 are read"):
+        batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **given)
+    assert not (tmp_path / "out" / NAME).exists()

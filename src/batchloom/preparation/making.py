@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, final
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import InputMissingError
+from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.values import counted
 from batchloom.execution.machine import cores
@@ -52,11 +52,14 @@ from batchloom.preparation.work import (
 from batchloom.sources.listing import Listing
 from batchloom.sources.places import record_name
 from batchloom.sources.rules import Begin, ReadRules
+from batchloom.store.format import SMALL_FILE_LIMIT
 from batchloom.store.manifest import Manifest
 from batchloom.tokens import Tokenizer, engine_choice
 
 T = TypeVar("T")
 Cuts = Mapping[tuple[str, int], Begin | None]
+# Bytes of a manifest for an input file at least.
+_SOURCE_BYTES = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,15 @@ class Run:
     note: Callable[[str], None]
 
 
+def _refuse_too_many(files: int) -> None:
+    """Refuse inputs whose manifest could not be read, before the work and not at its end."""
+    if files * _SOURCE_BYTES > SMALL_FILE_LIMIT:
+        raise InputError(
+            f"{files:,} input files make a manifest of more than {SMALL_FILE_LIMIT:,} bytes, which is not read. Write "
+            "them as records of JSON Lines files, or make several stores."
+        )
+
+
 @final
 class Making:
     """The phases of one job.
@@ -132,6 +144,7 @@ class Making:
         self._work, self._recipe, self._listing = work, recipe, listing
         self._readings, self._settings, self._content = readings, run.settings, run.content
         self._base, self._listener, self._note = run.base, run.listener, run.note
+        _refuse_too_many(len(listing.sources) + (len(run.base.sources) if run.base else 0))
         self._units = plan_units(listing.sources, readings.rules, run.settings.unit_bytes)
         self._seconds: dict[str, float] = {}
         self._pieces: list[Path] = []

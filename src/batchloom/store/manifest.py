@@ -354,7 +354,7 @@ def seal(manifest: Manifest) -> Manifest:
     if size > SMALL_FILE_LIMIT:
         raise StoreError(
             f"The manifest of this store would have {size:,} bytes, and at most {SMALL_FILE_LIMIT:,} are read. Give "
-            "fewer, larger input files (JSON Lines or archives), larger shards (--tokens-per-shard), or make several "
+            "fewer, larger input files (records of JSON Lines), larger shards (--tokens-per-shard), or make several "
             "stores."
         )
     return sealed
