@@ -394,7 +394,7 @@ class Store:
         shards = self._bounds.searchsorted(documents, side="right")
         locals_ = documents - self._starts[shards]
         views: list[NDArray[np.generic]] = []
-        mapped = self._opens
+        mapped, checks = self._opens, self._checks
         begins: list[int] = []
         for shard, local, start, stop in zip(
             shards.tolist(), locals_.tolist(), starts.tolist(), stops.tolist(), strict=True
@@ -407,11 +407,12 @@ class Store:
                 found = self._shard(shard)
             pointers, tokens = found
             begin = pointers[local] >> shift
-            begins.append(begin)
+            if checks is not None:
+                begins.append(begin)
             views.append(tokens[begin + start : begin + stop])
-        if self._checks is not None and begins:
+        if checks is not None and begins:
             places = (np.array(begins) + starts) << shift
-            self._checks.spans(shards, places, lengths << shift)
+            checks.spans(shards, places, lengths << shift)
         return self._without_removed(documents, views)
 
     def fetch(self, documents: NDArray[np.int64], block: int = 1) -> None:
