@@ -1,25 +1,34 @@
-"""What one rendering may use up: steps and characters, counted and never timed.
+"""Limits of one rendering: every operation has a price, paid from an account of steps.
 
-A template comes from whoever made a tokenizer. Whatever it does must end in text or in an error, on
-every machine at the same place, so what is counted is the work it asks for, not seconds.
+A template comes from whoever made a tokenizer. All that it can do is listed in ``operations`` and ``environment``; what
+is on no list is refused. A price depends on the sizes of values alone and never on a clock, so that a template is
+stopped at the same place on every machine. A step takes about a microsecond or less.
 """
 
+import operator
 import re
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
+from types import NoneType
 from typing import Any, final
 
-from jinja2 import filters, pass_context
-from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context
+from jinja2.utils import Namespace
 
 _STEPS = 1 << 20
 _STRING = 1 << 20
-# Rounds and characters that a conversation buys with each of its own characters.
+# Steps and characters that a conversation buys with each of its own characters.
 _SHARE = 32
+# Steps that it buys with each pair of its messages: some templates look at all messages from each of them.
+_PAIR = 8
 _CALL = 8
 # A number that sets a width, a depth or a count of fillings.
 _WIDEST = 10_000
+_MOST_BITS = 4096
+# To add or compare texts of less has no price of its own.
+_SMALL = 4096
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_PLAIN = (int, float, bool, NoneType)
+# Where a namespace keeps what it holds.
+_ATTRIBUTES = "_Namespace__attrs"
 
 
 class BoundsError(Exception):
@@ -28,29 +37,36 @@ class BoundsError(Exception):
 
 @final
 class Bounds:
-    """The account of one rendering at a time."""
+    """The account of one rendering at a time.
+
+    It is closed until it is opened, so that no filter is computed when a template is compiled.
+    """
 
     def __init__(self) -> None:
-        self.open(())
+        self._messages: list[Any] = []
+        self._tools: list[Any] | None = None
+        self._bought = 0
+        self._steps, self._string = -1, _STRING + 1
 
-    def open(self, given: object) -> None:
-        """Begin a rendering of ``given``, whose size is looked at only when it matters."""
-        self._given = given
+    def open(self, messages: list[Any], tools: list[Any] | None) -> None:
+        """Begin a rendering of a conversation, whose size is looked at only when it matters."""
+        self._messages, self._tools = messages, tools
+        self._bought = 0
         self._steps, self._string = _STEPS, _STRING
 
     def charge(self, steps: int) -> None:
-        """Pay for ``steps`` rounds of a loop or characters of a buffer."""
+        """Pay for ``steps``."""
         self._steps -= steps
         if self._steps < 0:
             self._extend()
             if self._steps < 0:
                 raise BoundsError(
-                    f"it asks for more than {_STEPS + self._string - _STRING - 1:,} rounds of its "
-                    "loops and characters of its macros for one conversation"
+                    f"it asks for more than {_STEPS + self._bought:,} steps (rounds of loops, items and characters "
+                    "that it works on) for one conversation"
                 )
 
     def fits(self, characters: int) -> None:
-        """Refuse a string or list of more than what a rendering may hold in one."""
+        """Refuse a string or list of more than a rendering may hold in one."""
         if characters > self._string:
             self._extend()
             if characters > self._string:
@@ -61,70 +77,230 @@ class Bounds:
 
     def _extend(self) -> None:
         if self._string == _STRING:
-            more = _SHARE * _size(self._given, 1 << 40)
-            self._steps += more
+            more = _SHARE * _size((self._messages, self._tools), 1 << 40)
             self._string += more + 1
+            self._bought = more + _PAIR * len(self._messages) ** 2
+            self._steps += self._bought
 
-    def charged(self, items: Any, weight: int) -> Any:
-        """What a loop goes through, paid for on entry."""
+    def charge_value(self, value: Any, weight: int = 1) -> int:
+        """Pay for going through all of a value ``weight`` times; its size."""
+        if type(value) is str:
+            size = len(value)
+        else:
+            size = _size(value, self._string)
+            if size > self._string:
+                self._extend()
+                size = _size(value, self._string)
+                self.fits(size)
+        self.charge((size * weight) >> 2)
+        return size
+
+    def charge_items(self, items: Any, weight: int) -> Any:
+        """Pay for a loop over items on entry; the items, listed where they have no length."""
         if not hasattr(items, "__len__"):
             items = list(items)
         self.charge(len(items) * weight)
         return items
 
-    def called(self, value: Any) -> Any:
-        """What a call gave back: as dear as it is slow, and no larger than what is kept."""
-        self.charge(_CALL)
-        return self.sized(value)
-
-    def sized(self, value: Any) -> Any:
-        """A value that is kept or handed on, refused where it has grown too large."""
-        if isinstance(value, str):
-            if len(value) > _STRING:
+    def keep(self, value: Any) -> Any:
+        """Pay for a value that an operation made; the value, refused where it is too large."""
+        kind = type(value)
+        if kind is str or isinstance(value, str):
+            self.charge(len(value) >> 4)
+            if len(value) > _SMALL:
                 self.fits(len(value))
-        elif isinstance(value, (list, tuple, dict)):
-            self.fits(self._measured(value))
+        elif kind in (list, tuple, dict):
+            self.charge(len(value) >> 2)
+        elif kind is int and value.bit_length() > _MOST_BITS:
+            raise BoundsError(f"it computes a number of more than {_MOST_BITS:,} bits")
         return value
 
-    def _measured(self, value: Any) -> int:
-        """The size of a value, or one beyond what fits: what holds itself twice has no end."""
-        size = _size(value, _STRING)
-        if size > _STRING:
-            self._extend()
-            size = _size(value, self._string)
-        return size
+    def name(self, value: Any) -> Any:
+        """Pay for a value that gets a name; refused where it is too large or would double in every round."""
+        kind = type(value)
+        if kind is str:
+            if len(value) > _SMALL:
+                self.keep(value)
+        elif isinstance(value, (str, _PLAIN)):
+            self.keep(value)
+        else:
+            self.charge_value(value)
+        return value
 
-    def emitted(self, value: Any) -> Any:
-        """A value written into a buffer, where nobody sees how much there is already."""
+    def emit(self, value: Any) -> Any:
+        """Pay for a value written into a buffer, whose length is not known here."""
         text = value if isinstance(value, str) else str(value)
         self.charge(len(text))
         return value
 
-    def binop(self, operator: str, left: Any, right: Any) -> None:
-        """Refuse ``*``, ``**`` and ``%`` whose result would be out of proportion."""
-        if operator == "%":
+    def charge_keys(self, keys: Iterable[Any]) -> list[Any]:
+        """Pay for keys of a dict or set: those that are no strings may all have one hash."""
+        listed = list(keys)
+        others = sum(not isinstance(key, str) for key in listed)
+        self.charge(len(listed) + (others * others >> 6))
+        return listed
+
+    def charge_method(self, owner: Any, name: str, args: tuple[Any, ...]) -> None:
+        """Pay for a call of a method that is built in, and for what it makes."""
+        size = 0
+        for value in args:
+            size += len(value) if type(value) is str else self.charge_value(value)
+        if isinstance(owner, str):
+            # Methods that search from the right, or strip, compare each place with all of their argument.
+            self.charge(len(owner) * (size + 16) >> 8)
+        elif isinstance(owner, (list, tuple)):
+            self.charge(_CALL + size)
+            if args:
+                self.charge_search(args[0], owner)
+        else:
+            self.charge(_CALL + size + (len(owner) if name == "copy" else 0))
+
+    def charge_search(self, value: Any, container: Any) -> None:
+        """Pay for looking a value up in a container."""
+        if isinstance(container, str):
+            least = min(len(value), 64) if isinstance(value, str) else 0
+            self.charge(len(container) * (least + 16) >> 8)
+        elif isinstance(container, dict):
+            if type(value) not in (str, int):
+                self.charge_value(value)
+        elif isinstance(value, str):
+            self.charge(len(container) * (len(value) + 256) >> 8)
+        elif isinstance(value, _PLAIN):
+            self.charge(len(container))
+        else:
+            self.charge_value(value)
+            self.charge_value(container)
+
+    def compare(self, left: Any, name: str, right: Any) -> Any:
+        """Compare two values."""
+        if name in ("in", "notin"):
+            if not hasattr(right, "__len__") and hasattr(right, "__iter__"):
+                right = list(right)
+            if hasattr(right, "__len__"):
+                self.charge_search(left, right)
+        elif not isinstance(left, _PLAIN) and not isinstance(right, _PLAIN):
+            if isinstance(left, str) and isinstance(right, str):
+                if len(right) > _SMALL:
+                    self.charge(min(len(left), len(right)) >> 4)
+            else:
+                self.charge_value(left)
+                self.charge_value(right)
+        return _COMPARISONS[name](left, right)
+
+    def add(self, first: Any, second: Any) -> Any:
+        """The sum of two values."""
+        total = first + second
+        if type(total) is not str or len(total) > _SMALL:
+            self.keep(total)
+        return total
+
+    def add_all(self, first: Any, second: Any, *values: Any) -> Any:
+        """The sum of values, from left to right."""
+        total = first + second
+        for value in values:
+            if type(total) is not str or len(total) > _SMALL:
+                self.keep(total)
+            total = total + value
+        if type(total) is not str or len(total) > _SMALL:
+            self.keep(total)
+        return total
+
+    def charge_join(self, parts: tuple[Any, ...]) -> None:
+        """Pay for ``~``, before the text is made."""
+        size = 0
+        for value in parts:
+            if isinstance(value, str):
+                size += len(value)
+            elif not isinstance(value, _PLAIN):
+                size += self.charge_value(value)
+        self.charge(size >> 4)
+        if size > _SMALL:
+            self.fits(size)
+
+    def charge_key(self, key: Any) -> Any:
+        """Pay for a key that a value is looked up by: the hash of a tuple is not kept; the key."""
+        if type(key) is tuple:
+            self.charge_value(key)
+        return key
+
+    def compare_all(self, left: Any, *rest: Any) -> Any:
+        """Compare values; ``rest`` is a name of a comparison and a value, again and again."""
+        if len(rest) == 2:
+            return self.compare(left, *rest)
+        result: Any = True
+        for name, right in zip(rest[::2], rest[1::2], strict=True):
+            result = self.compare(left, name, right)
+            if not result:
+                break
+            left = right
+        return result
+
+    def binop(self, name: str, left: Any, right: Any) -> None:
+        """Refuse ``*``, ``**`` and ``%`` whose result would be out of proportion, and pay for ``-``."""
+        if name == "%":
             if isinstance(left, str):
-                _checked_format(left)
+                self.charge_format(left, right)
+        elif name == "-":
+            if not isinstance(left, _PLAIN) and hasattr(left, "__len__"):
+                self.charge(len(self.charge_keys(left)) + len(self.charge_keys(right)))
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
-            if (bits * max(right, 0) if operator == "**" else bits + right.bit_length()) > 4096:
-                raise BoundsError(f"it computes a number of more than 4,096 bits with {operator}")
-        elif operator == "*":
+            made = bits * max(right, 0) if name == "**" else bits + right.bit_length()
+            if made > _MOST_BITS:
+                raise BoundsError(
+                    f"it computes a number of more than {_MOST_BITS:,} bits with {name}"
+                )
+        elif name == "*":
             for some, times in ((left, right), (right, left)):
                 if hasattr(some, "__len__") and isinstance(times, int):
-                    self.fits(self._measured(some) * max(times, 0))
+                    self.fits(self.charge_value(some) * max(times, 0))
+
+    def charge_format(self, text: str, values: Any) -> None:
+        """Pay for ``%`` and ``format``, each place taken for one of all values."""
+        places = text.count("%") + text.count("{")
+        self.charge(len(text) * places >> 8)
+        if _WIDTH.search(text):
+            raise BoundsError(
+                f"it formats with a width that is too large or not fixed: {text[:60]!r}"
+            )
+        widths = sum(map(int, re.findall(r"\d{2,4}", text)))
+        self.fits(len(text) + widths + places * self.charge_value(values))
+        self.charge(places)
 
     def replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
         """``str.replace``, the result measured before it is made."""
         whole, filling = str(text), str(new)
+        self.charge_method(whole, "replace", (str(old),))
         self.fits(len(whole) + whole.count(str(old)) * len(filling))
         return whole.replace(str(old), filling, -1 if count is None else count)
 
     def join(self, separator: str, items: Iterable[Any]) -> str:
         """``str.join``, the result measured before it is made."""
+        items = list(items)
+        self.charge_value(items)
         parts = [item if isinstance(item, str) else str(item) for item in items]
         self.fits(sum(map(len, parts)) + len(separator) * len(parts))
         return separator.join(parts)
+
+    def fill(self, text: str, marks: str, width: Any) -> None:
+        """Refuse a width that is put at each of the marks in a text, where it makes too much of it."""
+        size = narrow(width)
+        size = len(size) if isinstance(size, str) else int(size)
+        self.fits(len(text) + (1 + sum(map(text.count, marks))) * size)
+
+
+# A width or precision of five digits, or one that is a value itself; names in parentheses come before it.
+_WIDTH = re.compile(r"%(?:\([^)%]*\))?[^%a-zA-Z(]*?(\*|\d{5})|\{[^{}:]*:[^{}]*?(\{|\d{5})")
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "gt": operator.gt,
+    "gteq": operator.ge,
+    "lt": operator.lt,
+    "lteq": operator.le,
+    "in": lambda left, right: left in right,
+    "notin": lambda left, right: left not in right,
+}
 
 
 def narrow(value: Any) -> Any:
@@ -135,107 +311,30 @@ def narrow(value: Any) -> Any:
     return value
 
 
-def _checked_format(text: str) -> str:
-    if re.search(r"%[^%a-zA-Z]*?(\*|\d{5})", text) or re.search(r"\{[^{}]*:[^{}]*(\{|\d{5})", text):
-        raise BoundsError(f"it formats with a width that is too large or not fixed: {text[:60]!r}")
-    return text
-
-
-def _size(value: object, enough: int) -> int:
+def _size(value: Any, enough: int) -> int:
     """Characters of all strings in a value and one for each part, counted up to ``enough``."""
     size, waiting = 0, [value]
+
     while waiting and size <= enough:
         some = waiting.pop()
+        kind = type(some)
         size += 1
-        if isinstance(some, str):
+        if kind is str:
             size += len(some)
-        elif isinstance(some, dict):
+        elif kind is dict:
             waiting += some.keys()
             waiting += some.values()
-        elif isinstance(some, (list, tuple)):
+        elif kind is list or kind is tuple or kind is set or kind in _VIEWS:
             waiting += some
+        elif kind is range:
+            size += len(some)
+        elif kind is int:
+            size += some.bit_length() >> 6
+        elif isinstance(some, str):
+            size += len(some)
+        elif isinstance(some, Namespace):
+            size += _CALL
+            waiting.append(getattr(some, _ATTRIBUTES))
+        elif isinstance(some, (dict, list, tuple)):
+            waiting += some.values() if isinstance(some, dict) else some
     return size
-
-
-def bounded_filters(bounds: Bounds) -> dict[str, Any]:
-    """jinja2's filters that can make much of little, with limits."""
-
-    def join(value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
-        if attribute is not None:
-            value = [item[attribute] for item in value]
-        return bounds.join(str(d), value)
-
-    def replace(s: Any, old: str, new: str, count: int | None = None) -> str:
-        return bounds.replace(s, old, new, count)
-
-    def indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:  # noqa: FBT001, FBT002
-        return filters.do_indent(s, narrow(width), first=first, blank=blank)
-
-    def center(value: str, width: int = 80) -> str:
-        return filters.do_center(value, narrow(width))
-
-    def batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> Any:
-        return filters.do_batch(bounds.charged(value, 1), narrow(linecount), fill_with)
-
-    def slices(value: Any, slices: int, fill_with: Any = None) -> Any:
-        return filters.sync_do_slice(bounds.charged(value, 1), narrow(slices), fill_with)
-
-    def formatted(value: str, *args: Any) -> str:
-        return _checked_format(str(value)) % args
-
-    # They depend on the context, or jinja2 would fold them away where the value is constant.
-    @pass_context
-    def charged(_: Context, items: Any, weight: int) -> Any:
-        return bounds.charged(items, weight)
-
-    @pass_context
-    def called(_: Context, value: Any) -> Any:
-        return bounds.called(value)
-
-    @pass_context
-    def emitted(_: Context, value: Any) -> Any:
-        return bounds.emitted(value)
-
-    return {
-        "join": join,
-        "replace": replace,
-        "indent": indent,
-        "center": center,
-        "batch": batch,
-        "slice": slices,
-        "format": formatted,
-        "_charged": charged,
-        "_called": called,
-        "_emitted": emitted,
-        "_sized": bounds.sized,
-    }
-
-
-# Methods of str that can make much of little.
-GROWING = frozenset(
-    ("replace", "join", "center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map")
-)
-
-
-def bounded_method(bounds: Bounds, text: str, name: str) -> Any:
-    """The method ``name`` of ``text`` with limits, None where the text itself is what is checked."""
-    if name == "replace":
-        return partial(bounds.replace, text)
-    if name == "join":
-        return partial(bounds.join, text)
-    if name in ("format", "format_map"):
-        _checked_format(text)
-        return None
-
-    def padded(width: int = 8, *fill: str) -> str:
-        made: str = getattr(text, name)(narrow(width), *fill)
-        return made
-
-    return padded
-
-
-def refuse_random(*_: Any) -> Any:
-    """Stands in for what would make a store depend on chance."""
-    raise SecurityError(
-        "a template must give the same text always: random and lipsum are not there"
-    )

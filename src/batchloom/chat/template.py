@@ -15,7 +15,8 @@ from batchloom.core.errors import TemplateError
 # was made. It is the day that Llama 3's own template falls back to.
 DEFAULT_DATE = dt.date(2024, 7, 26)
 
-_LONGEST = 1 << 26
+_SMALL = 1 << 16
+_LARGEST = 1 << 16
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # What code in a template may fail with; anything else is a fault of ours.
 _FAILURES = (
@@ -71,9 +72,13 @@ class Template:
         """
         self.name = name
         self._sandbox = Sandbox(date)
+        if len(text) > _LARGEST:
+            raise TemplateError(
+                f"template {name} cannot be compiled: it has {len(text):,} characters, and {_LARGEST:,} is the most"
+            )
         try:
             tree = self._sandbox.parse(text)
-            self._template = self._sandbox.from_string(text)
+            self._template = self._sandbox.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
                 f"template {name}, line {error.lineno}: {error.message}; a chat template is Jinja, "
@@ -111,7 +116,7 @@ class Template:
             TemplateError: the template runs on and on, or does what it must not.
         """
         sandbox = self._sandbox
-        sandbox.bounds.open((messages, tools))
+        sandbox.bounds.open(messages, tools)
         sandbox.pieces = pieces = []
         sandbox.marks = []
         given = {
@@ -125,8 +130,8 @@ class Template:
             context = self._template.new_context(given, shared=True)
             for piece in self._template.root_render_func(context):
                 length += len(piece)
-                if length > _LONGEST:
-                    raise BoundsError(f"it writes more than {_LONGEST:,} characters")  # noqa: TRY301
+                if length > _SMALL:
+                    sandbox.bounds.fits(length)
                 pieces.append(piece)
         except (BoundsError, SecurityError, MemoryError, RecursionError) as error:
             self._refuse(error)
