@@ -155,7 +155,7 @@ def _list_filters(bounds: Bounds) -> dict[str, Any]:
 
     def batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> Any:
         bounds.charge(narrow(linecount))
-        return filters.do_batch(value, linecount, fill_with)  # type: ignore[arg-type]
+        return filters.do_batch(value, linecount, fill_with)
 
     def slices(value: Any, slices: int, fill_with: Any = None) -> Any:
         bounds.charge(narrow(slices))
