@@ -63,7 +63,9 @@ def test_a_run_keeps_the_store_of_what_it_read(tmp_path, lines):
         lines, tmp_path / "long", {"steps": 150}, options={"keep": tmp_path / "kept"}
     )
     assert any("is the store of the inputs" in line for line in said)
-    batchloom.prepare(lines, out=tmp_path / "made", tokenizer="bytes", dedup="none")
+    batchloom.prepare(
+        lines, out=tmp_path / "made", tokenizer="bytes", dedup="none", balance_subsets=False
+    )
     manifests = [tmp_path / name / "dataset_metadata.json" for name in ("kept", "made")]
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
     more = tmp_path / "more.jsonl"
@@ -80,7 +82,7 @@ def test_a_run_that_stops_keeping_says_what_ends_the_store(tmp_path, lines):
     _, said = run_stream(lines, out, resume=True, stop_at=9)
     assert not any("is unfinished" in line for line in said)
     _, said = run_stream(lines, out, resume=True)
-    command = f"batchloom prepare {lines} --tokenizer bytes --dedup none --out {kept}"
+    command = f"batchloom prepare {lines} --tokenizer bytes --dedup none --no-balance-subsets --out {kept}"
     assert (
         f"keep   {kept} is unfinished, nothing was kept there since --resume: {command} ends it"
         in said
