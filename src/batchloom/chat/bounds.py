@@ -223,6 +223,12 @@ class Bounds:
             self.charge_value(key)
         return key
 
+    def contains(self, value: Any, container: Any) -> Any:
+        """Compare by ``in``, most often of a key with a message."""
+        if type(container) is dict and type(value) is str:
+            return value in container
+        return self.compare(value, "in", container)
+
     def compare_all(self, left: Any, *rest: Any) -> Any:
         """Compare values; ``rest`` is a name of a comparison and a value, again and again."""
         if len(rest) == 2:

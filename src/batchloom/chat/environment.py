@@ -35,6 +35,8 @@ _NONE: frozenset[str] = frozenset()
 _BUFFERED = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
 # More keys of a dict that are no strings may all have one hash.
 _MOST_KEYS = 64
+# Operands of a chain of + that is written at once.
+_MOST_PARTS = 16
 
 
 @final
@@ -225,6 +227,7 @@ class _Accounts(NodeTransformer):
 
     def __init__(self) -> None:
         self._buffers = 0
+        self._written: nodes.Node | None = None
 
     def generic_visit(self, node: nodes.Node, *args: Any) -> nodes.Node:
         """Visit what is inside first, and know whether that is written into a buffer."""
@@ -266,15 +269,17 @@ class _Accounts(NodeTransformer):
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
         """A chain of + is one operation; what stands in the template alone is added when it is compiled."""
-        parts: list[nodes.Expr] = []
-        some: nodes.Expr = node
-        while isinstance(some, nodes.Add):
-            parts.append(some.right)
-            some = some.left
-        parts.append(some)
+        written = node is self._written
+        parts, spine = _chain(node)
         if all(isinstance(part, nodes.Const) for part in parts):
             return node
-        first, *rest = [self.visit(part) for part in reversed(parts)]
+        if written and len(parts) <= _MOST_PARTS:
+            # It takes as long as the text that is written, whose length is limited.
+            for some in spine:
+                some.right = self.visit(some.right)
+            spine[-1].left = self.visit(spine[-1].left)
+            return node
+        first, *rest = [self.visit(part) for part in parts]
         added: nodes.Node = _through("_add" if len(rest) == 1 else "_add_all", first, *rest)
         return added
 
@@ -294,6 +299,9 @@ class _Accounts(NodeTransformer):
             left = some.expr
         if free:
             return node
+        if len(node.ops) == 1 and node.ops[0].op == "in":
+            contains: nodes.Node = _through("_contains", node.expr, node.ops[0].expr)
+            return contains
         rest = [part for some in node.ops for part in (nodes.Const(some.op), some.expr)]
         compared: nodes.Node = _through("_compare", node.expr, *rest)
         return compared
@@ -318,13 +326,28 @@ class _Accounts(NodeTransformer):
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
         """What goes into a buffer is paid for; what goes out is seen by who renders."""
-        self.generic_visit(node)
+        for at, part in enumerate(node.nodes):
+            self._written = part
+            node.nodes[at] = self.visit(part)
         if self._buffers:
             node.nodes = [
                 part if isinstance(part, nodes.TemplateData) else _through("_emit", part)
                 for part in node.nodes
             ]  # literal text was weighed with the loop it stands in
         return node
+
+
+def _chain(node: nodes.Add) -> tuple[list[nodes.Expr], list[nodes.Add]]:
+    """The operands of a chain of + from left to right, and its operations from right to left."""
+    parts: list[nodes.Expr] = []
+    spine: list[nodes.Add] = []
+    some: nodes.Expr = node
+    while isinstance(some, nodes.Add):
+        spine.append(some)
+        parts.append(some.right)
+        some = some.left
+    parts.append(some)
+    return parts[::-1], spine
 
 
 def _weight(node: nodes.Node) -> int:
