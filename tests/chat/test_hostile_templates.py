@@ -1,11 +1,14 @@
 """Templates that ask for much with native code: each is stopped within two seconds, and within bounded memory."""
 
 import contextlib
+import datetime as dt
+import importlib.util
 import json
 import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -233,3 +236,25 @@ def test_operations_give_what_transformers_gives(text):
 
     theirs, _ = render_jinja_template([MESSAGES], chat_template=text)
     assert Template("tame", text, {}).render(MESSAGES).text == theirs[0]
+
+
+TRL = importlib.util.find_spec("trl")
+PUBLISHED = ["llama3_2", "qwen3", "gemma3", "deepseekv3", "gptoss", "glm4moe", "cohere"]
+
+
+@pytest.mark.skipif(TRL is None, reason="TRL, which comes with published templates, is not here")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_long_conversations_are_those_of_transformers_with_published_templates(name):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    path = Path(TRL.origin).parent / "chat_templates" / f"{name}.jinja"
+    if not path.exists():
+        pytest.skip(f"this TRL has no {path.name}")
+    roles = ("user", "assistant")
+    many = [{"role": roles[n % 2], "content": f"turn {n}"} for n in range(2000)]
+    large = [{"role": role, "content": "Some words. </think>\n" * 50_000} for role in roles]
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    template = Template(name, path.read_text(), tokens, dt.datetime.now(tz=dt.UTC).date())
+    for messages in (many, large):
+        theirs, _ = render_jinja_template([messages], chat_template=path.read_text(), **tokens)
+        assert template.render(messages).text == theirs[0]
