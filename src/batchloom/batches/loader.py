@@ -575,18 +575,9 @@ class Loader:
         return self.state_at(step)
 
     def state_at(self, step: int) -> dict[str, Any]:
-        """The state before a step, for trainers that count steps and fetch ahead; raises as ``batch`` does.
-
-        Raises:
-            StateError: the step of a batch that was rebuilt from its arrays.
-        """
+        """The state before a step, for trainers that count steps and fetch ahead; raises as ``batch`` does."""
         if self._stream is not None:
             raise no_step(shown(step))
-        if step < 0:
-            raise StateError(
-                f"There is no step {step}. A batch that a framework rebuilt from its arrays has lost its step: count "
-                "the steps that were trained, and take loader.state_at(steps)."
-            )
         state = self.plan.state(self.plan.positions_of(whole_step(step))[0])
         return with_augment(state, self.augmentation)
 

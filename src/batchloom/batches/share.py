@@ -102,7 +102,15 @@ def whole_step(step: object) -> int:
     """
     number = whole(step)
     if number is None or not 0 <= number <= _MOST_STEP:
-        raise SettingsError([f"step: {shown(step)} is no whole number from 0 on that a run has"])
+        lost = (
+            "; a batch that was rebuilt from its arrays has lost its step: count the steps trained"
+        )
+        raise SettingsError(
+            [
+                f"step: {shown(step)} is no whole number from 0 on that a run has"
+                + (lost if number is not None and number < 0 else "")
+            ]
+        )
     return number
 
 
