@@ -1,5 +1,6 @@
 """A checkpoint after any step resumes with the next one, in each trainer, whatever fetched its batches ahead."""
 
+import importlib.util
 import re
 import shutil
 import warnings
@@ -327,3 +328,11 @@ def test_what_lightning_fetches_ahead_hides_the_state(store, tmp_path, name, kno
     learner = Checking(loader, store, known)
     make_lightning(tmp_path).fit(learner, data)
     assert learner.steps == list(range(STEPS))
+
+
+def test_the_loops_that_fetch_ahead_are_where_they_were():
+    """Another version that moves them would give the state of one batch too many."""
+    from batchloom.adapters.pytorch import _FETCH_AHEAD
+
+    for name in _FETCH_AHEAD - {"pytorch_lightning.loops.fetchers"}:
+        assert importlib.util.find_spec(name) is not None

@@ -235,7 +235,7 @@ def test_columns(form, record, said):
         ),
         (
             [{"role": "user", "content": [{"type": "text", "text": None}]}],
-            "messages[0].content[0] is of type 'text', not",
+            "messages[0].content[0] has 'type', 'text', not",
         ),
         ([{**USER, "name": 5}], "messages[0].name holds a number, not text"),
         (

@@ -1,9 +1,13 @@
 """Key tables: every column and message key is read, metadata, refused or announced as unused."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -56,6 +60,7 @@ EFFECTIVE = {
     "masked": True,
     "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}],
     "function_call": {"name": "f", "arguments": "{}"},
+    "history": [["h", "r"]],
 }
 NEUTRAL = {
     "chat_template_kwargs": {"enable_thinking": None},
@@ -72,11 +77,18 @@ def read(record, mapping=None, ignore=()):
     return record_reader(schema)(record)
 
 
+def is_read(record, name):
+    """Return whether the form of a record has a role for the column."""
+    if name == "tools":
+        return "instruction" not in record
+    return name == "history" and bool({"instruction", "chosen"} & record.keys())
+
+
 def unsupported_cases():
     for kind, table in COLUMNS.items():
         for name in table.unsupported:
             for record in RECORDS[kind]:
-                if name not in record and not (name == "tools" and "instruction" not in record):
+                if name not in record and not is_read(record, name):
                     yield pytest.param(kind, record, name, id=f"{kind}-{'-'.join(record)}-{name}")
 
 
@@ -123,7 +135,7 @@ def test_an_unsupported_key_of_a_message_is_an_error(name):
         read({"prompt": "q", "completion": record["messages"][1:]})
 
 
-@pytest.mark.parametrize("name", PART_KEYS.unsupported)
+@pytest.mark.parametrize("name", PART_KEYS)
 def test_an_unsupported_key_of_a_part_is_an_error(name):
     part = {"type": "text", "text": "a", name: 0}
     record = {"messages": [user("q"), assistant([part])]}
@@ -131,6 +143,78 @@ def test_an_unsupported_key_of_a_part_is_an_error(name):
         read(record)
     plain = [user("q"), assistant([{"type": "text", "text": "a"}])]
     assert read(record, ignore=[name]) == Conversation(plain)
+
+
+@pytest.mark.parametrize("value", [3, 0.5, True, "x", {"a": 1}, [1], [[1]], None, np.arange(3)])
+def test_each_entry_judges_any_value(value):
+    tables = [*(table.unsupported for table in (*COLUMNS.values(), MESSAGE_KEYS)), PART_KEYS]
+    for entry in (entry for table in tables for entry in table.values()):
+        assert entry.is_neutral(value) in (True, False)
+
+
+def test_neutral_values_may_be_text():
+    record = {"messages": TALK, "weight": "1.0", "loss_scale": "1", "mask": "user"}
+    assert read(record) == Conversation(TALK)
+    assert read({"messages": [user("q", masked="false"), assistant("a")]}).messages[1] == TALK[1]
+
+
+def test_the_reason_of_a_record_is_the_same_in_every_process():
+    """Sets of strings have another order in each: the quarantine must not."""
+    code = (
+        "from batchloom.chat import detect_schema, record_reader\n"
+        "talk = [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]\n"
+        "read = record_reader(detect_schema([{'messages': talk}]))\n"
+        "row = {'messages': talk, 'weight': 2, 'mask': 'x', 'loss_scale': 3, 'functions': [1]}\n"
+        "try: read(row)\n"
+        "except Exception as error: print(error)\n"
+    )
+    reasons = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(3)
+    }
+    assert len(reasons) == 1
+    assert "loss_scale" in reasons.pop()
+
+
+def test_turns_that_are_no_messages_are_refused_beside_an_ignored_key():
+    for turns in ([user("q", lang="en"), None, assistant("a")], [user("q", lang="en"), "x"]):
+        for value in (turns, json.dumps(turns)):
+            with pytest.raises(UnusableRecordError, match=r"messages\[1\] holds"):
+                record_reader(detect_schema([{"messages": TALK}], ignore=["lang"]))(
+                    {"messages": value}
+                )
+
+
+def test_history_is_read_into_pairs():
+    record = {"instruction": "q2", "chosen": "a", "rejected": "b", "history": [["q1", "a1"]]}
+    pair = read({**record, "input": "x", "system": "s"})
+    before = [{"role": "system", "content": "s"}, user("q1"), assistant("a1"), user("q2\nx")]
+    assert pair.chosen.messages == [*before, assistant("a")]
+    assert pair.rejected.messages == [*before, assistant("b")]
+
+
+def test_parts_of_llama_factory_hold_their_text_as_value():
+    def parts(text):
+        return [{"type": "text", "value": text}]
+
+    messages = [user(parts("q"), loss_weight=0.0), assistant(parts("a"), loss_weight=1.0)]
+    found = read({"messages": messages})
+    assert [m["content"] for m in found.messages] == [
+        [{"type": "text", "text": "q"}],
+        [{"type": "text", "text": "a"}],
+    ]
+    assert found.trained == [False, True]
+
+
+def test_a_tool_call_of_ms_swift_is_not_taken_for_a_tool():
+    with pytest.raises(UnusableRecordError, match="write the call as tool_calls of an assistant"):
+        read({"messages": [user("q"), {"role": "tool_call", "content": "{}"}, assistant("a")]})
 
 
 def test_all_unsupported_columns_are_named_at_once():
@@ -219,7 +303,11 @@ def test_json_text_of_messages_is_read_in_every_column_of_turns():
     assert read(as_text) == read(pair)
     halves = {"prompt": [user("q")], "completion": [assistant("a")]}
     assert read({name: json.dumps(value) for name, value in halves.items()}) == read(halves)
-    # Other JSON is the text of an answer.
+    # A prompt in messages goes with them; a text that happens to be JSON stays one.
+    prompted = {**as_text, "prompt": json.dumps([user("q")])}
+    assert read(prompted) == read({**pair, "prompt": [user("q")]})
+    code = json.dumps([assistant("hi")])
+    assert read({"prompt": "q", "completion": code}).messages[1]["content"] == code
     for text in ('[{"name": "f"}]', '[{"role": 1, "content": "a"}]', "[{", "[]"):
         found = read({"prompt": "q", "chosen": text, "rejected": "bad"})
         assert found.chosen.messages[1]["content"] == text
@@ -326,8 +414,10 @@ def test_pairs_and_labels_of_other_libraries_become_stores(tmp_path):
 def test_the_page_lists_every_unsupported_key():
     page = (Path(__file__).parents[2] / "docs" / "schemas.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)` \| (?:column|message|part)", page, re.MULTILINE))
-    tables = [*COLUMNS.values(), MESSAGE_KEYS, PART_KEYS]
-    assert rows == {name for table in tables for name in table.unsupported}
+    tables = [*(table.unsupported for table in (*COLUMNS.values(), MESSAGE_KEYS)), PART_KEYS]
+    assert rows == {name for table in tables for name in table}
+    (line,) = re.findall(r"^- \*\*Metadata\*\*.*", page, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", line)) == MESSAGE_KEYS.metadata
 
 
 def test_used_names_are_those_of_the_forms():
@@ -340,5 +430,5 @@ def test_used_names_are_those_of_the_forms():
     assert names == frozenset().union(
         *(table.used for kind, table in COLUMNS.items() if kind != "interleaved")
     )
-    for table in (*COLUMNS.values(), MESSAGE_KEYS, PART_KEYS):
+    for table in (*COLUMNS.values(), MESSAGE_KEYS):
         assert not table.metadata & table.unsupported.keys()

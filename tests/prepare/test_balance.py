@@ -44,7 +44,7 @@ def texts(lengths):
 
 def share_note(result):
     """The note about a share; empty where there is none."""
-    return "".join(note for note in result.notes if "of the tokens, not the" in note)
+    return "".join(note for note in result.notes if "of the tokens instead of" in note)
 
 
 def test_three_books_are_divided_as_well_as_whole_documents_can_be_and_a_note_says_so():
@@ -57,7 +57,7 @@ def test_three_books_are_divided_as_well_as_whole_documents_can_be_and_a_note_sa
     assert [len(one[1]) for one in documents("s") if one[2] == "val"] == [shortest]
     note = share_note(result)
     assert note.startswith("The val subset has ")
-    assert "not the 1 % of --val-fraction: documents stay whole, and there are 3 documents" in note
+    assert "instead of 1 % (--val-fraction): documents stay whole, and there are 3 documents" in note
     assert "--split-on paragraph" in note
     assert note in json.loads(Path("s/report.json").read_text())["notes"]
     # Cut into paragraphs the same books have the share, and no note.
@@ -219,7 +219,7 @@ def test_the_command_line_tells_shares_and_takes_the_option(capsys):
     capsys.readouterr()
     assert "balance_subsets" not in read_manifest(Path("t")).recipe
     assert run(["inspect", "s"]) == 0
-    assert "val subset has 33.3 % of the tokens, not the 1 %" in capsys.readouterr().out
+    assert "val subset has 33.3 % of the tokens instead of 1 %" in capsys.readouterr().out
 
 
 def subsets_by_position(lengths, shares):

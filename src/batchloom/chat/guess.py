@@ -146,6 +146,16 @@ def _guess(columns: Mapping[str, Any]) -> dict[str, str]:
     for good, bad in _SIDES:
         if pair := _pair(columns, good, bad):
             return pair
+    for rejected in ("rejected_response", "rejected_messages"):
+        if rejected in columns:
+            speech = [
+                name for name, value in columns.items() if name != rejected and _is_speech(value)
+            ]
+            answer = _likeliest("response", RESPONSE, speech)
+            prompt = _likeliest("prompt", PROMPT, [name for name in speech if name != answer])
+            if answer and prompt:
+                pair = {"chosen": answer, "rejected": rejected, "prompt": prompt}
+                return {**pair, **_others("pair", columns, set(pair.values()))}
     for name, value in columns.items():
         if _is_messages(value):
             return {"messages": name, **_others("messages", columns, {name})}

@@ -10,7 +10,7 @@ from batchloom.chat.speech import (
     asked_reader,
     demand_answer,
     full_text,
-    parse_messages,
+    parse_json_messages,
     spoken,
 )
 from batchloom.chat.turns import Turns, read_turns
@@ -30,12 +30,14 @@ def pair_reader(schema: Schema) -> Callable[[Row], Pair]:
     chosen, rejected = Column.of(schema, "chosen"), Column.of(schema, "rejected")
     asked = asked_reader(schema) if "prompt" in schema.columns else None
     frame = Frame.of(schema)
-
-    # A column of turns may hold them as JSON text.
+    sides = chosen.names[0], rejected.names[0]
+    prompt_name = next(iter(schema.columns.get("prompt", ())), "")
+    # A column of turns may hold them as JSON text beside a text.
     turns_only = chosen.names[0] in TURNS
 
     def read(row: Row) -> Pair:
-        good, bad = parse_messages(chosen.get(row)), parse_messages(rejected.get(row))
+        row = parse_json_messages(row, sides, prompt_name)
+        good, bad = chosen.get(row), rejected.get(row)
         if good == bad and good is not None:
             raise UnusableRecordError(
                 f"columns {chosen.names[0]!r} and {rejected.names[0]!r} hold the same: there is no preference"

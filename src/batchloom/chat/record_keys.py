@@ -7,18 +7,33 @@ not honour: an error) or unknown (announced as unused).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import not_
 from typing import Any, NamedTuple
 
 import orjson
 
-from batchloom.chat.columns import Row, heads, listed, says_something, value_at
+from batchloom.chat.columns import Row, heads, label_of, listed, says_something, value_at
 from batchloom.chat.schema import FORMS, INTERLEAVED, Kind, Schema
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 
-def _equals(*values: object) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str | int | float) and value in values
+def _is_never(_value: object) -> bool:
+    return False
+
+
+def _is_one(value: Any) -> bool:
+    """Return whether a weight is 1, also as text."""
+    try:
+        return isinstance(value, str | int | float) and float(value) == 1
+    except ValueError:
+        return False
+
+
+def _is_user(value: Any) -> bool:
+    return isinstance(value, str) and value.lower() in ("user", "human")
+
+
+def _is_false(value: Any) -> bool:
+    return label_of(value) is False
 
 
 def _is_no_answer(value: Any) -> bool:
@@ -26,8 +41,19 @@ def _is_no_answer(value: Any) -> bool:
     return not isinstance(value, str | list | dict)
 
 
+def _is_no_list(value: Any) -> bool:
+    return not isinstance(value, list)
+
+
+def _is_one_document(value: Any) -> bool:
+    """Return whether the lengths of the documents in a row are those of one."""
+    return not isinstance(value, list | tuple) or len(value) < 2
+
+
 def _counts_up(value: Any) -> bool:
-    """Return whether positions belong to one document."""
+    """Return whether the positions in a row are those of one document."""
+    if not isinstance(value, list | tuple) and not hasattr(value, "__array__"):
+        return True
     return list(value) == list(range(len(value)))
 
 
@@ -46,7 +72,7 @@ class UnsupportedKey(NamedTuple):
     library: str
     effect: str
     remedy: str
-    is_neutral: Callable[[Any], bool] = _equals()
+    is_neutral: Callable[[Any], bool] = _is_never
     of_form: bool = False
 
 
@@ -81,7 +107,7 @@ _LOSS_SCALE = UnsupportedKey(
     "ms-swift",
     "weights the loss",
     'mark whole turns with "loss": true or false',
-    is_neutral=_equals(1, "1"),
+    is_neutral=_is_one,
 )
 _PAIR_REMEDY = "prepare the pairs with --map chosen=...,rejected=..., or the conversations with --map messages=..."
 _OF_PAIR = UnsupportedKey(
@@ -113,7 +139,7 @@ _MASK = UnsupportedKey(
     "NeMo",
     "names the speaker whose turns are not trained",
     'mark turns with "train": true or false',
-    is_neutral=_equals("User", "user", "Human", "human"),
+    is_neutral=_is_user,
 )
 _SEGMENTS = UnsupportedKey(
     "axolotl",
@@ -126,11 +152,17 @@ _FUNCTIONS = UnsupportedKey(
 _TOOLS = UnsupportedKey(
     "transformers and TRL", "lists the tools a model may call", "name it with --map tools=tools"
 )
+_HISTORY = UnsupportedKey(
+    "LLaMA-Factory and ms-swift",
+    "holds earlier turns",
+    "write all turns as messages, or the prompt as an instruction",
+    is_neutral=_is_no_list,
+)
 _SAMPLE_WEIGHT = UnsupportedKey(
     "Fireworks",
     "weights the record",
     "remove records of weight 0 and drop the column",
-    is_neutral=_equals(1, "1"),
+    is_neutral=_is_one,
 )
 
 _ANY_CONVERSATION = {
@@ -142,6 +174,7 @@ _ANY_CONVERSATION = {
     "segments": _SEGMENTS,
     "objects": _GROUNDING,
     "tools": _TOOLS,
+    "history": _HISTORY,
     "kto_tag": _KTO_TAG,
     "positive_messages": _CONTRAST,
     "negative_messages": _CONTRAST,
@@ -152,7 +185,7 @@ _ROW_OF_SEVERAL = UnsupportedKey(
 _TOKENS_TRAINED = "says which tokens are trained"
 
 
-def _used(*kinds: Kind) -> frozenset[str]:
+def _used_columns(*kinds: Kind) -> frozenset[str]:
     """Return the known column names of the forms that can become one of these kinds."""
     return frozenset(
         name
@@ -164,10 +197,10 @@ def _used(*kinds: Kind) -> frozenset[str]:
 
 
 COLUMNS: dict[Kind, KeyTable] = {
-    "text": KeyTable(_used("text"), _METADATA, {}),
-    "interleaved": KeyTable(_used("interleaved"), _METADATA, {}),
+    "text": KeyTable(_used_columns("text"), _METADATA, {}),
+    "interleaved": KeyTable(_used_columns("interleaved"), _METADATA, {}),
     "conversation": KeyTable(
-        _used("conversation"),
+        _used_columns("conversation"),
         _METADATA,
         {
             **_ANY_CONVERSATION,
@@ -178,7 +211,7 @@ COLUMNS: dict[Kind, KeyTable] = {
         },
     ),
     "preference": KeyTable(
-        _used("preference"),
+        _used_columns("preference"),
         _METADATA,
         {
             **_ANY_CONVERSATION,
@@ -189,7 +222,7 @@ COLUMNS: dict[Kind, KeyTable] = {
         },
     ),
     "tokens": KeyTable(
-        _used("tokens"),
+        _used_columns("tokens"),
         _METADATA,
         {
             "completion_mask": UnsupportedKey(
@@ -202,7 +235,7 @@ COLUMNS: dict[Kind, KeyTable] = {
                 _TOKENS_TRAINED,
                 "name it with --map input_ids=input_ids,loss_mask=assistant_masks",
             ),
-            "seq_lengths": _ROW_OF_SEVERAL._replace(is_neutral=lambda lengths: len(lengths) < 2),
+            "seq_lengths": _ROW_OF_SEVERAL._replace(is_neutral=_is_one_document),
             "position_ids": _ROW_OF_SEVERAL._replace(library="transformers", is_neutral=_counts_up),
             "loss_scale": _LOSS_SCALE._replace(remedy="write a loss_mask of 0 and 1"),
         },
@@ -236,7 +269,7 @@ MESSAGE_KEYS = KeyTable(
             "torchtune",
             "says that a message is not trained",
             'write "train": false for "masked": true',
-            is_neutral=not_,
+            is_neutral=_is_false,
         ),
         "function_call": UnsupportedKey(
             "OpenAI (before tools)", "calls a function", "write tool_calls"
@@ -246,35 +279,32 @@ MESSAGE_KEYS = KeyTable(
 _PART_FLAG = UnsupportedKey(
     "axolotl", "says whether a part of a message is trained", "mark whole turns"
 )
-PART_KEYS = KeyTable(
-    frozenset(("type", "text")),
-    frozenset(("cache_control", "annotations")),
-    {
-        **dict.fromkeys(("train", "training", "weight"), _PART_FLAG),
-        **dict.fromkeys(("loss", "loss_scale"), _PART_FLAG._replace(library="ms-swift")),
-        "loss_weight": _PART_FLAG._replace(library="LLaMA-Factory"),
-        **dict.fromkeys(
-            ("min_pixels", "max_pixels", "resized_height", "resized_width"),
-            UnsupportedKey(
-                "qwen-vl-utils", "sets the size of one image", "set it for all in the processor"
-            ),
+PART_KEYS: dict[str, UnsupportedKey] = {
+    **dict.fromkeys(("train", "training", "weight"), _PART_FLAG),
+    **dict.fromkeys(("loss", "loss_scale"), _PART_FLAG._replace(library="ms-swift")),
+    "loss_weight": _PART_FLAG._replace(library="LLaMA-Factory"),
+    **dict.fromkeys(
+        ("min_pixels", "max_pixels", "resized_height", "resized_width"),
+        UnsupportedKey(
+            "qwen-vl-utils", "sets the size of one image", "set it for all in the processor"
         ),
-    },
-)
+    ),
+}
 
 
-def check_keys(keys: Mapping[str, Any], table: KeyTable, place: str = "") -> None:
+def check_keys(
+    keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey], place: str
+) -> None:
     """Refuse a message or a part that holds an unsupported key.
 
     Raises:
         UnusableRecordError: names the key, the library that defines it and the remedy.
     """
-    unsupported = table.unsupported
     if unsupported.keys().isdisjoint(keys):
         return
-    for name in unsupported.keys() & keys.keys():
-        entry = unsupported[name]
-        if has_effect(keys[name], entry):
+    # In the order of the table: the reason of a record is the same in every process.
+    for name, entry in unsupported.items():
+        if name in keys and has_effect(keys[name], entry):
             raise UnusableRecordError(describe_unsupported(f"{place}.{name} is", entry, [name]))
 
 
@@ -313,11 +343,9 @@ def check_columns(row: Row, unsupported: Mapping[str, UnsupportedKey]) -> None:
     Raises:
         UnusableRecordError: names the column, the library that defines it and the remedy.
     """
-    for name in unsupported.keys() & row.keys():
-        if has_effect(row[name], unsupported[name]):
-            raise UnusableRecordError(
-                describe_unsupported(f"column {name!r} is", unsupported[name], [name])
-            )
+    for name, entry in unsupported.items():
+        if name in row and has_effect(row[name], entry):
+            raise UnusableRecordError(describe_unsupported(f"column {name!r} is", entry, [name]))
 
 
 def check_first_records(records: Sequence[Row], schema: Schema) -> None:
@@ -359,7 +387,13 @@ def unused_columns(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
         name
         for row in records
         for name, value in row.items()
-        if name not in known and name not in schema.ignored and says_something(value)
+        if name not in known
+        and name not in schema.ignored
+        and (
+            has_effect(value, table.unsupported[name])
+            if name in table.unsupported
+            else says_something(value)
+        )
     )
     return tuple(unused)
 
@@ -412,20 +446,27 @@ def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) ->
     for column in columns:
         value = value_at(kept, column)
         messages = messages_in(value)
-        if any(not ignored.isdisjoint(keys) for message in messages for keys in _levels(message)):
-            made = [_without(message, ignored) for message in messages]
-            kept[column] = made[0] if isinstance(value, dict) else made
+        if not any(ignored & keys.keys() for message in messages for keys in _levels(message)):
+            continue
+        if isinstance(value, dict):
+            kept[column] = _remove_keys(value, ignored)
+        else:
+            # What is no message stays: the reader of the record refuses it.
+            turns = orjson.loads(value) if isinstance(value, str) else value
+            kept[column] = [
+                _remove_keys(one, ignored) if isinstance(one, dict) else one for one in turns
+            ]
     return kept
 
 
 def _levels(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A message and the typed parts of its content."""
+    """Return a message and the typed parts of its content."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     return [message, *(part for part in parts if isinstance(part, dict))]
 
 
-def _without(message: Mapping[str, Any], ignored: frozenset[str]) -> dict[str, Any]:
+def _remove_keys(message: Mapping[str, Any], ignored: frozenset[str]) -> dict[str, Any]:
     kept = {key: value for key, value in message.items() if key not in ignored}
     if isinstance(kept.get("content"), list):
         kept["content"] = [

@@ -15,7 +15,15 @@ from batchloom.chat.record_keys import (
     unsupported_columns,
 )
 from batchloom.chat.schema import Schema
-from batchloom.chat.speech import Column, Frame, asked_reader, demand_answer, not_text, spoken
+from batchloom.chat.speech import (
+    Column,
+    Frame,
+    asked_reader,
+    demand_answer,
+    not_text,
+    parse_json_messages,
+    spoken,
+)
 from batchloom.chat.token_rows import TokenRow, read_token_row
 from batchloom.chat.turns import read_turns
 from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
@@ -144,6 +152,7 @@ def _completion_reader(schema: Schema) -> Callable[[Row], Conversation]:
     name, frame = completion.names[0], Frame.of(schema)
 
     def read(row: Row) -> Conversation:
+        row = parse_json_messages(row, (prompt.names[0], name))
         asked = spoken(row, prompt, prompt.get(row), "user")
         answered = spoken(row, completion, completion.get(row), "assistant")
         demand_answer(answered, name)

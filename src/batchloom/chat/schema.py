@@ -51,14 +51,21 @@ class FormRule:
         return frozenset(("conversation", "preference"))
 
 
-_AROUND_PAIR = {"prompt": PROMPT, "context": _CONTEXT, "system": _SYSTEM, "tools": _TOOLS}
+_HISTORY = ("history",)
+_AROUND_PAIR = {
+    "prompt": PROMPT,
+    "context": _CONTEXT,
+    "history": _HISTORY,
+    "system": _SYSTEM,
+    "tools": _TOOLS,
+}
 FORMS = (
     # ms-swift's pairs: a conversation, or a prompt and its response, beside the answer that is worse.
     FormRule("pair", {"chosen": TURNS, "rejected": _SWIFT_REJECTED}, _AROUND_PAIR),
     FormRule(
         "pair",
         {"prompt": PROMPT, "chosen": RESPONSE, "rejected": _SWIFT_REJECTED},
-        {"context": _CONTEXT, "history": ("history",), "system": _SYSTEM, "tools": _TOOLS},
+        {"context": _CONTEXT, "history": _HISTORY, "system": _SYSTEM, "tools": _TOOLS},
     ),
     FormRule(
         "messages",
@@ -80,7 +87,7 @@ FORMS = (
         {"prompt": PROMPT, "response": RESPONSE},
         {
             "context": _CONTEXT,
-            "history": ("history",),
+            "history": _HISTORY,
             "system": _SYSTEM,
             "tools": (),
             "label": _LABEL,

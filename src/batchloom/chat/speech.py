@@ -13,8 +13,6 @@ from batchloom.core.conversation import Conversation
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.values import BYTES_REMEDY, kind_of
 
-# Of roles that TRL and others fill with messages; a response is always a text.
-_MAY_BE_MESSAGES = frozenset(("prompt", "completion", "chosen", "rejected"))
 _MESSAGES = re.compile(r"\s*\[\s*\{")
 NO_TURNS: Turns = ([], [])
 _MEDIA = frozenset({"images", "image", "videos", "video", "audios", "audio"})
@@ -103,10 +101,27 @@ def parse_messages(value: Any) -> Any:
     return messages if whole else value
 
 
+def parse_json_messages(row: Row, needed: tuple[str, ...], other: str = "") -> Row:
+    """Return a record with JSON text of messages parsed, where all needed columns hold such.
+
+    One column alone may be a text that happens to be JSON.
+
+    Args:
+        row: the record.
+        needed: columns that must all hold messages.
+        other: a column that is parsed with them if it holds some, too.
+    """
+    values = {name: value_at(row, name) for name in needed}
+    parsed = {name: parse_messages(value) for name, value in values.items()}
+    if any(not isinstance(parsed[name], list) for name in needed) or parsed == values:
+        return row
+    if other:
+        parsed[other] = parse_messages(value_at(row, other))
+    return {**row, **parsed}
+
+
 def spoken(row: Row, column: Column, value: Any, role: str) -> Turns:
     """A text as the one turn of ``role``; a message or a list of messages as they are."""
-    if column.role in _MAY_BE_MESSAGES:
-        value = parse_messages(value)
     if isinstance(value, str):
         if empty(value):
             full_text(row, column, value)

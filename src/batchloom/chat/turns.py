@@ -39,9 +39,12 @@ _MEANT = {
     "function": "tool",
     "ipython": "tool",
     "tools": "tool",
+    "tool_response": "tool",
 }
 _SWITCHES = frozenset(("train", "training", "loss"))
 _ASSISTANT_FLAGS = frozenset(("weight", "loss"))
+# Senders of calls; their content is the call itself.
+_CALLS = frozenset(("tool_call", "tool_calls", "function_call"))
 _DEEPEST = 100
 # White space, and characters of no width: zero-width spaces and joiners, soft hyphens, byte order marks.
 _UNSEEN = (
@@ -147,12 +150,14 @@ def _checked(message: object, place: str) -> Message:
             f"{place} holds {kind_of(message)}, not a message with role and content"
         )
     _refuse_depth(message, place)
-    check_keys(message, MESSAGE_KEYS, place)
+    check_keys(message, MESSAGE_KEYS.unsupported, place)
     if message.get("role") is None and message.get("from") is not None:
         message = _from_sharegpt(message, place)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise UnusableRecordError(_unknown_role(message, role, f"{place}.role", ROLES))
+    if isinstance(message.get("content"), list):
+        message = _with_text_parts(message)
     calls = message.get("tool_calls")
     _check_calls(calls, place)
     for key in ("name", "reasoning_content"):
@@ -160,6 +165,20 @@ def _checked(message: object, place: str) -> Message:
             raise UnusableRecordError(f"{place}.{key} holds {kind_of(message[key])}, not text")
     _check_content(message, role, place)
     return message
+
+
+def _with_text_parts(message: Message) -> Message:
+    """Return the message with LLaMA-Factory's parts (``value``) as templates read them (``text``)."""
+    content = [
+        {**{key: one for key, one in part.items() if key != "value"}, "text": part["value"]}
+        if isinstance(part, dict)
+        and part.get("type") == "text"
+        and "value" in part
+        and "text" not in part
+        else part
+        for part in message["content"]
+    ]
+    return message if content == message["content"] else {**message, "content": content}
 
 
 def _refuse_depth(value: object, place: str) -> None:
@@ -228,6 +247,8 @@ def _check_parts(parts: list[Any], place: str) -> bool:
                 f"{where} is of type {kind!r}: images and audio are read with --processor alone"
             )
         found = f"is of type {kind!r}" if isinstance(kind, str) else f"holds {kind_of(part)}"
+        if kind == "text":
+            found = f"has {', '.join(map(repr, part))}"
         raise UnusableRecordError(f'{where} {found}, not {{"type": "text", "text": "..."}}')
     return all("text" in part and empty(part["text"]) for part in parts)
 
@@ -271,7 +292,7 @@ def _flag(message: Message, place: str) -> bool | None:
         stated = " and ".join(f"{name} {message[name]}" for name in flags)
         raise UnusableRecordError(f"{place} says {stated}; leave one out")
     if message["role"] != "assistant":
-        # These are flags of assistant turns; true is their default and makes no other turn trained.
+        # OpenAI and ms-swift have these for assistant turns alone; LLaMA-Factory weights any message.
         flags = {
             name: flag for name, flag in flags.items() if not flag or name not in _ASSISTANT_FLAGS
         }
@@ -319,6 +340,8 @@ def _unknown_role(
         return f"{place} is missing: the message has {keys}; a message has role and content (or from and value)"
     if not isinstance(found, str):
         return f"{place} holds {kind_of(found)}, not one of {_ROLES_SHOWN}"
+    if found.lower() in _CALLS:
+        return f"{place} is {found!r}, not one of {_ROLES_SHOWN}; write the call as tool_calls of an assistant message"
     meant = _MEANT.get(found.lower(), found.lower())
     hint = f"; did you mean {meant!r}?" if meant in known else nearest(meant, sorted(known))
     return f"{place} is {found!r}, not one of {_ROLES_SHOWN}{hint}"

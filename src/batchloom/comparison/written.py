@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from batchloom.comparison.compare import Comparison
 from batchloom.comparison.finished_runs import PARTIAL
 from batchloom.comparison.page import page
 from batchloom.comparison.pictures import draw
@@ -29,7 +30,7 @@ def write(found: Found, out: Path) -> tuple[Path, Path, Path]:
     _write(json_file, json.dumps(plain_of(found), ensure_ascii=False, indent=1) + "\n")
     _write(html, page(found, png.read_bytes()))
     with refused("write", out):
-        if (out / PARTIAL).exists():
+        if isinstance(found, Comparison) and (out / PARTIAL).exists():
             shutil.rmtree(out / PARTIAL)
     return json_file, png, html
 

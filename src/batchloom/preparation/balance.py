@@ -219,22 +219,21 @@ def share_notes(
         tokens: of each subset.
         documents: number of documents of all subsets.
         balance: whether single documents may move; else their hashes alone choose.
-        texts: whether documents were made of texts, which can be cut; else they were imported.
+        texts: whether documents were made of texts, which can be cut.
     """
     total = sum(tokens.values())
     reason = (
         "documents stay whole" if balance else "hashes alone choose, without a look at their length"
     )
     remedies = [
+        "Add data",
         *(["leave --no-balance-subsets out"] if texts and not balance else []),
         *(["cut texts into smaller documents (--split-on paragraph)"] if texts else []),
-        "add data",
-        "choose another fraction",
     ]
     return [
-        f"The {name} subset has {_percent(tokens[name] / total)} of the tokens, not the {_percent(share)} of "
-        f"--{name}-fraction: {reason}, and there are {counted(documents, 'document')}. To come closer "
-        f"{', '.join(remedies)}, or make a store of its own for {name}."
+        f"The {name} subset has {_percent(tokens[name] / total)} of the tokens instead of {_percent(share)} "
+        f"(--{name}-fraction): {reason}, and there are {counted(documents, 'document')}. {', '.join(remedies)}, or "
+        f"prepare {name} as a separate store."
         for name, share in shares.items()
         if tokens.get(name) and misses(share, tokens[name], total)
     ]

@@ -140,7 +140,7 @@ def _examine(
     spread(groups, listing.sources, looks)
     previews = _previews(case, preview)
     _judge_bad(case, run.reasons)
-    _judge(case)
+    _judge(case, run.reasons)
     encoder = case.task.chat if case.task else None
     unused = [
         () if group.fault else unused_names(map(readings.of, group.sources), encoder)
@@ -307,16 +307,18 @@ def _previews(case: _Case, count: int) -> list[tuple[Preview, ...]]:
     return found
 
 
-def _judge(case: _Case) -> None:
+def _judge(case: _Case, reasons: Mapping[str, tuple[int, str]]) -> None:
     """What is wrong with the input as a whole, and what people should know of it."""
     groups, about = case.groups, case.about
     if not case.faults and not any(group.documents for group in groups):
-        unseen = not case.whole and not any(group.records for group in groups)
-        case.faults.append(
-            "No whole record lies in the sample, for the first are too long: --full reads everything."
-            if unseen
-            else "No document comes of the input: name other inputs, or leave fewer out."
-        )
+        if not case.whole and not any(group.records for group in groups):
+            fault = "No whole record lies in the sample, for the first are too long: --full reads everything."
+        elif reasons:
+            count, reason = max(reasons.values(), key=lambda one: one[0])
+            fault = f"No document comes of the input: {counted(count, 'record')} cannot be used ({reason})."
+        else:
+            fault = "No document comes of the input: name other inputs, or leave fewer out."
+        case.faults.append(fault)
     strict = case.recipe.chat.overlong == "error"
     for rule, count in _summed(groups, [group.dropped for group in groups]).items():
         said = (

@@ -266,10 +266,15 @@ class Making:
         kept = self._timed("settle", lambda: phases.settle(crew, found))
         decision = phases.decide(kept)
         documents = older.documents + sum(one.documents for one in kept)
+        texts = all(self._readings.of(one).way == "text" for one in self._listing.sources)
         for text in (
             *task.membership.empty_notes(decision.shards, older.filled),
             *share_notes(
-                task.membership.shares, decision.tokens, documents, balance=recipe.balance_subsets
+                task.membership.shares,
+                decision.tokens,
+                documents,
+                balance=recipe.balance_subsets,
+                texts=texts,
             ),
             *_long_notes(units, kept, self._readings.rules, recipe.tokens_per_shard),
         ):

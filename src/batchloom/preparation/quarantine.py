@@ -13,12 +13,13 @@ from batchloom.sources.rules import ReadRules, Source
 Reasons = dict[str, tuple[int, str]]
 # Kinds that are counted; an input of more kinds has no cause that most of its records share.
 _KINDS = 32
-_NUMBER = re.compile(r"\d[\d,]*")
+# Values of single records in a reason: numbers and quoted texts.
+_VALUE = re.compile(r"\d[\d,]*|'[^']*'")
 
 
 def count_reason(reasons: Reasons, reason: str, count: int = 1) -> None:
-    """Count bad records under their reason, whose numbers differ from record to record."""
-    kind = _NUMBER.sub("0", reason)
+    """Count bad records under their reason, without the values that differ from record to record."""
+    kind = _VALUE.sub("0", reason)
     if kind in reasons or len(reasons) < _KINDS:
         so_far, first = reasons.get(kind, (0, reason))
         reasons[kind] = so_far + count, first
@@ -40,7 +41,7 @@ def bad_advice(
     count, reason = max(reasons.values(), default=(0, ""), key=lambda one: one[0])
     if not reason:
         return "mend the input: a budget is for single records"
-    shown = _NUMBER.sub("0", reason) in _NUMBER.sub("0", first)
+    shown = _VALUE.sub("0", reason) in _VALUE.sub("0", first)
     fault = "this fault" if shown else "the commonest fault"
     named = "" if shown else f" ({reason})"
     return f"mend {fault}, which {count:,} of them have{named}; a budget is for single records"

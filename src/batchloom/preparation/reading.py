@@ -246,8 +246,8 @@ class Readings:
         places = Places(
             _media_folder(media, source, own_folder=own_folder),
             media.limits,
-            # Media inside of a tar lie where the tar itself does.
-            follow_links=own_folder or self._recipe.follow_links,
+            # Media inside of a tar lie where the tar itself does; the Hub's cache is made of links.
+            follow_links=own_folder or bool(source.revision) or self._recipe.follow_links,
         )
         return Looker(places, kinds, media.sampling, held=media.keep == "embed")
 

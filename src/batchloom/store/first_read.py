@@ -48,10 +48,10 @@ class FirstRead:
     def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:
         self._folder, self._subset, self.always, self.most = folder, subset, always, 16
         # Behind the blocks of each shard is one more: an empty document at its end lies there.
-        blocks = [-(-shard.bytes // BLOCK) + 1 for shard in subset.shards]
-        self._bases = np.cumsum([0, *blocks[:-1]])
+        blocks = np.array([-(-shard.bytes // BLOCK) + 1 for shard in subset.shards], np.int64)
+        self._bases = np.cumsum(blocks) - blocks
         # Memory that is not written to is not taken.
-        self._sound = np.zeros(sum(blocks), bool)
+        self._sound = np.zeros(int(blocks.sum()), bool)
         self._sound[self._bases + blocks - 1] = True
         self._shards: dict[int, _Mapped] = {}
         self._compared: set[int] = set()
