@@ -4,7 +4,6 @@ import contextlib
 import datetime as dt
 import importlib.util
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -187,6 +186,10 @@ for text in json.load(sys.stdin):
         Template("bad", text, {}).render([{"role": "user", "content": "hi"}])
     except (TemplateError, RenderError) as error:
         assert not isinstance(error.__cause__, MemoryError), text[:200]
+if sys.platform == "linux":
+    # Not ru_maxrss, which a process has from the one that it was forked from.
+    (peak,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    assert int(peak.split()[1]) < 700 << 10, peak
 """
 
 
@@ -194,11 +197,7 @@ for text in json.load(sys.stdin):
 def test_native_work_takes_bounded_memory(share):
     """In a process that has 2 GiB of address space."""
     texts = [*HOSTILE.values(), *BOUNDED.values()][::share]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     subprocess.run([sys.executable, "-c", MEMORY], input=json.dumps(texts), text=True, check=True)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024
-    assert used == before or used * unit < 700 << 20
 
 
 @pytest.mark.parametrize("size", [100, 800, pytest.param(2000, marks=pytest.mark.slow)])

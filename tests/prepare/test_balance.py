@@ -57,7 +57,9 @@ def test_three_books_are_divided_as_well_as_whole_documents_can_be_and_a_note_sa
     assert [len(one[1]) for one in documents("s") if one[2] == "val"] == [shortest]
     note = share_note(result)
     assert note.startswith("The val subset has ")
-    assert "instead of 1 % (--val-fraction): documents stay whole, and there are 3 documents" in note
+    assert (
+        "instead of 1 % (--val-fraction): documents stay whole, and there are 3 documents" in note
+    )
     assert "--split-on paragraph" in note
     assert note in json.loads(Path("s/report.json").read_text())["notes"]
     # Cut into paragraphs the same books have the share, and no note.
