@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 
-from batchloom.chat import BUILT_IN, choose_template
+from batchloom.chat import BUILT_IN, RenderError, choose_template
 from batchloom.core import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import CONTENTS, GENTLE, messages, rich_messages, tools_of
@@ -221,7 +221,12 @@ def text_without_tools(template, turns):
 @MANY
 @given(turns=messages(CONTENTS))
 def test_turns_without_tools_stay_as_they_were(encoders, template, turns):
-    rendered = encoders["bytes", template].renderer.render(Conversation(turns))
+    try:
+        rendered = encoders["bytes", template].renderer.render(Conversation(turns))
+    except RenderError as error:
+        # Contents of the characters that mark turns, where one spells a control token, are refused as ever.
+        assume("spells a control token" not in str(error))
+        raise
     assert rendered.text == text_without_tools(template, turns)
 
 
