@@ -89,7 +89,7 @@ def _priced(bounds: Bounds, name: str, some: Callable[..., Any]) -> Callable[...
     def priced(*args: Any, **kwargs: Any) -> Any:
         value = args[at]
         if type(value) is str and len(args) == at + 1 and not kwargs:
-            # What comes of it is a few times as long at most.
+            # The result is at most a few times as long.
             bounds.charge(len(value) * weight >> 2)
             return some(*args)
         if not hasattr(value, "__len__") and hasattr(value, "__iter__"):

@@ -32,7 +32,7 @@ def pair_reader(schema: Schema) -> Callable[[Row], Pair]:
     frame = Frame.of(schema)
     sides = chosen.names[0], rejected.names[0]
     prompt_name = next(iter(schema.columns.get("prompt", ())), "")
-    # A column of turns may hold them as JSON text beside a text.
+    # The turns may be JSON text where the other side is plain text.
     turns_only = chosen.names[0] in TURNS
 
     def read(row: Row) -> Pair:
@@ -55,7 +55,7 @@ def pair_reader(schema: Schema) -> Callable[[Row], Pair]:
             best = spoken(row, chosen, good, "assistant")
         turns = best, spoken(row, rejected, bad, "assistant")
         if prompt is None and isinstance(bad, str) and len(best[0]) > 1:
-            # A text beside a conversation is the other answer to its last turn, as in ms-swift.
+            # As in ms-swift, a rejected text replaces the last turn of the conversation.
             prompt, answer = _split_last(best)
             turns = answer, turns[1]
         if prompt is None:

@@ -60,7 +60,7 @@ _AROUND_PAIR = {
     "tools": _TOOLS,
 }
 FORMS = (
-    # ms-swift's pairs: a conversation, or a prompt and its response, beside the answer that is worse.
+    # ms-swift's pairs: a conversation, or a prompt and its response, with the rejected answer.
     FormRule("pair", {"chosen": TURNS, "rejected": _SWIFT_REJECTED}, _AROUND_PAIR),
     FormRule(
         "pair",
