@@ -266,3 +266,23 @@ def test_what_has_its_share_stays_as_hashes_say():
     groups = subsets_by_position([10] * 100, {"val": 0.1, "test": 0.1})
     tokens = {name: sum(one.tokens for one in some) for name, some in groups.items()}
     assert balance_subsets({"val": 0.1, "test": 0.1}, tokens, groups) == {}
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    places=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 50)), min_size=1, max_size=6
+    ),
+    shares=st.sampled_from([(0.05, 0.9), (0.3, 0.3), (0.01, 0.01), (0.5, 0)]),
+)
+def test_every_wanted_subset_gets_a_document_where_there_are_enough(places, shares):
+    wanted = dict(zip(("val", "test"), shares, strict=True))
+    groups: dict[str, list[DocumentGroup]] = {"train": [], "val": [], "test": []}
+    for number, (at, length) in enumerate(places):
+        name = "val" if at < shares[0] else "test" if at < sum(shares) else "train"
+        groups[name].append(DocumentGroup(at, number + 1, length))
+    tokens = {name: sum(one.tokens for one in some) for name, some in groups.items()}
+    moved = balance_subsets(wanted, tokens, groups)
+    filled = {moved.get(one.hash, name) for name in groups for one in groups[name]}
+    assert len(filled) == min(len(places), 1 + sum(share > 0 for share in shares))
+    assert "train" in filled

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xxhash
 import zstandard
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 import batchloom
 from batchloom import InputError, open_store
@@ -35,6 +35,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
     fractions=st.sampled_from([(0, 0), (0.3, 0), (0.3, 0.3), (0.05, 0.9)]),
     plain=st.booleans(),
 )
+@example(lines=["0"], more=[], unit=60, shard=1, fractions=(0.05, 0.9), plain=False)
 def test_every_text_arrives_once_and_in_order(
     tmp_path_factory, lines, more, unit, shard, fractions, plain
 ):

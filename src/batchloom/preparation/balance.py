@@ -171,37 +171,62 @@ def balance_subsets(
 ) -> dict[int, str]:
     """Return the subset of each hash that moves, so that subsets have their shares of the tokens.
 
-    A subset with a share is not left empty where ``train`` can spare a document: the shortest one.
+    A subset with a share is not left empty where another can spare a document: the shortest one.
 
     Args:
         shares: asked share of the tokens of each subset but ``train``, in order.
         tokens: of each subset as hashes choose, with documents of older generations.
         groups: documents of each subset that may move, by position.
     """
-    total, decided = sum(tokens.values()), dict[int, str]()
-    train, left = list(groups["train"]), tokens["train"]
+    total, counts = sum(tokens.values()), dict(tokens)
+    members = {name: list(groups[name]) for name in ("train", *shares)}
+
+    def move(documents: Iterable[DocumentGroup], source: str, destination: str) -> None:
+        moving = set(documents)
+        members[source] = [one for one in members[source] if one not in moving]
+        members[destination].extend(moving)
+        counts[source] -= sum(one.tokens for one in moving)
+        counts[destination] += sum(one.tokens for one in moving)
+
     for name, share in shares.items():
-        moves = Moves()
         if misses(share, tokens[name], total):
+            train = sorted(members["train"])
             moves = choose_moves(groups[name], train, tokens[name], share * total)
-        entering = {one.hash for one in moves.entering}
-        train = sorted([*(one for one in train if one.hash not in entering), *moves.leaving])
-        left -= moves.tokens
-        decided |= {one.hash: name for one in moves.entering}
-        decided |= {one.hash: "train" for one in moves.leaving}
-        if share > 0 and tokens[name] + moves.tokens == 0 and len(train) > 1:
-            spared = min(train, key=lambda one: (one.tokens, one.position))
-            train.remove(spared)
-            left -= spared.tokens
-            decided[spared.hash] = name
-    if left == 0:
-        members = [one for name in shares for one in groups[name] if one.hash not in decided]
-        members += [one for one in groups["train"] if decided.get(one.hash, "train") != "train"]
-        if members:
-            decided[min(members, key=lambda one: (one.tokens, one.position)).hash] = "train"
-    natural = {one.hash: name for name, members in groups.items() for one in members}
-    moved = {value: name for value, name in decided.items() if natural[value] != name}
+            move(moves.entering, "train", name)
+            move(moves.leaving, name, "train")
+    for name in (*shares, "train"):
+        if counts[name] == 0 and (name == "train" or shares[name] > 0):
+            spared = _spare_document(members, counts, required=name == "train")
+            if spared is not None:
+                move([spared[1]], spared[0], name)
+    natural = {one.hash: name for name, documents in groups.items() for one in documents}
+    moved = {
+        one.hash: name
+        for name, documents in members.items()
+        for one in documents
+        if natural[one.hash] != name
+    }
     return dict(sorted(moved.items()))
+
+
+def _spare_document(
+    members: Mapping[str, list[DocumentGroup]], counts: Mapping[str, int], *, required: bool
+) -> tuple[str, DocumentGroup] | None:
+    """Return a subset and its shortest document for a subset that is empty.
+
+    ``train`` gives first, then any subset that keeps a document. Where none can, a required
+    subset takes the last document of another.
+    """
+    choices = [
+        (counts[name] == one.tokens, name != "train", one.tokens, one.position, name, one)
+        for name, documents in members.items()
+        for one in documents
+        if required or counts[name] > one.tokens
+    ]
+    if not choices:
+        return None
+    *_, name, document = min(choices)
+    return name, document
 
 
 def share_notes(
