@@ -211,3 +211,51 @@ def test_an_ipc_file_without_the_mark_of_its_end_is_read(tmp_path):
     path = tmp_path / "a.arrow"
     path.write_bytes(data[:mark] + data[mark + 8 :])
     assert Read(path).values == ROWS
+
+
+CRASHING_PARSER = """
+import os, signal, sys
+if "batchloom.sources.table_probe" in " ".join(sys.orig_argv):
+    import pyarrow.parquet as pq
+
+    class CrashingFile(pq.ParquetFile):
+        def __init__(self, file, **options):
+            if b"crash" in file.read():
+                os.kill(os.getpid(), signal.SIGSEGV)
+            file.seek(0)
+            super().__init__(file, **options)
+
+    pq.ParquetFile = CrashingFile
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "doctor {} --tokenizer bytes",
+        "prepare {} --out store --tokenizer bytes",
+        "prepare {} --out store --tokenizer bytes --workers 1",
+        "convert {} --out out.jsonl",
+    ],
+)
+def test_a_crash_of_the_parser_is_an_error_that_names_the_file(tmp_path, words):
+    """The crash is real, and happens in the process that opens tables first."""
+    (tmp_path / "sitecustomize.py").write_text(CRASHING_PARSER)
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"text": ["sound"] * 3}), tmp_path / "data" / "a.parquet")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def run():
+        command = [sys.executable, "-m", "batchloom", *words.format("data").split()]
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+
+    pq.write_table(pa.table({"text": ["crash"] * 3}), tmp_path / "data" / "b.parquet")
+    result = run()
+    assert result.returncode == 1, result.stderr
+    output = result.stdout + result.stderr
+    assert "b.parquet is damaged: the parser of parquet files crashed on it (SIGSEGV)" in output
+    assert "Traceback" not in output
+    (tmp_path / "data" / "b.parquet").unlink()
+    assert run().returncode == 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from batchloom.core.worker_process import mark_worker
 from batchloom.execution.answers import OUT_OF_MEMORY, answer, failure
 from batchloom.execution.machine import own_memory, too_much
 from batchloom.execution.seam import Work
@@ -118,6 +119,7 @@ def do_order(job: Job, setup: bytes, serial: int, order: bytes, mailbox: Any) ->
     def send(message: Message) -> None:
         ray.get(mailbox.put.remote(message))
 
+    mark_worker()
     mailbox.put.remote(Message(serial, node=ray.get_runtime_context().get_node_id()))
     try:
         if job.token is not None and not _reached(job.token, job.key):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from batchloom.core.worker_process import mark_worker
 from batchloom.execution.answers import OUT_OF_MEMORY, answer, failure
 from batchloom.execution.seam import Lost, Told, Work
 
@@ -39,6 +40,7 @@ def main(pipe: int, coordinator: int, module: str = "") -> None:
     # The terminal sends Ctrl-C to all; it is the coordinator's to end its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    mark_worker()
     os.set_inheritable(pipe, False)  # noqa: FBT003 - positional only
     _end_with(pipe, coordinator)
     if module:

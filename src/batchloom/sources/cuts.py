@@ -13,6 +13,7 @@ from batchloom.sources.delimiters import delimiter_of
 from batchloom.sources.ordered import Cuts, KnownCut
 from batchloom.sources.rules import Begin, Limits, ReadRules, Source, Way, in_order, way_of
 from batchloom.sources.streams import open_source
+from batchloom.sources.table_probe import require_no_crash
 
 if TYPE_CHECKING:
     from batchloom.sources.tables import Table
@@ -70,9 +71,15 @@ def open_table(source: Source) -> "Table":
     Raises:
         InputError: it cannot be read, or is not sound.
     """
-    from batchloom.sources.tables import Table  # noqa: PLC0415 - pyarrow takes half a second
+    file = open_source(source)
+    try:
+        require_no_crash(source, file)
+        from batchloom.sources.tables import Table  # noqa: PLC0415 - pyarrow takes half a second
 
-    return Table(source)
+        return Table(source, file)
+    except BaseException:
+        file.close()
+        raise
 
 
 @final

@@ -29,7 +29,6 @@ from batchloom.sources.opening import path_here
 from batchloom.sources.parquet_footer import read_row_groups
 from batchloom.sources.plain_values import binary_type, plain_batch, text_type
 from batchloom.sources.rules import ReadRules, Source
-from batchloom.sources.streams import open_source
 from batchloom.sources.unpack import OnceRead
 
 _BATCH_BYTES = 4 << 20
@@ -43,6 +42,10 @@ _MAPPED_BYTES = 64 << 20
 class Table:
     """An open Parquet or Arrow file; use as a context manager.
 
+    Args:
+        source: the file.
+        file: its bytes, which are closed with the table.
+
     Attributes:
         source: the file.
         starts: byte offset of each group of rows, ascending; a single 0 where they cannot be
@@ -54,22 +57,18 @@ class Table:
         InputError: it is broken, cut short, encrypted or of no such format.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, file: BinaryIO) -> None:
         self.source, self.consumed = source, 0
-        self._file: BinaryIO = open_source(source)
+        self._file = file
         if is_url(source.path):
             self._file = cast("BinaryIO", _Remembering(self._file))
-        try:
-            with _named(source, self._file):
-                self._groups: _Groups = (
-                    _ParquetGroups(self._file, source.size)
-                    if source.kind == "parquet"
-                    else _ArrowGroups(self._file, source)
-                )
-                _check_names(source, self._groups.schema.names)
-        except BaseException:
-            self._file.close()
-            raise
+        with _named(source, self._file):
+            self._groups: _Groups = (
+                _ParquetGroups(self._file, source.size)
+                if source.kind == "parquet"
+                else _ArrowGroups(self._file, source)
+            )
+            _check_names(source, self._groups.schema.names)
         self.starts, self.rows = self._groups.starts, self._groups.rows
 
     def __enter__(self) -> Self:
