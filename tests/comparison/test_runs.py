@@ -11,6 +11,7 @@ from batchloom import InputError, SettingsError
 from batchloom.cli import run
 from batchloom.comparison import read_run
 from batchloom.comparison.against import beside, near
+from batchloom.comparison.compare import CompareSpec, Comparison
 from batchloom.comparison.told import plain_of, rows_of, sentences_of
 from batchloom.core import InputMissingError
 from batchloom.testing import write_store
@@ -352,3 +353,9 @@ def test_runs_stand_beside_each_other_by_step_or_tokens(tmp_path):
 )
 def test_losses_that_are_near(loss, reference, agrees):
     assert near(loss, reference, 1e-4) == agrees
+
+
+def test_the_record_holds_no_credentials_of_a_store_url():
+    spec = CompareSpec(store="https://user:secret@host/store?token=x")
+    comparison = Comparison(spec, "source=real", False, "plan", "digest", "pytorch", ())
+    assert plain_of(comparison)["spec"]["store"] == "https://host/store"

@@ -8,6 +8,7 @@ from typing import Any
 from batchloom.comparison.against import Beside, Runs
 from batchloom.comparison.compare import Comparison, Outcome
 from batchloom.comparison.difference import Difference
+from batchloom.core.addresses import shown
 from batchloom.core.values import counted, megabytes
 from batchloom.questions.explain import ExplainedSequence
 
@@ -39,6 +40,8 @@ def plain_of(found: Found) -> dict[str, Any]:
         silent = any(one.curve.synthetic is None for one in found.runs)
         about["source"] = "unknown" if silent and not found.synthetic else about["source"]
     plain: dict[str, Any] = _finite({**about, **asdict(found)})
+    if isinstance(found, Comparison) and found.spec.store is not None:
+        plain["spec"]["store"] = shown(found.spec.store)
     return plain
 
 
