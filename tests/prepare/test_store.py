@@ -14,9 +14,9 @@ from hypothesis import example, given, settings, strategies as st
 import batchloom
 from batchloom import InputError, open_store
 from batchloom.preparation.balance import Candidates
+from batchloom.preparation.document_arrays import with_control
 from batchloom.preparation.encode import hash_documents
 from batchloom.preparation.subsets import Membership, unit_interval
-from batchloom.preparation.unit_files import with_control
 from batchloom.store import read_manifest
 from batchloom.store.index import map_index
 from batchloom.text import normalize

@@ -4,7 +4,8 @@ from .balance import (
     share_notes as share_notes,
 )
 from .chat_encoder import ChatEncoder as ChatEncoder
-from .conversations import ChatRules as ChatRules, encode_conversations as encode_conversations
+from .chat_rules import ChatRules as ChatRules
+from .conversations import encode_conversations as encode_conversations
 from .convert import convert as convert
 from .crews import Execution as Execution
 from .dataset_config import DatasetConfig as DatasetConfig

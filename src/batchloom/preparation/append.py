@@ -13,10 +13,10 @@ from batchloom.core.files import NOT_JSON, because, read_regular
 from batchloom.core.values import counted
 from batchloom.dedup.keys import write_keys
 from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.document_arrays import keys_of
 from batchloom.preparation.finding import StoredBands
 from batchloom.preparation.report import read_facts
 from batchloom.preparation.rerun import content_hash, report_sources
-from batchloom.preparation.unit_files import keys_of
 from batchloom.preparation.work import WorkFolder
 from batchloom.sources.listing import Listing
 from batchloom.sources.rules import Source

@@ -14,10 +14,11 @@ from batchloom.chat.token_rows import TokenRow
 from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
 from batchloom.core.media import Medium
 from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.conversations import ChatRules, LeftOut, encode_conversations
+from batchloom.preparation.chat_rules import ChatRules
+from batchloom.preparation.conversations import LeftOut, encode_conversations
+from batchloom.preparation.document_arrays import keys_of, put_with_control, with_control
 from batchloom.preparation.fim import FimCutter, cut_texts, put_before
 from batchloom.preparation.media_tokens import PlacedMedium
-from batchloom.preparation.unit_files import keys_of, put_with_control, with_control
 from batchloom.sources.faults import snippet
 from batchloom.tokens import Tokenizer
 

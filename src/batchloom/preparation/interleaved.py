@@ -13,6 +13,7 @@ from batchloom.core.conversation import Interleaved
 from batchloom.preparation.chat_encoder import Encoder
 from batchloom.preparation.chat_masks import Masked, RenderedText, mask_texts
 from batchloom.preparation.conversations import LeftOut, refuse_surrogates
+from batchloom.preparation.document_arrays import with_control
 from batchloom.preparation.encode import Encoded
 from batchloom.preparation.media_tokens import (
     MediaText,
@@ -21,7 +22,6 @@ from batchloom.preparation.media_tokens import (
     without_media,
     write_expansions,
 )
-from batchloom.preparation.unit_files import with_control
 
 # Holds the place of a medium until what the processor writes is put there; places are known, so any character does.
 _MARK = "\ue000"

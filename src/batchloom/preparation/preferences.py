@@ -10,15 +10,11 @@ from numpy.typing import NDArray
 
 from batchloom.core.conversation import Conversation, Labelled, Pair
 from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.conversations import (
-    ChatRules,
-    EncodedConversations,
-    LeftOut,
-    encode_conversations,
-)
+from batchloom.preparation.chat_rules import ChatRules
+from batchloom.preparation.conversations import EncodedConversations, LeftOut, encode_conversations
+from batchloom.preparation.document_arrays import with_control
 from batchloom.preparation.encode import Encoded
 from batchloom.preparation.overlong import OverlongError
-from batchloom.preparation.unit_files import with_control
 from batchloom.store.pairs import BAD, CHOSEN, GOOD, REJECTED
 from batchloom.tokens import Tokenizer
 

@@ -28,7 +28,7 @@ from batchloom.preparation.beside import (
     names_files,
     with_named_files,
 )
-from batchloom.preparation.conversations import ChatRules
+from batchloom.preparation.chat_rules import ChatRules
 from batchloom.preparation.media_processor import job_processor
 from batchloom.preparation.media_recipe import MediaRecipe
 from batchloom.preparation.recipe import ChatRecipe, Recipe

@@ -16,7 +16,7 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.files import read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.spec import is_switch, is_text, nearest, raise_problems, shown, to_plain
-from batchloom.preparation.conversations import ChatRules
+from batchloom.preparation.chat_rules import ChatRules
 from batchloom.preparation.dedup_recipe import DedupRecipe
 from batchloom.preparation.evaluation_sets import clean_plain, files_identity
 from batchloom.preparation.fim_recipe import fim_plain

@@ -18,12 +18,12 @@ from batchloom.dedup.keys import key_file, key_records
 from batchloom.dedup.minhash import NO_KEY, band_keys
 from batchloom.preparation.bad_order import put_in_order
 from batchloom.preparation.dedup_recipe import DedupRecipe
+from batchloom.preparation.document_arrays import BAD_LABEL, keys_of, without_control
 from batchloom.preparation.media_tokens import PlacedMedium
 from batchloom.preparation.unit_media import UnitMedia, media_salts
 from batchloom.store.format import SUBSETS
 from batchloom.store.pairs import BAD
 from batchloom.store.writer import writing
-from batchloom.tokens import Tokenizer
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -57,10 +57,6 @@ ROW = np.dtype(
 )
 
 
-# Two answers of one text with other labels are no duplicates: the lesser label is folded into the key.
-_BAD_LABEL = np.uint64(0x9E3779B97F4A7C15)
-
-
 def written_lengths(rows: NDArray[np.void]) -> NDArray[np.int64]:
     """Tokens that documents have in the files of their unit [D]."""
     return np.where(rows["seen"], 0, rows["length"].astype(np.int64))
@@ -77,74 +73,6 @@ def first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray
     records = np.concatenate([[before[1]], rows["record"].astype(np.int64)])
     fresh: NDArray[np.bool_] = (parts[1:] != parts[:-1]) | (records[1:] != records[:-1])
     return fresh
-
-
-def keys_of(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """What duplicates share: the hash of the content, with the label of a labelled answer, uint64 [D, 2].
-
-    Args:
-        hashes: of the content [D, 2].
-        bad: which are answers of the lesser label [D].
-    """
-    keys = hashes.copy()
-    keys[bad, 0] ^= _BAD_LABEL
-    return keys
-
-
-def with_control(
-    ids: NDArray[np.generic],
-    bounds: NDArray[np.int64],
-    tokenizer: Tokenizer,
-    dtype: np.dtype[np.generic],
-) -> NDArray[np.generic]:
-    """Documents' ids back to back, each with its end token and, where models expect it, BOS.
-
-    Args:
-        ids: ids of all documents [tokens].
-        bounds: where each begins, and the end [documents + 1].
-        tokenizer: names the control tokens.
-        dtype: of a token on disk.
-    """
-    extra = 1 if tokenizer.bos_id is None else 2
-    made = np.empty(len(ids) + extra * (len(bounds) - 1), dtype)
-    put_with_control(ids, bounds, tokenizer, made)
-    return made
-
-
-def put_with_control(
-    ids: NDArray[np.generic],
-    bounds: NDArray[np.int64],
-    tokenizer: Tokenizer,
-    made: NDArray[np.generic],
-) -> None:
-    """What :func:`with_control` gives, put into ``made``."""
-    extra = 1 if tokenizer.bos_id is None else 2
-    numbers = np.arange(len(bounds) - 1)
-    ends = bounds[1:] + extra * numbers + (extra - 1)
-    plain = np.ones(len(made), bool)
-    plain[ends] = False
-    if tokenizer.bos_id is not None:
-        begins = bounds[:-1] + extra * numbers
-        plain[begins] = False
-        made[begins] = tokenizer.bos_id
-    made[ends] = tokenizer.end_id
-    made[plain] = ids
-
-
-def without_control(
-    ids: NDArray[np.generic], lengths: NDArray[np.int64], added: tuple[int, int]
-) -> tuple[NDArray[np.generic], NDArray[np.uint32]]:
-    """Documents' ids back to back without so many at the beginning and at the end of each, and their lengths."""
-    before, behind = added
-    if not before + behind:
-        return ids, lengths.astype(np.uint32)
-    stops = np.cumsum(lengths)
-    stays = np.ones(len(ids), bool)
-    for place in range(before):
-        stays[stops - lengths + place] = False
-    for place in range(behind):
-        stays[stops - 1 - place] = False
-    return ids[stays], (lengths - (before + behind)).astype(np.uint32)
 
 
 def back_to_back(
@@ -304,7 +232,7 @@ class UnitFiles:
             ids, lengths = without_control(tokens[skipped:], lengths, added)
             found = band_keys(ids, lengths, bands=how.bands, rows=how.rows, shingle=how.shingle)
             # Of one text with two labels neither is a copy of the other.
-            salt = np.where(rows["side"][first] == BAD, _BAD_LABEL, salts[first])
+            salt = np.where(rows["side"][first] == BAD, BAD_LABEL, salts[first])
             other = (salt != 0)[:, None] & (found != NO_KEY)
             keys[first] = np.where(other, np.maximum(found ^ salt[:, None], 1), found)
         with writing(self._folder):

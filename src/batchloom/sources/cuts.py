@@ -1,68 +1,25 @@
-"""Where a long text is cut into documents, and where parts of a large source meet.
+"""Where parts of a large source meet: the records that begin at or after nominal places.
 
-Both are functions of the bytes around the place alone, so that parts can be read in any
-order, by anybody, and give the same documents.
+A function of the bytes around the place alone, so that parts can be read in any order and give the
+same documents.
 """
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, BinaryIO, final
 
 from batchloom.sources.delimiters import delimiter_of
 from batchloom.sources.ordered import Cuts, KnownCut
-from batchloom.sources.rules import Begin, Limits, ReadRules, Source, Way, in_order, way_of
+from batchloom.sources.rules import Begin, ReadRules, Source, Way, in_order, way_of
 from batchloom.sources.streams import open_source
 from batchloom.sources.table_probe import require_no_crash
+from batchloom.sources.text_cuts import character_at, cut_within
 
 if TYPE_CHECKING:
     from batchloom.sources.tables import Table
 
-_BLANK_LINE = re.compile(rb"\n(?:[ \t\r]*\n)++")
 _FIRST_LOOK = 64 << 10
 _LONGEST_LOOK = 8 << 20
-
-
-def document_end(buffer: bytes, start: int, limits: Limits) -> int:
-    """Where the document that begins at ``start`` of a long text ends.
-
-    The first blank line at or after ``document_bytes``; where there is none within twice that,
-    the first line end, else the first space, else the first character that begins there.
-
-    Args:
-        buffer: holds at least ``2 * document_bytes`` from ``start`` on, or all that is left.
-        start: where the document begins in the buffer.
-        limits: the sizes.
-    """
-    least, most = start + limits.document_bytes, start + 2 * limits.document_bytes
-    if len(buffer) <= least:
-        return len(buffer)
-    cut = _cut_within(buffer, least, min(most, len(buffer)))
-    if cut is not None:
-        return cut
-    # What is left has no better place and is short enough to stay whole.
-    return len(buffer) if len(buffer) <= most else _character_at(buffer, least)
-
-
-def _cut_within(buffer: bytes, start: int, stop: int) -> int | None:
-    """The best cut in [start, stop): after blank lines, after a line, before a space."""
-    match = _BLANK_LINE.search(buffer, start, stop)
-    if match:
-        return match.end()
-    found = buffer.find(b"\n", start, stop)
-    if found >= 0:
-        return found + 1
-    found = buffer.find(b" ", start, stop)
-    return found if found >= 0 else None
-
-
-def _character_at(buffer: bytes, place: int) -> int:
-    """The first place at or after ``place`` where a UTF-8 character begins."""
-    for at in range(place, min(place + 4, len(buffer))):
-        if buffer[at] & 0xC0 != 0x80:
-            return at
-    # Four such bytes in a row are no UTF-8, and the end of the text ends a character too.
-    return place if place + 4 <= len(buffer) else len(buffer)
 
 
 def open_table(source: Source) -> "Table":
@@ -159,8 +116,8 @@ class RecordBounds:
     def _cut(self, file: BinaryIO, nominal: int) -> int:
         file.seek(nominal)
         window = file.read(self._rules.limits.reach_bytes)
-        cut = _cut_within(window, 0, len(window))
-        return nominal + (_character_at(window, 0) if cut is None else cut)
+        cut = cut_within(window, 0, len(window))
+        return nominal + (character_at(window, 0) if cut is None else cut)
 
     def _record(self, file: BinaryIO, source: Source, nominal: int, limit: int) -> int | None:
         way = way_of(source, self._rules)

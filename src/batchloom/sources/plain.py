@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from batchloom.core.document import Records
-from batchloom.sources.cuts import document_end
 from batchloom.sources.delimiters import Delimiter, delimiter_of
 from batchloom.sources.faults import SNIPPET_BYTES, no_text, too_large
 from batchloom.sources.records import Block, record_blocks
 from batchloom.sources.rules import BOM, ReadRules, Way
 from batchloom.sources.streams import PartStream
+from batchloom.sources.text_cuts import document_end
 
 
 def read_whole(stream: PartStream, rules: ReadRules) -> Iterator[Records]:

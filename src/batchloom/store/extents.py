@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 Extents = NDArray[np.int64]
 
+# Bytes of a block, by which files are checked, fetched and cached.
+BLOCK = 4096
 NONE: Extents = np.empty((0, 2), np.int64)
 
 

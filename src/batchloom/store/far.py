@@ -16,6 +16,7 @@ from batchloom.core.errors import StoreError
 from batchloom.core.ranges import RangeError, Ranges
 from batchloom.core.remote_faults import told
 from batchloom.store.extents import (
+    BLOCK,
     Extents,
     blocks_of,
     bridged,
@@ -41,7 +42,7 @@ from batchloom.store.held import (
     without,
 )
 from batchloom.store.segments import TABLE, BlockCache
-from batchloom.store.sums import BLOCK, block_sums, roots_of
+from batchloom.store.sums import block_sums, roots_of
 
 # A request asks for at most so many blocks, a file of the cache holds about so many: 1 MiB and 8 MiB.
 _MOST_ASKED, _MOST_TOGETHER = 256, 2048

@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.store.extents import Extents, joined
+from batchloom.store.extents import BLOCK, Extents, joined
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.headed import HEADER
 from batchloom.store.history import LayerEntry
 from batchloom.store.manifest import Manifest, ShardEntry, SubsetEntry
 from batchloom.store.origins import ROW_BYTES as DOCS_BYTES
 from batchloom.store.pairs import ROW_BYTES as PAIR_BYTES
-from batchloom.store.sums import BLOCK, COUNTED, PLAIN, entries_of, head_bytes
+from batchloom.store.sums import COUNTED, PLAIN, entries_of, head_bytes
 
 # whole: as one, by its checksum; blocks: each by an entry; entries: by the roots in their head.
 Checked = Literal["whole", "blocks", "entries", "nothing"]

@@ -5,9 +5,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.store.extents import BLOCK
 from batchloom.store.far import FarBlocks
 from batchloom.store.lengths import StoreLengths
-from batchloom.store.sums import BLOCK
 
 _PER_BLOCK = BLOCK // 4
 # Up to so many, lengths are had as a whole: 16 MiB of them, and 32 MiB of where each document begins.

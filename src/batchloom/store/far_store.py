@@ -16,7 +16,7 @@ from batchloom.core.errors import SettingsError, StoreError, StoreMissingError
 from batchloom.core.ranges import Ranges
 from batchloom.core.reach import fetch, first_contact, info_of, no_data
 from batchloom.core.spec import shown as shown_value, whole
-from batchloom.store.extents import Extents, joined
+from batchloom.store.extents import BLOCK, Extents, joined
 from batchloom.store.far import TRIES, FarBlocks
 from batchloom.store.far_files import FarFiles
 from batchloom.store.far_lengths import WHOLE, FarLengths, WholeLengths
@@ -29,7 +29,6 @@ from batchloom.store.origins import Origins, origin_columns, origins_of
 from batchloom.store.pairs import Sides, sides_of
 from batchloom.store.removed import removed_of
 from batchloom.store.segments import LOG, BlockCache
-from batchloom.store.sums import BLOCK
 
 Verify = Literal["off", "first-read", "full"]
 VERIFY: tuple[str, ...] = get_args(Verify)

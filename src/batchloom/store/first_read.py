@@ -8,11 +8,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.store.extents import BLOCK
 from batchloom.store.format import checksum
 from batchloom.store.headed import CHECK
 from batchloom.store.index import map_file
 from batchloom.store.manifest import SubsetEntry
-from batchloom.store.sums import BLOCK, PLAIN, Sums, map_sums
+from batchloom.store.sums import PLAIN, Sums, map_sums
 
 Ids = NDArray[np.int64]
 # Entries of a .sums file that one of its roots is of.

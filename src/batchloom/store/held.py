@@ -7,9 +7,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.store.extents import Extents, minus
+from batchloom.store.extents import BLOCK, Extents, minus
 from batchloom.store.segments import Table
-from batchloom.store.sums import BLOCK
 
 Places = NDArray[np.int64]
 

@@ -29,7 +29,7 @@ from batchloom.core.aside import ASIDE
 from batchloom.core.files import because
 from batchloom.core.locks import is_at
 from batchloom.store.claims import Claims, claiming
-from batchloom.store.sums import BLOCK
+from batchloom.store.extents import BLOCK
 
 LOG = logging.getLogger("batchloom")
 MAGIC = b"BLMBLKS\x00"

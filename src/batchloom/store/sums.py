@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.core.files import let_go
+from batchloom.store.extents import BLOCK
 from batchloom.store.format import checksum
 from batchloom.store.headed import CHECK, HEADER, map_headed, unlike
 from batchloom.store.index import map_file
 
 MAGIC = b"BLMSUMS\x00"
-BLOCK = 4096
 # One checksum, or one and the tokens before.
 PLAIN, COUNTED = 8, 16
 _STRETCH = 8 << 20
